@@ -1,0 +1,50 @@
+"""The errors of a run. Each message says what was chosen, why it cannot work, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class HexloopError(Exception):
+    """Base of every error that hexloop raises on purpose."""
+
+
+class ConfigurationError(HexloopError, ValueError):
+    """A configuration that cannot run. `problems` holds every one of them, each a whole sentence."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        if len(self.problems) == 1:
+            text = self.problems[0]
+        else:
+            listed = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
+            text = f"{len(self.problems)} problems in the configuration:{listed}"
+        super().__init__(text)
+
+
+class DataError(HexloopError, ValueError):
+    """A batch that cannot be trained on, found on the first batch, before the first update."""
+
+
+class RunStateError(HexloopError, RuntimeError):
+    """Something was asked of a run that its present state does not allow (a second `train` while one is live, say)."""
+
+
+class CheckpointError(HexloopError):
+    """A checkpoint that is missing, incomplete or damaged; the message names those that are good."""
+
+
+class StorageError(HexloopError, OSError):
+    """The storage could not do what was asked; what it already held is intact."""
+
+
+class StorageFullError(StorageError):
+    """The storage has no room left; what it already held is intact."""
+
+
+class CollectiveError(HexloopError, RuntimeError):
+    """The processes of a run did not agree in time; `missing` names the ranks that never came."""
+
+    def __init__(self, message: str, missing: Iterable[int] = ()) -> None:
+        self.missing = tuple(missing)
+        super().__init__(message)
