@@ -1,0 +1,139 @@
+"""What anybody may ask of a live run, from any thread: stop, save, pause, go on."""
+
+from __future__ import annotations
+
+import threading
+
+from attrs import field, frozen
+
+from hexloop.domain.errors import HexloopError
+
+
+@frozen
+class Asked:
+    """What is to be done at a boundary, as all processes of the run agree."""
+
+    stop: bool = False
+    save: bool = False
+    pause: bool = False
+
+
+NOTHING_ASKED = Asked()
+
+
+class SaveRequest:
+    """A save that somebody asked for. `wait` returns when it is on the storage for good."""
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self._name: str | None = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait for the checkpoint and give back its name.
+
+        Raises TimeoutError after `timeout` seconds, the save's own error if it failed, and HexloopError if the run
+        ended before it came to it.
+        """
+        if not self._settled.wait(timeout):
+            raise TimeoutError(f"The save that was asked for is not done after {timeout} s; wait longer.")
+        if self._error is not None:
+            raise self._error
+        assert self._name is not None
+        return self._name
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._settled.is_set()
+
+    def succeed(self, name: str) -> None:
+        """The checkpoint `name` is durable."""
+        self._name = name
+        self._settled.set()
+
+    def fail(self, error: Exception) -> None:
+        """There will be no such checkpoint."""
+        self._error = error
+        self._settled.set()
+
+
+@frozen
+class Requests:
+    """The letter box of a run. Every method may be called from any thread, at any time; none waits but `wait_while_paused`.
+
+    `pending` is the one thing that the loop reads at each step.
+    """
+
+    _lock: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
+    _going: threading.Event = field(factory=threading.Event, init=False, repr=False)
+    _asked: set[str] = field(factory=set, init=False)
+    _saves: list[SaveRequest] = field(factory=list, init=False)
+    _reasons: list[str] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._going.set()
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self._asked)
+
+    @property
+    def asked(self) -> Asked:
+        """What is asked for now."""
+        asked = self._asked
+        return Asked("stop" in asked, "save" in asked, "pause" in asked) if asked else NOTHING_ASKED
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why a stop was asked for, by each who did."""
+        return tuple(self._reasons)
+
+    def request_stop(self, reason: str = "") -> None:
+        """End the run at the next step boundary, or within a running evaluation."""
+        with self._lock:
+            self._reasons.append(reason)
+            self._asked.add("stop")
+            self._going.set()
+
+    def request_save(self) -> SaveRequest:
+        """Save at the next step boundary."""
+        request = SaveRequest()
+        with self._lock:
+            self._saves.append(request)
+            self._asked.add("save")
+        return request
+
+    def pause(self) -> None:
+        """Stand still at the next step boundary."""
+        with self._lock:
+            self._asked.add("pause")
+            self._going.clear()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        with self._lock:
+            self._asked.discard("pause")
+            self._going.set()
+
+    def wait_while_paused(self, timeout: float | None = None) -> bool:
+        """Wait until nobody wants the run to stand still; False where `timeout` seconds passed first."""
+        return self._going.wait(timeout)
+
+    def take_saves(self) -> list[SaveRequest]:
+        """The saves asked for and not yet done; whoever takes them settles them."""
+        with self._lock:
+            taken = list(self._saves)
+            self._saves.clear()
+            self._asked.discard("save")
+        return taken
+
+    def clear(self) -> None:
+        """Forget everything, as when the run has ended; saves that were never come to fail."""
+        for request in self.take_saves():
+            request.fail(HexloopError("The run ended before it came to the save that was asked for."))
+        with self._lock:
+            self._asked.clear()
+            self._reasons.clear()
+            self._going.set()

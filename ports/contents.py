@@ -1,0 +1,32 @@
+"""What a checkpoint holds, as files; where they go, and when they count, is not asked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Protocol, TypeAlias, TypeVar
+
+from hexloop.ports.files import File
+
+State = TypeVar("State")
+
+OpenFile: TypeAlias = Callable[[str], Iterator[memoryview]]
+"""Gives the bytes of a file of the checkpoint, by its path within it."""
+
+
+class Contents(Protocol[State]):
+    """Turns a run, its state and whoever keeps something between steps, into files and back."""
+
+    def files(self, state: State) -> Iterator[File]:
+        """Every file of a checkpoint of the run as it stands. Collective."""
+        ...
+
+    def restore(self, names: Collection[str], open_file: OpenFile) -> State:
+        """Put the run where the files say it stood, and give back its state. Collective.
+
+        Raises hexloop's CheckpointError where a file is missing or does not fit this run; nothing is changed then.
+        """
+        ...
+
+    def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
+        """Put only the model's weights in force."""
+        ...

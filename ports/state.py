@@ -1,0 +1,52 @@
+"""How opaque state leaves and enters: a stream of parts, never a dictionary of whole tensors.
+
+A part is a contiguous run of bytes of one named value. A single process emits one part a tensor; a sharded engine emits
+the slices it owns. The domain moves parts between an exporter and a store and never looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from attrs import frozen
+
+JSON = "JSON"
+"""The dtype of a part that is a UTF-8 JSON document (options, counters) and not a tensor."""
+
+
+@frozen
+class Part:
+    """A contiguous slice of one named value.
+
+    `name` is that of the value in the object the user passed in, whatever wraps it. `dtype` is the safetensors name
+    ("F32", "BF16", "I64", ...) or `JSON`. `shape` is the whole value's. `offset` and `length` count elements of the
+    flattened value (bytes for `JSON`). `read` hands out the bytes, little-endian, and may be called once or more; what
+    it hands out stays unchanged until the exporter next changes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+    read: Callable[[], memoryview]
+
+
+class Exportable(Protocol):
+    """Whatever keeps something between steps.
+
+    Both methods are collective: every rank calls them, in the same order. They are all that a checkpoint needs of an
+    object, so that what is inside may change without the checkpoint protocol noticing.
+    """
+
+    def export(self) -> Iterator[Part]:
+        """Everything needed to rebuild this object as it is now."""
+        ...
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Become what was exported, copying into memory that this object already holds.
+
+        Raises ValueError where a part is missing, unknown or of another shape; the message names it.
+        """
+        ...
