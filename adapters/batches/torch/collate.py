@@ -1,0 +1,96 @@
+"""Making a batch of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+Collate = Callable[[list[Any]], Any]
+
+LABELS = ("label", "label_ids")
+"""Names of a sample's label that become "labels" in the batch."""
+
+
+def default_data_collator(features: Sequence[Any]) -> dict[str, Any]:
+    """Stack the samples' fields, each (batch, ...), by the names and types of the first sample.
+
+    "label" and "label_ids" become "labels": whole numbers as int64, others as float32. Texts and None are left out.
+    Samples that are no mappings are taken by their attributes.
+    """
+    rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
+    batch: dict[str, Any] = {}
+    label_name = next((name for name in LABELS if rows[0].get(name) is not None), None)
+    if label_name is not None:
+        batch["labels"] = _stack_labels([row[label_name] for row in rows])
+    for name, value in rows[0].items():
+        if name not in LABELS and value is not None and not isinstance(value, str):
+            batch[name] = _stack([row[name] for row in rows])
+    return batch
+
+
+def _stack_labels(labels: list[Any]) -> Tensor:
+    first = labels[0]
+    if isinstance(first, Tensor) and first.ndim:
+        return torch.stack(labels)
+    sample = first
+    while isinstance(sample, Sequence | np.ndarray) and len(sample):
+        sample = sample[0]
+    if isinstance(sample, Tensor):
+        sample = sample.item()
+    dtype = torch.int64 if isinstance(sample, int | np.integer) else torch.float32
+    return torch.tensor(np.asarray(labels), dtype=dtype)
+
+
+def _stack(values: list[Any]) -> Tensor:
+    if isinstance(values[0], Tensor):
+        return torch.stack(values)
+    if isinstance(values[0], np.ndarray):
+        return torch.from_numpy(np.stack(values))
+    return torch.tensor(values)
+
+
+@define
+class DataCollatorWithPadding:
+    """Pad the samples of a batch to one length with the tokenizer's own `pad`.
+
+    padding, max_length, pad_to_multiple_of, return_tensors: as `pad` takes them. "label" and "label_ids" become "labels".
+    """
+
+    tokenizer: Any
+    padding: bool | str = True
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    return_tensors: str = "pt"
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The padded batch, (batch, longest sample)."""
+        batch = self.tokenizer.pad(
+            features,
+            padding=self.padding,
+            max_length=self.max_length,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            return_tensors=self.return_tensors,
+        )
+        for name in LABELS:
+            if name in batch:
+                batch["labels"] = batch.pop(name)
+        return batch
+
+
+@frozen
+class WithoutColumns:
+    """`collate`, after leaving out of each sample what is not among `columns`."""
+
+    collate: Collate
+    columns: frozenset[str]
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The batch of what is left."""
+        if features and isinstance(features[0], Mapping):
+            features = [{name: row[name] for name in row if name in self.columns} for row in features]
+        return self.collate(features)

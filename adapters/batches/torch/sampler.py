@@ -1,0 +1,58 @@
+"""The indices of each batch, from any position of any epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from hexloop.adapters.batches.torch.keyed import keyed_indices
+from hexloop.domain.order import Order
+from hexloop.domain.order.slices import global_batches
+
+BLOCK_BATCHES = 64
+"""How many batches' indices are worked out at once."""
+
+
+class OrderedBatchSampler(Sampler[list[Any]]):
+    """Batches of indices in the order that `make_order(epoch)` gives, from the position that `go_to` named.
+
+    keyed_by: the seed of the samples' random streams; then the batches hold KeyedIndex for a KeyedDataset.
+    """
+
+    def __init__(
+        self, make_order: Callable[[int], Order], batch_size: int, drop_last: bool = False, keyed_by: int | None = None
+    ) -> None:
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._make_order = make_order
+        self._keyed_by = keyed_by
+        self.go_to(0, 0)
+
+    def go_to(self, epoch: int, position: int) -> None:
+        """Begin the next iteration at `position`, in samples, of `epoch`."""
+        self._epoch = epoch
+        self._position = position
+        self._order = self._make_order(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration at the start of `epoch`."""
+        self.go_to(epoch, 0)
+
+    def __len__(self) -> int:
+        """How many batches a whole epoch has."""
+        return global_batches(self.batch_size, len(self._order), self.drop_last)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        order, size, start = self._order, self.batch_size, self._position
+        left = global_batches(size, len(order), self.drop_last, start)
+        stop = min(start + left * size, len(order))
+        for first in range(start, stop, size * BLOCK_BATCHES):
+            block = order.block(first, min(first + size * BLOCK_BATCHES, stop))
+            for offset in range(0, len(block), size):
+                indices = block[offset : offset + size]
+                if self._keyed_by is None:
+                    yield indices
+                else:
+                    yield keyed_indices(indices, self._keyed_by, self._epoch, first + offset)

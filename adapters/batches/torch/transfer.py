@@ -1,0 +1,45 @@
+"""Moving batches to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Transfer = Callable[[Any], Any]
+
+
+def _stay(batch: Any) -> Any:
+    """What is on the processor already."""
+    return batch
+
+
+def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Transfer:
+    """A function that moves every tensor of a batch to `device`, whatever it is nested in.
+
+    With `non_blocking` it does not wait for copies from pinned memory. Nothing is moved, or looked through, where the
+    device is the processor.
+    """
+    target = torch.device(device)
+    if target.type == "cpu":
+        return _stay
+
+    def move(batch: Any) -> Any:
+        if isinstance(batch, Tensor):
+            return batch.to(target, non_blocking=non_blocking)
+        if isinstance(batch, Mapping):
+            return _rebuild(batch, {name: move(value) for name, value in batch.items()})
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*map(move, batch))
+        if isinstance(batch, list | tuple):
+            return type(batch)(map(move, batch))
+        return batch
+
+    return move
+
+
+def _rebuild(batch: Mapping[str, Any], moved: dict[str, Any]) -> Any:
+    """The moved values in a mapping of the kind that the batch was, where that kind can be made from a dictionary."""
+    return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]

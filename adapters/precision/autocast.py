@@ -1,0 +1,100 @@
+"""Torch's automatic mixed precision: bf16 as it is, fp16 with dynamic loss scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from hexloop.domain.parts import json_part, only_value
+from hexloop.ports.state import Part
+from hexloop.ports.trainable import Optimizer
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class Bf16Precision:
+    """Matrix products in bfloat16, whose range is that of fp32: no loss scaling."""
+
+    name = "bf16"
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+
+    def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """The forward pass under autocast, whose cache of cast weights lives for one call."""
+        return _under_autocast(forward, self._device_type, torch.bfloat16)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss itself."""
+        return loss
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """The gradients are not scaled."""
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Every update is taken."""
+        optimizer.step()
+        return True
+
+    def export(self) -> Iterator[Part]:
+        """Nothing is kept between steps."""
+        return iter(())
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Nothing is kept between steps."""
+
+
+class Fp16Precision:
+    """Matrix products in float16, with a loss scale that halves on an overflow and doubles after 2,000 good steps.
+
+    An update whose gradients overflowed is left out; reading that flag is the one wait for the device in a step.
+    """
+
+    name = "fp16"
+
+    def __init__(self, device_type: str, initial_scale: float = 2.0**16) -> None:
+        self._device_type = device_type
+        self._scaler = torch.amp.GradScaler(device_type, init_scale=initial_scale)
+
+    def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """The forward pass under autocast."""
+        return _under_autocast(forward, self._device_type, torch.float16)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the loss scale."""
+        return cast(Tensor, self._scaler.scale(loss))
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the loss scale, noting whether all are finite."""
+        self._scaler.unscale_(cast(torch.optim.Optimizer, optimizer))
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step where every gradient is finite, then adapt the scale: it falls exactly where the step was left out."""
+        before = self._scaler.get_scale()
+        self._scaler.step(cast(torch.optim.Optimizer, optimizer))
+        self._scaler.update()
+        return self._scaler.get_scale() >= before
+
+    def export(self) -> Iterator[Part]:
+        """The loss scale, and the good steps since it last changed."""
+        yield json_part("scaler", self._scaler.state_dict())
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Go on with an exported loss scale."""
+        self._scaler.load_state_dict(only_value(parts, "scaler"))
+
+
+def _under_autocast(
+    forward: Callable[Arguments, Result], device_type: str, dtype: torch.dtype
+) -> Callable[Arguments, Result]:
+    @wraps(forward)
+    def under_autocast(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with torch.autocast(device_type, dtype=dtype):
+            return forward(*args, **kwargs)
+
+    return under_autocast

@@ -1,0 +1,1 @@
+"""A torch module with its loss and its torch optimizer."""

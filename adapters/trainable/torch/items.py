@@ -1,0 +1,49 @@
+"""How many items a loss is the mean of: label tokens where there are labels, rows otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED_LABEL = -100
+"""The label that torch's cross entropy leaves out."""
+
+
+def row_count(batch: Any) -> int:
+    """The length of the first dimension of the first tensor in `batch`; 0 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 0
+    values: Sequence[Any] = ()
+    if isinstance(batch, Mapping):
+        values = tuple(batch.values())
+    elif isinstance(batch, list | tuple):
+        values = batch
+    for value in values:
+        if rows := row_count(value):
+            return rows
+    return 0
+
+
+def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Tensor | int:
+    """The number of labels in `batch` other than -100, as a scalar on the device; its rows where it has no labels.
+
+    `shifted` says that the loss compares each position with the label after it, so that the first label of a row is
+    never compared with anything; labels that come under `shift_labels` are shifted already.
+    """
+    if not isinstance(batch, Mapping):
+        return row_count(batch)
+    if isinstance(batch.get("shift_labels"), Tensor):
+        return _valid(batch["shift_labels"])
+    found = [batch[name] for name in label_names if isinstance(batch.get(name), Tensor)]
+    if not found:
+        return row_count(batch)
+    if shifted and found[0].ndim > 1:
+        return _valid(found[0][..., 1:])
+    return _valid(found[0])
+
+
+def _valid(labels: Tensor) -> Tensor:
+    return torch.count_nonzero(labels != IGNORED_LABEL)

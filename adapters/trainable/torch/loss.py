@@ -1,0 +1,171 @@
+"""From a batch to the loss: what the model returns, a function of the user's, or smoothed labels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from hexloop.adapters.trainable.torch.items import IGNORED_LABEL
+from hexloop.domain.errors import DataError
+
+
+class ComputeLoss(Protocol):
+    """From a model and its inputs to the loss, and with `return_outputs` to the loss and what the model returned."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss, or (loss, outputs)."""
+        ...
+
+
+def takes_item_count(model: nn.Module) -> bool:
+    """Whether the model's own loss can be told the number of items to divide by.
+
+    It says so itself (`accepts_loss_kwargs`), or its forward takes `num_items_in_batch`, or it passes its further
+    keyword arguments on to a `loss_function`, as transformers' models with an exchangeable loss do.
+    """
+    declared = getattr(model, "accepts_loss_kwargs", None)
+    if declared is False:
+        return False
+    forward = inspect.unwrap(type(model).forward)
+    parameters = inspect.signature(model.forward).parameters
+    if "num_items_in_batch" in parameters:
+        return True
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    passes_on = "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
+    return open_ended and (passes_on or declared is True)
+
+
+def loss_in(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The loss that a model returned: under "loss" in a mapping, as `.loss`, or first in a tuple.
+
+    Raises DataError, naming what came instead, where there is none.
+    """
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    elif isinstance(outputs, tuple | list):
+        loss = outputs[0] if outputs else None
+    elif isinstance(outputs, Tensor):
+        loss = outputs
+    else:
+        loss = getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    came = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    raise DataError(
+        f"The model returned no loss for the inputs {', '.join(inputs)}: it gave {came}. Give it labels that its "
+        'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
+    )
+
+
+@frozen
+class ModelLoss:
+    """The loss that the model computes itself; it is told the item count where `tells_count`."""
+
+    tells_count: bool = False
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """See `ComputeLoss`."""
+        if self.tells_count and num_items_in_batch is not None:
+            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        else:
+            outputs = model(**inputs)
+        loss = loss_in(outputs, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+
+@frozen
+class FunctionLoss:
+    """The loss that `function(outputs, labels, num_items_in_batch=...)` computes from what the model returns."""
+
+    function: Callable[..., Tensor]
+    label_names: Sequence[str] = ("labels",)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """See `ComputeLoss`."""
+        labels, features = _take_labels(inputs, self.label_names)
+        outputs = model(**features)
+        loss = self.function(outputs, labels, num_items_in_batch=num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+@frozen
+class SmoothedLoss:
+    """Cross entropy against labels smoothed by `epsilon`.
+
+    The loss is (1 - epsilon) times the negative log-likelihood plus epsilon times the mean negative log-probability over
+    all classes (Szegedy et al. 2016, section 7), both summed over the items and divided by their number: that of the
+    whole window where it is given, else that of this batch.
+    """
+
+    epsilon: float
+    shifted: bool = False
+    label_names: Sequence[str] = ("labels",)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """See `ComputeLoss`."""
+        labels, features = _take_labels(inputs, self.label_names)
+        if labels is None:
+            raise DataError(
+                f"You chose label_smoothing_factor={self.epsilon}, but the batch holds no "
+                f"{' or '.join(self.label_names)}; give it labels, or set label_smoothing_factor=0."
+            )
+        outputs = model(**features)
+        loss = self._smoothed(_logits(outputs), labels, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _smoothed(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        if self.shifted:
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        if labels.ndim == logits.ndim:
+            labels = labels.squeeze(-1)
+        counted = labels != IGNORED_LABEL
+        log_probabilities = torch.log_softmax(logits, dim=-1)
+        likelihood = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        spread = log_probabilities.mean(dim=-1, dtype=torch.float32)
+        total = (1 - self.epsilon) * likelihood + self.epsilon * spread
+        count = counted.sum() if items is None else items
+        return -(total * counted).sum() / count
+
+
+def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The first of the named labels that is there, and the inputs without it."""
+    features = dict(inputs)
+    for name in names:
+        if name in features:
+            return features.pop(name), features
+    return None, features
+
+
+def _logits(outputs: Any) -> Tensor:
+    if isinstance(outputs, Mapping):
+        return outputs["logits"]
+    return outputs[0] if isinstance(outputs, tuple | list) else outputs.logits

@@ -1,0 +1,76 @@
+"""A torch module, its loss and its optimizer, as the pieces of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hexloop.adapters.trainable.torch.gradients import Gradients
+from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.adapters.trainable.torch.loss import ComputeLoss
+
+
+class TorchTrainable:
+    """Answers the Trainable port for a module and an optimizer.
+
+    model: the module as it is called in training (wrapped, compiled). The caller puts it in training mode.
+    compute_loss: from module and batch to loss. `normalises` says that it divides by the item count that it is given;
+    what it gives otherwise is a mean, which counts by its items (`weights="items"`) or as the same share of its window
+    as the others (`weights="batches"`).
+    shifted: the loss compares each position with the label after it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        compute_loss: ComputeLoss,
+        *,
+        normalises: bool = False,
+        exact: bool = True,
+        label_names: Sequence[str] = ("labels",),
+        shifted: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._compute_loss = compute_loss
+        self._normalises = normalises
+        self._exact = exact
+        self._label_names = tuple(label_names)
+        self._shifted = shifted
+        self._gradients = Gradients(model.parameters())
+        self.clip = self._gradients.clip
+        self.clear_gradients = self._gradients.clear
+
+    def count_items(self, window: Sequence[Any]) -> Tensor | int | None:
+        """The items of the window, on the device; None where every loss already weighs what it should.
+
+        For a mean under equal weights the count is that of the window's batches.
+        """
+        if self._normalises or (self._exact and len(window) > 1):
+            return sum(self._items(batch) for batch in window)
+        return None if len(window) == 1 else len(window)
+
+    def loss(self, batch: Any, window_items: Any) -> Tensor:
+        """The batch's share of the window's loss."""
+        if self._normalises:
+            return self._compute_loss(self.model, batch, num_items_in_batch=window_items)
+        loss: Tensor = self._compute_loss(self.model, batch)
+        if window_items is None:
+            return loss
+        return loss * (self._items(batch) / window_items) if self._exact else loss / window_items
+
+    def set_learning_rates(self, rates: Sequence[float]) -> None:
+        """Write one rate into each parameter group."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def detached(self, loss: Tensor) -> Tensor:
+        """The loss without its graph."""
+        return loss.detach()
+
+    def _items(self, batch: Any) -> Tensor | int:
+        return item_count(batch, self._label_names, self._shifted)
