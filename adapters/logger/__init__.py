@@ -1,0 +1,1 @@
+"""Who watches the numbers."""

@@ -1,0 +1,83 @@
+"""From the loop's events to the callbacks that want to hear of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.handler import CallbackHandler, Listener
+from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.domain.events import (
+    AnyEvent,
+    EpochBegan,
+    EpochEnded,
+    Evaluated,
+    MicroStepEnded,
+    PredictionStepEnded,
+    Saved,
+    StepBegan,
+    StepEnded,
+    TrainBegan,
+    TrainEnded,
+)
+
+CALLBACK_EVENTS: Mapping[type[AnyEvent], str] = {
+    TrainBegan: "on_train_begin",
+    EpochBegan: "on_epoch_begin",
+    StepBegan: "on_step_begin",
+    MicroStepEnded: "on_substep_end",
+    StepEnded: "on_step_end",
+    EpochEnded: "on_epoch_end",
+    PredictionStepEnded: "on_prediction_step",
+    Evaluated: "on_evaluate",
+    Saved: "on_save",
+    TrainEnded: "on_train_end",
+}
+"""What callbacks call the loop's events. The others (on_log, on_optimizer_step, ...) do not come from the loop."""
+
+
+class EventDispatcher:
+    """Tells callbacks of a run. An event that no callback overrides costs one look into a dictionary.
+
+    args, state, control: what callbacks are given; may be exchanged between two events.
+    """
+
+    def __init__(self, handler: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl) -> None:
+        self.handler = handler
+        self.args = args
+        self.state = state
+        self.control = control
+        self._reactions: dict[type[AnyEvent], Callable[[Any], None]] = {}
+        self.refresh()
+        handler.inform(self)
+
+    def dispatch(self, event: AnyEvent) -> None:
+        """Tell of one of the loop's events."""
+        reaction = self._reactions.get(type(event))
+        if reaction is not None:
+            reaction(event)
+
+    def call(self, event: str, **extras: Any) -> None:
+        """Tell of an event by the callbacks' name for it."""
+        if listeners := self.handler.overriding(event):
+            self.handler.call(listeners, self.args, self.state, self.control, **extras)
+
+    def refresh(self) -> None:
+        """Look anew at who listens; the handler asks for it when its callbacks change."""
+        heard = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
+        self._reactions = {kind: self._telling(listeners) for kind, listeners in heard.items() if listeners}
+        self._reactions |= {TrainBegan: self._train_began, Evaluated: self._evaluated}
+
+    def _telling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
+        return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
+
+    def _train_began(self, event: TrainBegan) -> None:
+        """A run begins: methods that were put onto a callback since it was added are heard from now on."""
+        self.handler.refresh()
+        self.call("on_train_begin")
+
+    def _evaluated(self, event: Evaluated) -> None:
+        """An evaluation is done, so that none is due any more when the callbacks look."""
+        self.control.should_evaluate = False
+        self.call("on_evaluate", metrics=event.metrics)

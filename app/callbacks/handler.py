@@ -1,0 +1,186 @@
+"""The callbacks of a Trainer, in order, and how they are called."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from hexloop.app.callbacks.base import EVENTS, TrainerCallback
+from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.flow import DefaultFlowCallback
+from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.app.callbacks.watched_list import WatchedList
+
+Listener = Callable[..., object]
+
+
+class Audience(Protocol):
+    """Who has to know when others listen than before."""
+
+    def refresh(self) -> None:
+        """Ask the handler again who listens."""
+        ...
+
+
+def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callable[..., TrainerControl]:
+    """The method that announces the event `name` as the reference library's does: it clears the switches it answers."""
+
+    def announce(
+        self: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl, *values: Any, **extras: Any
+    ) -> TrainerControl:
+        for switch in cleared:
+            setattr(control, switch, False)
+        return self.call_event(name, args, state, control, **dict(zip(positional, values, strict=False)), **extras)
+
+    announce.__name__ = name
+    announce.__doc__ = f"Announce {name} to every callback that overrides it, in order."
+    return announce
+
+
+class CallbackHandler:
+    """Calls callbacks in the order in which they were added, and only those that override the event at hand.
+
+    callbacks: the list itself; it may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of
+    the reference library, or any object with some of its methods; a class stands for an instance of it.
+    model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: what every event comes with.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[object],
+        model: object = None,
+        processing_class: object = None,
+        optimizer: object = None,
+        lr_scheduler: object = None,
+    ) -> None:
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_dataloader: object = None
+        self.eval_dataloader: object = None
+        self._audience: WeakSet[Audience] = WeakSet()
+        self._overriding: dict[str, tuple[Listener, ...]] = {}
+        self._callbacks = WatchedList[object](self.refresh)
+        for callback in callbacks:
+            self.add_callback(callback)
+        self.refresh()
+
+    @property
+    def callbacks(self) -> list[object]:
+        """The callbacks, in the order in which they are called."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: Iterable[object]) -> None:
+        self._callbacks[:] = callbacks
+
+    @property
+    def callback_list(self) -> str:
+        """The names of the callbacks' classes, one a line."""
+        return "\n".join(type(callback).__name__ for callback in self._callbacks)
+
+    @property
+    def has_default_flow(self) -> bool:
+        """Whether the arguments say when to log, evaluate and save."""
+        return any(isinstance(callback, DefaultFlowCallback) for callback in self._callbacks)
+
+    def add_callback(self, callback: object) -> None:
+        """Call this callback too, after the others; warns where there is one of its class."""
+        added = _instance(callback)
+        if type(added) in map(type, self._callbacks):
+            warnings.warn(
+                f"There is a {type(added).__name__} among the callbacks already, and both will be called; "
+                "remove one if that is not meant.",
+                stacklevel=3,
+            )
+        self._callbacks.append(added)
+
+    def pop_callback(self, callback: object) -> object:
+        """Take out this callback, or the first that is an instance of this class, and give it back; None if none is."""
+        for position, candidate in enumerate(self._callbacks):
+            if isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback:
+                return self._callbacks.pop(position)
+        return None
+
+    def remove_callback(self, callback: object) -> None:
+        """Take out this callback, or the first that is an instance of this class.
+
+        Raises ValueError for an instance that is not there; a class without instance is passed over.
+        """
+        if self.pop_callback(callback) is None and not isinstance(callback, type):
+            raise ValueError(f"{callback!r} is not among the callbacks: {', '.join(self.callback_list.splitlines())}.")
+
+    def overriding(self, event: str) -> tuple[Listener, ...]:
+        """The callbacks' methods for `event`, without those that do nothing because nobody overrode them."""
+        return self._overriding[event]
+
+    def refresh(self) -> None:
+        """Look anew at who overrides what; done whenever the list of callbacks changes, and when a run begins."""
+        self._overriding = {event: tuple(_listeners(self._callbacks, event)) for event in EVENTS}
+        for audience in self._audience:
+            audience.refresh()
+
+    def inform(self, audience: Audience) -> None:
+        """Tell `audience`, for as long as it lives, whenever others listen than before."""
+        self._audience.add(audience)
+
+    def call_event(
+        self, event: str, args: Any, state: TrainerState, control: TrainerControl, **extras: Any
+    ) -> TrainerControl:
+        """Announce `event`. Gives back `control`, which took over the switches of every control that was returned."""
+        self.call(self.overriding(event), args, state, control, **extras)
+        return control
+
+    def call(
+        self, listeners: Iterable[Listener], args: Any, state: TrainerState, control: TrainerControl, **extras: Any
+    ) -> None:
+        """Call each of `listeners` with the keywords of every event, and `extras`."""
+        keywords = {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": self.train_dataloader,
+            "eval_dataloader": self.eval_dataloader,
+            **extras,
+        }
+        for listener in listeners:
+            returned = listener(args, state, control, **keywords)
+            if returned is not None and returned is not control:
+                control.take_over(returned)
+
+    on_init_end = _event("on_init_end")
+    on_train_begin = _event("on_train_begin", "should_training_stop")
+    on_train_end = _event("on_train_end")
+    on_epoch_begin = _event("on_epoch_begin", "should_epoch_stop")
+    on_epoch_end = _event("on_epoch_end")
+    on_step_begin = _event("on_step_begin", "should_log", "should_evaluate", "should_save")
+    on_pre_optimizer_step = _event("on_pre_optimizer_step")
+    on_optimizer_step = _event("on_optimizer_step")
+    on_substep_end = _event("on_substep_end")
+    on_step_end = _event("on_step_end")
+    on_evaluate = _event("on_evaluate", "should_evaluate", positional=("metrics",))
+    on_predict = _event("on_predict", positional=("metrics",))
+    on_save = _event("on_save", "should_save")
+    on_log = _event("on_log", "should_log", positional=("logs",))
+    on_prediction_step = _event("on_prediction_step")
+    on_push_begin = _event("on_push_begin")
+
+
+def _instance(callback: object) -> object:
+    return callback() if isinstance(callback, type) else callback
+
+
+def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
+    """What `callbacks` have for `event`, but for the methods of the base classes, which do nothing."""
+    # A callback written for the reference library inherits its base class, which is loaded in that case only.
+    reference = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
+    idle = (getattr(TrainerCallback, event), getattr(reference, event, None))
+    for callback in callbacks:
+        listener = getattr(callback, event, None)
+        if listener is not None and getattr(listener, "__func__", listener) not in idle:
+            yield listener
