@@ -1,0 +1,50 @@
+# One word sets up .venv and does the job: make train, make test.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+INSTALL := $(VENV)/bin/python -m pip install --constraint constraints.txt
+PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+PARTS := test-all-unit test-all-contracts test-all-engines test-all-end-to-end
+
+.PHONY: train test test-all $(PARTS) coverage lint types contracts docs bench
+.NOTPARALLEL:
+
+train: $(VENV)/with-examples
+	$(VENV)/bin/hexloop train docs/examples/digits.yaml
+
+test: $(VENV)/with-test
+	$(PYTEST) -m "not matrix"
+
+test-all: lint types contracts $(PARTS)
+
+$(PARTS): test-all-%: $(VENV)/with-test
+	$(PYTEST) tests/$(subst -,_,$*)
+
+coverage: $(VENV)/with-test
+	$(PYTEST) tests/unit tests/contracts --cov --cov-report=
+	$(VENV)/bin/coverage report --include="*/domain/*,*/ports/*" --fail-under=100
+
+lint: $(VENV)/with-test
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+types: $(VENV)/with-test
+	$(VENV)/bin/mypy
+
+contracts: $(VENV)/with-test
+	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/with-docs
+	$(VENV)/bin/mkdocs build --strict
+
+bench: export OMP_NUM_THREADS = 1
+bench: $(VENV)/with-bench
+	$(VENV)/bin/python tests/bench/run.py
+
+# The build back end is installed rather than isolated, so that the constraints hold for it too.
+$(VENV)/with-%: pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation --editable ".[$*]"
+	touch $@

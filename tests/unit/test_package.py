@@ -1,0 +1,79 @@
+"""What is built is what stands in the tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("domain", "ports", "adapters", "app")
+
+
+def build(target: Path, *options: str) -> None:
+    """Build from the tree with the packages at hand, without a network."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), *options, str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def modules_in_tree() -> set[str]:
+    """The modules of the four folders and of the front door, as paths in a wheel."""
+    inside = {str("hexloop" / file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
+    front_door = {f"hexloop/{file.name}" for file in (ROOT / "src" / "hexloop").glob("*.py")}
+    return inside | front_door
+
+
+def names_in_wheel(folder: Path) -> set[str]:
+    """The names in the one wheel of a folder, its metadata left out."""
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_wheel_holds_every_module(tmp_path: Path) -> None:
+    """A wheel holds each module of the tree, the mark of a typed package, and no test."""
+    build(tmp_path, "--wheel")
+
+    names = names_in_wheel(tmp_path)
+    assert {name for name in names if name.endswith(".py")} == modules_in_tree()
+    assert "hexloop/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {"hexloop"}
+
+
+@pytest.mark.matrix
+def test_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
+    """A source distribution holds the four folders themselves, and the wheel built from it is that of the tree."""
+    build(tmp_path / "from_tree", "--wheel")
+    build(tmp_path / "from_source")
+
+    (source,) = (tmp_path / "from_source").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    assert {str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")} <= names
+    assert names_in_wheel(tmp_path / "from_source") == names_in_wheel(tmp_path / "from_tree")
+
+
+@pytest.mark.matrix
+def test_wheel_installs_and_imports_outside_the_checkout(tmp_path: Path) -> None:
+    """An installed wheel imports from where it was installed, and brings the command."""
+    build(tmp_path, "--wheel")
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    options = ["--no-deps", "--no-index", "--target", str(installed), str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True, capture_output=True)
+
+    result = subprocess.run(
+        [sys.executable, "-c", "import hexloop.ports.learner as learner; print(learner.__file__)"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert Path(result.stdout.strip()) == installed / "hexloop" / "ports" / "learner.py"
+    assert (installed / "bin" / "hexloop").is_file()
