@@ -3,17 +3,23 @@
 from hexloop.app.callbacks.base import EVENTS, TrainerCallback
 from hexloop.app.callbacks.control import TrainerControl
 from hexloop.app.callbacks.dispatcher import EventDispatcher
+from hexloop.app.callbacks.early_stopping import EarlyStoppingCallback
 from hexloop.app.callbacks.exportable import ExportableState, export_states, restore_states
 from hexloop.app.callbacks.flow import DefaultFlowCallback
 from hexloop.app.callbacks.handler import CallbackHandler
+from hexloop.app.callbacks.printer import PrinterCallback
+from hexloop.app.callbacks.progress import ProgressCallback
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 __all__ = [
     "EVENTS",
     "CallbackHandler",
     "DefaultFlowCallback",
+    "EarlyStoppingCallback",
     "EventDispatcher",
     "ExportableState",
+    "PrinterCallback",
+    "ProgressCallback",
     "TrainerCallback",
     "TrainerControl",
     "TrainerState",

@@ -62,10 +62,13 @@ class TrainerState(Follower):
     trial_params: dict[str, str | float | int | bool] | None = None
     stateful_callbacks: RunField[Any] = callbacks_field()
 
+    def to_json_string(self) -> str:
+        """The fields, sorted by name, as a JSON document."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
     def save_to_json(self, json_path: str) -> None:
         """Write the fields to the file `json_path`."""
-        document = json.dumps(asdict(self), indent=2, sort_keys=True)
-        Path(json_path).write_text(f"{document}\n", encoding="utf-8")
+        Path(json_path).write_text(self.to_json_string(), encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, json_path: str) -> Self:

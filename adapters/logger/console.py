@@ -1,0 +1,39 @@
+"""Numbers for people: one readable line a record, on any text stream."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from hexloop.ports.logger import Record, RunInformation, Value
+
+
+class Console:
+    """Writes to `stream`, such as `sys.stdout`, which stays open: its owner closes it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._total_steps: int | None = None
+
+    def start(self, run: RunInformation) -> None:
+        """Learn how long the run is; nothing is written."""
+        self._total_steps = run.total_steps
+
+    def write(self, record: Record) -> None:
+        """Write one line, which is out when this returns."""
+        cells = [f"step {self._step(record.step)}", f"epoch {record.epoch:.2f}"]
+        cells += [f"{name} {_text(value)}" for name, value in record.values.items() if name not in ("step", "epoch")]
+        self._stream.write("  ".join(cells) + "\n")
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """There is nothing to release."""
+
+    def _step(self, step: int) -> str:
+        """The step out of how many, with the columns of all lines under each other."""
+        if self._total_steps is None:
+            return str(step)
+        return f"{step:{len(str(self._total_steps))}d}/{self._total_steps}"
+
+
+def _text(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())

@@ -1,0 +1,147 @@
+"""Progress bars: tqdm's, in the form that it chooses for a terminal or a notebook."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from hexloop.app.callbacks.base import TrainerCallback
+from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.printer import readable
+from hexloop.app.callbacks.trainer_state import TrainerState
+
+
+def _bar(**options: Any) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(dynamic_ncols=True, **options)
+
+
+class ProgressCallback(TrainerCallback):
+    """A bar of optimizer steps, one of held-out batches while they are predicted, and the logs above them.
+
+    max_str_len: a longer string in the logs is not shown. Only the first process of all shows anything. A bar that
+    fails is given up with a warning, and the run goes on.
+    """
+
+    def __init__(self, max_str_len: int = 100) -> None:
+        self.max_str_len = max_str_len
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+        self.current_step = 0
+        self._given_up = False
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Show a bar that stands where the run does."""
+        if self._shows(state):
+            with _GivenUpOnFailure(self):
+                self.close()
+                self.training_bar = _bar(total=state.max_steps, initial=state.global_step)
+                self.current_step = state.global_step
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Move the bar on."""
+        if self.training_bar is not None:
+            with _GivenUpOnFailure(self):
+                self.training_bar.update(state.global_step - self.current_step)
+                self.current_step = state.global_step
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Move the bar of held-out batches on; there is none where nobody knows how many batches there are."""
+        if not self._shows(state):
+            return
+        with _GivenUpOnFailure(self):
+            if self.prediction_bar is None and (batches := _length(eval_dataloader)) is not None:
+                self.prediction_bar = _bar(total=batches, leave=self.training_bar is None)
+            if self.prediction_bar is not None:
+                self.prediction_bar.update(1)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Take the bar of held-out batches away."""
+        self._close_prediction_bar()
+
+    def on_predict(
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Take the bar of held-out batches away."""
+        self._close_prediction_bar()
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write `logs` above the bar, on standard output."""
+        if self.training_bar is not None and logs is not None:
+            with _GivenUpOnFailure(self):
+                self.training_bar.write(str({name: self._shortened(value) for name, value in readable(logs).items()}))
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave the bar as it stands."""
+        self.close()
+
+    def close(self) -> None:
+        """Show nothing more of this run, however it ended."""
+        self._close_prediction_bar()
+        bar, self.training_bar = self.training_bar, None
+        if bar is not None:
+            with _GivenUpOnFailure(self):
+                bar.close()
+
+    def _close_prediction_bar(self) -> None:
+        bar, self.prediction_bar = self.prediction_bar, None
+        if bar is not None:
+            with _GivenUpOnFailure(self):
+                bar.close()
+
+    def _shows(self, state: TrainerState) -> bool:
+        return state.is_world_process_zero and not self._given_up
+
+    def _shortened(self, value: Any) -> Any:
+        if isinstance(value, str) and len(value) > self.max_str_len:
+            return f"<{len(value)} characters, more than max_str_len={self.max_str_len}>"
+        return value
+
+    def _give_up(self, error: Exception) -> None:
+        self.training_bar = self.prediction_bar = None
+        self._given_up = True
+        warnings.warn(
+            f"The progress bar failed ({type(error).__name__}: {error}); the run goes on without it. "
+            "Set disable_tqdm=True to have none.",
+            stacklevel=4,
+        )
+
+
+class _GivenUpOnFailure:
+    """What fails inside ends the progress bars of `callback`, and nothing else."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: ProgressCallback) -> None:
+        self._callback = callback
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._callback._give_up(error)
+        return True
+
+
+def _length(batches: Any) -> int | None:
+    """How many batches there are, None where nobody knows."""
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError):
+        return None
