@@ -33,7 +33,7 @@ types: $(VENV)/with-test
 	$(VENV)/bin/mypy
 
 contracts: $(VENV)/with-test
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-logo
 
 docs: $(VENV)/with-docs
 	$(VENV)/bin/mkdocs build --strict
