@@ -110,6 +110,9 @@ class ProgressCallback(TrainerCallback):
         return value
 
     def _give_up(self, error: Exception) -> None:
+        for bar in (self.training_bar, self.prediction_bar):
+            if bar is not None:
+                bar.disable = True  # else it would draw once more when it is collected
         self.training_bar = self.prediction_bar = None
         self._given_up = True
         warnings.warn(

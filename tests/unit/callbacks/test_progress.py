@@ -1,0 +1,174 @@
+"""ProgressCallback shows where a run stands, and cannot end it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from tqdm.auto import tqdm
+
+from hexloop.app.callbacks import ProgressCallback, TrainerControl, TrainerState
+
+CONTROL = TrainerControl()
+
+
+def steps(callback: ProgressCallback, state: TrainerState, *numbers: int) -> None:
+    for number in numbers:
+        state.global_step = number
+        callback.on_step_end(None, state, CONTROL)
+
+
+def last_frame(error_output: str) -> str:
+    return error_output.rstrip("\n").rsplit("\r", 1)[-1]
+
+
+def test_the_training_bar_ends_where_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a whole run the bar stands at its last step, and stays on the screen."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=4)
+    callback.on_train_begin(None, state, CONTROL)
+    steps(callback, state, 1, 2, 3, 4)
+    assert (callback.training_bar.n, callback.training_bar.total) == (4, 4)
+    callback.on_train_end(None, state, CONTROL)
+    assert re.match(r"100%\|.*\| 4/4 \[", last_frame(capsys.readouterr().err))
+    assert callback.training_bar is None
+
+
+def test_a_resumed_run_begins_where_it_stood(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar of a run that goes on from step 6 shows 6 at once, and 7 after a step."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=8, global_step=6)
+    callback.on_train_begin(None, state, CONTROL)
+    assert " 6/8 " in last_frame(capsys.readouterr().err)
+    steps(callback, state, 7)
+    assert callback.training_bar.n == 7
+    callback.close()
+
+
+def test_held_out_batches_have_a_bar_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """It counts up to the number of batches, and is gone after the evaluation while the training bar stays."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=4)
+    callback.on_train_begin(None, state, CONTROL)
+    for _batch in range(3):
+        callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"] * 3)
+    bar = callback.prediction_bar
+    assert (bar.n, bar.total, bar.leave) == (3, 3, False)
+    callback.on_evaluate(None, state, CONTROL, metrics={})
+    assert callback.prediction_bar is None
+    assert bar.disable  # closed
+    assert callback.training_bar is not None
+    callback.on_train_end(None, state, CONTROL)
+
+
+def test_the_bar_of_a_prediction_without_training_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside a run the bar of held-out batches is left on the screen."""
+    callback, state = ProgressCallback(), TrainerState()
+    for _batch in range(2):
+        callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"] * 2)
+    callback.on_predict(None, state, CONTROL, metrics={})
+    assert callback.prediction_bar is None
+    assert re.match(r"100%\|.*\| 2/2 \[", last_frame(capsys.readouterr().err))
+
+
+@pytest.mark.parametrize("batches", [None, iter([])])
+def test_batches_that_nobody_can_count_have_no_bar(batches: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data without a length is predicted without a bar."""
+    callback = ProgressCallback()
+    callback.on_prediction_step(None, TrainerState(), CONTROL, eval_dataloader=batches)
+    callback.on_evaluate(None, TrainerState(), CONTROL, metrics={})
+    assert callback.prediction_bar is None
+    assert capsys.readouterr().err == ""
+
+
+def test_logs_are_written_above_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log is a line on standard output, shortened for the eye, and the logs themselves stay as they were."""
+    callback, state = ProgressCallback(max_str_len=10), TrainerState(max_steps=4)
+    logs = {"loss": 0.693147, "total_flos": 1e12, "epoch": 1, "short": "x" * 10, "long": "x" * 11}
+    callback.on_train_begin(None, state, CONTROL)
+    callback.on_log(None, state, CONTROL, logs=logs)
+    callback.on_train_end(None, state, CONTROL)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    shown = "{'loss': '0.6931', 'epoch': 1, 'short': 'xxxxxxxxxx', 'long': '<11 characters, more than max_str_len=10>'}"
+    assert line.strip("\r ") == shown
+    assert len(logs["long"]) == 11  # type: ignore[arg-type]
+
+
+def test_a_log_outside_a_run_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a training bar there is nothing to write above."""
+    callback = ProgressCallback()
+    callback.on_log(None, TrainerState(), CONTROL, logs={"loss": 1.0})
+    callback.on_step_end(None, TrainerState(), CONTROL)
+    callback.on_train_end(None, TrainerState(), CONTROL)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_only_the_first_process_of_all_shows_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the other processes a whole run shows nothing."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=1, is_world_process_zero=False)
+    callback.on_train_begin(None, state, CONTROL)
+    steps(callback, state, 1)
+    callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"])
+    callback.on_evaluate(None, state, CONTROL, metrics={})
+    callback.on_log(None, state, CONTROL, logs={"loss": 1.0})
+    callback.on_train_end(None, state, CONTROL)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_second_run_closes_what_the_first_left_open(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a run that ended in an error, the next has bars of its own."""
+    callback, state = ProgressCallback(), TrainerState(max_steps=4)
+    callback.on_train_begin(None, state, CONTROL)
+    callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"])
+    abandoned = [callback.training_bar, callback.prediction_bar]
+    callback.on_train_begin(None, state, CONTROL)
+    assert all(bar.disable for bar in abandoned)
+    assert not callback.training_bar.disable
+    callback.on_train_end(None, state, CONTROL)
+
+
+class Screen:
+    """A screen whose writes fail after the first `good_writes`: the next one, or all."""
+
+    def __init__(self, good_writes: int, error: BaseException, recovers: bool) -> None:
+        self._left, self._error, self._recovers = good_writes, error, recovers
+
+    def write(self, text: str) -> int:
+        self._left -= 1
+        if self._left == -1 or (self._left < 0 and not self._recovers):
+            raise self._error
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def whole_run(callback: ProgressCallback) -> None:
+    state = TrainerState(max_steps=3)
+    callback.on_train_begin(None, state, CONTROL)
+    for step in (1, 2, 3):
+        steps(callback, state, step)
+        callback.on_log(None, state, CONTROL, logs={"loss": 1.0})
+        callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"])
+        callback.on_evaluate(None, state, CONTROL, metrics={})
+    callback.on_train_end(None, state, CONTROL)
+
+
+@pytest.mark.parametrize(("good_writes", "recovers"), [*((writes, True) for writes in range(12)), (1, False)])
+def test_a_screen_that_fails_ends_the_bar_and_not_the_run(
+    good_writes: int, recovers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever write fails, there is one warning, and neither this run nor the next shows a bar again."""
+    monkeypatch.setattr("sys.stderr", Screen(good_writes, OSError("terminal gone"), recovers))
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)
+    callback = ProgressCallback()
+    with pytest.warns(UserWarning, match="terminal gone") as warned:
+        whole_run(callback)
+    assert len(warned) == 1
+    whole_run(callback)
+    assert callback.training_bar is callback.prediction_bar is None
+
+
+def test_a_keyboard_interrupt_while_the_bar_is_drawn_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C is never taken for a failure of the bar."""
+    monkeypatch.setattr("sys.stderr", Screen(0, KeyboardInterrupt(), recovers=True))
+    with pytest.raises(KeyboardInterrupt):
+        ProgressCallback().on_train_begin(None, TrainerState(max_steps=3), CONTROL)
