@@ -7,7 +7,16 @@ from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 from hexloop.domain.errors import DataError
-from hexloop.domain.events import AnyEvent, CheckpointPublished, EpochEnded, Logged, Paused, SaveFailed, TrainBegan, TrainEnded
+from hexloop.domain.events import (
+    AnyEvent,
+    CheckpointPublished,
+    EpochEnded,
+    Logged,
+    Paused,
+    SaveFailed,
+    TrainBegan,
+    TrainEnded,
+)
 from hexloop.domain.run import Run
 from hexloop.domain.speed import speed_metrics
 from hexloop.domain.triggers import Interval

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | dict[str, Json] | None"
 
 
 class Reduction(Enum):

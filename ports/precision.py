@@ -26,7 +26,7 @@ class Precision(Protocol[Loss]):
         ...
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The same forward pass, computed in this format. Opens and closes whatever context it needs within the call."""
+        """The same forward pass, computed in this format; whatever context it needs is open within the call only."""
         ...
 
     def scale(self, loss: Loss) -> Loss:

@@ -1,7 +1,8 @@
 """Where the bytes of a checkpoint go, and when they are there for good.
 
-Five methods, because the commit protocol is the domain's: an adapter only moves bytes, says what it moved (size and
-digest, computed as the bytes pass) and keeps one promise, which its capabilities name: what makes a folder appear whole.
+So few methods, because the commit protocol is the domain's: an adapter only moves bytes, says what it moved (size
+and digest, computed as the bytes pass) and keeps one promise, which its capabilities name: what makes a folder appear
+whole.
 Paths are relative, with "/" between names. Every failure is a hexloop StorageError and leaves what was stored intact.
 """
 

@@ -67,7 +67,7 @@ class Fp16Precision:
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the loss scale."""
-        return cast(Tensor, self._scaler.scale(loss))
+        return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale, noting whether all are finite."""

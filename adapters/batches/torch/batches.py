@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,12 +16,23 @@ from hexloop.domain.parts import json_part, only_value
 from hexloop.ports.state import Part
 
 
+Inspect = Callable[[Any], None]
+"""Looks at the first batch that is read, and raises DataError where it cannot be trained on."""
+
+
+def _inspect_nothing(batch: Any) -> None:
+    """Any batch will do."""
+
+
 class LoaderBatches:
     """Answers the Batches port for one of hexloop's own loaders, which can begin anywhere."""
 
-    def __init__(self, loader: OrderedLoader | StreamLoader, transfer: Transfer) -> None:
+    def __init__(
+        self, loader: OrderedLoader | StreamLoader, transfer: Transfer, inspect: Inspect = _inspect_nothing
+    ) -> None:
         self.loader = loader
         self._transfer = transfer
+        self._inspect = inspect
 
     def batches_per_epoch(self) -> int | None:
         """The loader's length, where it has one."""
@@ -34,6 +45,10 @@ class LoaderBatches:
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """The batches from `position` on, on the device."""
         with closing(self.loader.batches_from(epoch, position)) as batches:
+            for batch in batches:
+                self._inspect(batch)
+                yield self._transfer(batch)
+                break
             yield from map(self._transfer, batches)
 
     def rows(self, batch: Any) -> int:
@@ -56,9 +71,10 @@ class ForeignBatches:
     and afterwards to where the run left it.
     """
 
-    def __init__(self, loader: Iterable[Any], transfer: Transfer) -> None:
+    def __init__(self, loader: Iterable[Any], transfer: Transfer, inspect: Inspect = _inspect_nothing) -> None:
         self.loader = loader
         self._transfer = transfer
+        self._inspect = inspect
         self._epoch_began_with = torch.get_rng_state()
 
     def batches_per_epoch(self) -> int | None:
@@ -72,18 +88,22 @@ class ForeignBatches:
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """The batches from `position` on, on the device."""
         for holder in (self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)):
-            if hasattr(holder, "set_epoch"):
-                holder.set_epoch(epoch)
-        if position == 0:
-            self._epoch_began_with = torch.get_rng_state()
-            yield from map(self._transfer, self.loader)
-            return
+            set_epoch = getattr(holder, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
         present = torch.get_rng_state()
-        torch.set_rng_state(self._epoch_began_with)
-        for number, batch in enumerate(skip_batches(self.loader, position)):
-            if number == 0:
+        if position == 0:
+            self._epoch_began_with = present
+        else:
+            torch.set_rng_state(self._epoch_began_with)
+        batches = skip_batches(self.loader, position)
+        for batch in batches:
+            if position > 0:
                 torch.set_rng_state(present)
+            self._inspect(batch)
             yield self._transfer(batch)
+            break
+        yield from map(self._transfer, batches)
 
     def rows(self, batch: Any) -> int:
         """The length of the batch's first tensor."""

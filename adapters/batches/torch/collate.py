@@ -91,6 +91,6 @@ class WithoutColumns:
 
     def __call__(self, features: list[Any]) -> Any:
         """The batch of what is left."""
-        if features and isinstance(features[0], Mapping):
+        if isinstance(features[0], Mapping) and not features[0].keys() <= self.columns:
             features = [{name: row[name] for name in row if name in self.columns} for row in features]
         return self.collate(features)

@@ -138,7 +138,7 @@ class TorchEvaluator:
         return self.compute_metrics(self._held, compute_result=last) or {}
 
     def _loss_array(self) -> Any:
-        return np.concatenate([np.repeat(to_arrays(loss), rows) for loss, rows in self._losses])
+        return np.concatenate([np.repeat(to_arrays(loss), max(rows, 1)) for loss, rows in self._losses])
 
     def _mean_loss(self) -> float:
         losses = self._loss_array()

@@ -38,7 +38,7 @@ class Gradients:
             if max_norm > 0:
                 clip_grads_with_norm_(self._parameters, max_norm, norm)
             return norm
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if max_norm > 0:
             torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + SMALL), max=1.0))
         return norm

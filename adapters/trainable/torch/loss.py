@@ -166,6 +166,9 @@ def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, 
 
 
 def _logits(outputs: Any) -> Tensor:
+    logits: Tensor
     if isinstance(outputs, Mapping):
-        return outputs["logits"]
-    return outputs[0] if isinstance(outputs, tuple | list) else outputs.logits
+        logits = outputs["logits"]
+    else:
+        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs.logits
+    return logits

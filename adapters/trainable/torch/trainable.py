@@ -18,8 +18,8 @@ class TorchTrainable:
 
     model: the module as it is called in training (wrapped, compiled). The caller puts it in training mode.
     compute_loss: from module and batch to loss. `normalises` says that it divides by the item count that it is given;
-    what it gives otherwise is a mean, which counts by its items (`weights="items"`) or as the same share of its window
-    as the others (`weights="batches"`).
+    what it gives otherwise is a mean, which `exact` weighs by its items within its window; without, each batch of the
+    window weighs the same.
     shifted: the loss compares each position with the label after it.
     """
 
@@ -56,12 +56,14 @@ class TorchTrainable:
 
     def loss(self, batch: Any, window_items: Any) -> Tensor:
         """The batch's share of the window's loss."""
+        loss: Tensor
         if self._normalises:
-            return self._compute_loss(self.model, batch, num_items_in_batch=window_items)
-        loss: Tensor = self._compute_loss(self.model, batch)
-        if window_items is None:
+            loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
             return loss
-        return loss * (self._items(batch) / window_items) if self._exact else loss / window_items
+        loss = self._compute_loss(self.model, batch)
+        if window_items is not None:
+            loss = loss * (self._items(batch) / window_items) if self._exact else loss / window_items
+        return loss
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Write one rate into each parameter group."""

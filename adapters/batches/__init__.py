@@ -1,0 +1,1 @@
+"""How one technology answers the port Batches."""

@@ -1,0 +1,1 @@
+"""Batches of torch data sets and loaders."""

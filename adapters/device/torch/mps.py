@@ -1,0 +1,40 @@
+"""Apple's GPU through Metal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hexloop.adapters.device.torch.base import TorchDevice, state_of, text_of
+from hexloop.domain.parts import json_part
+from hexloop.ports.device import DeviceCapabilities, Memory
+from hexloop.ports.state import Part
+
+
+class MpsDevice(TorchDevice):
+    """Apple's GPU through Metal."""
+
+    def __init__(self) -> None:
+        super().__init__("mps", DeviceCapabilities("mps", frozenset({"fp32", "fp16", "bf16"})))
+
+    def memory(self) -> Memory:
+        """As Metal counts; it keeps no peak."""
+        used = torch.mps.current_allocated_memory()
+        return Memory(used, used, torch.mps.recommended_max_memory())
+
+    def release_memory(self) -> None:
+        """Empty the allocator's cache."""
+        torch.mps.empty_cache()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether Metal refused memory."""
+        return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
+
+    def _own_streams(self) -> Iterator[Part]:
+        yield json_part("device", text_of(torch.mps.get_rng_state()))
+
+    def _load_own_streams(self, found: dict[str, Any]) -> None:
+        if "device" in found:
+            torch.mps.set_rng_state(state_of(found["device"]))

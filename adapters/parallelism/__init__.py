@@ -1,0 +1,1 @@
+"""Answers to the Parallelism port."""

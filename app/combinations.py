@@ -1,0 +1,77 @@
+"""What does not combine, as a table: the reason is a question to the capabilities, the way out a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.ports.device import DeviceCapabilities
+from hexloop.ports.parallelism import ParallelismCapabilities
+
+
+@frozen
+class Setting:
+    """What the run was set up with."""
+
+    args: TrainingArguments
+    device: DeviceCapabilities
+    precision: str
+    parallelism: ParallelismCapabilities
+
+
+@frozen
+class Refusal:
+    """A combination that cannot work: when, what was chosen, why it cannot, what to do. Texts may name `Setting`."""
+
+    when: Callable[[Setting], bool]
+    chosen: str
+    because: str
+    instead: str
+
+
+REFUSALS = (
+    Refusal(
+        lambda setting: setting.precision not in setting.device.precisions,
+        "the precision {precision}",
+        "the device {device.kind} computes in {precisions} only",
+        "choose one of these, or another device",
+    ),
+    Refusal(
+        lambda setting: setting.args.torch_compile and not setting.parallelism.compiles,
+        "torch_compile=True with the parallelism {parallelism.name}",
+        "a model that it prepared cannot be compiled afterwards",
+        "set torch_compile=False",
+    ),
+    Refusal(
+        lambda setting: setting.args.bf16_full_eval and "bf16" not in setting.device.precisions,
+        "bf16_full_eval=True",
+        "the device {device.kind} computes in {precisions} only",
+        "set bf16_full_eval=False",
+    ),
+    Refusal(
+        lambda setting: setting.args.fp16_full_eval and "fp16" not in setting.device.precisions,
+        "fp16_full_eval=True",
+        "the device {device.kind} computes in {precisions} only",
+        "set fp16_full_eval=False",
+    ),
+)
+
+
+def refused_combinations(
+    args: TrainingArguments, device: DeviceCapabilities, precision: str, parallelism: ParallelismCapabilities
+) -> list[str]:
+    """A sentence for each row of the table that applies."""
+    setting = Setting(args, device, precision, parallelism)
+    words = {
+        "device": device,
+        "precision": precision,
+        "precisions": ", ".join(sorted(device.precisions)),
+        "parallelism": parallelism,
+    }
+    return [
+        f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(words)
+        for row in REFUSALS
+        if row.when(setting)
+    ]

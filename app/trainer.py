@@ -1,0 +1,403 @@
+"""The Trainer: a model, its data and its arguments, trained by the loop."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, Unpack
+
+from torch import Tensor
+
+from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
+from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
+from hexloop.adapters.trainable.torch.optimizers import choose_optimizer, decayed_names, make_optimizer
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.training import evaluating, reporting, saving
+from hexloop.app.training.callbacks import default_callbacks
+from hexloop.app.training.columns import find_label_names, used_columns
+from hexloop.app.training.counters import operations_by_parameters
+from hexloop.app.training.learning_rates import make_learning_rates
+from hexloop.app.training.live import any_live
+from hexloop.app.training.loaders import LoaderMaker, example_count
+from hexloop.app.training.losses import LossChoice, choose_loss
+from hexloop.app.training.placement import place_model
+from hexloop.app.training.session import Session, open_session
+from hexloop.app.wiring import Injected, choose_adapters
+from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.domain.events import AnyEvent, Paused, TrainEnded
+from hexloop.domain.loop import train
+from hexloop.domain.requests import Requests, SaveRequest
+from hexloop.domain.run import Evaluation
+from hexloop.domain.watchers import Watchers
+
+
+class TrainOutput(NamedTuple):
+    """What `Trainer.train` gives: the steps done, the mean loss over them, and the figures of the run."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Trains, evaluates and predicts with the reference library's constructor, methods and hooks.
+
+    Every method may be overridden; what a subclass leaves alone costs nothing. Adapters may be injected by keyword
+    (device, precision, parallelism, collectives, storage, hub, loggers, clock, interrupts); the arguments choose the
+    others. Whoever passes `loggers` decides alone what is shown: no progress bar and no printing callback is added.
+
+    Raises ConfigurationError with every problem that can be known without data.
+    """
+
+    loss_is_scaled_for_ga: bool | None = None
+    """Whether an overridden `compute_loss` divides by `num_items_in_batch` itself; None: as the model's own loss does."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., Any] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        **injected: Unpack[Injected],
+    ) -> None:
+        self.args = TrainingArguments() if args is None else args
+        if (model is None) == (model_init is None):
+            raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
+        self.model_init = model_init
+        self.adapters = choose_adapters(self.args, injected)
+        if not any_live():
+            self.adapters.device.seed(self.args.seed)
+        self.model = self.call_model_init() if model_init is not None else model
+        self.model_wrapped = self.model
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self._own_optimizer, self._own_scheduler = self.optimizer is None, self.lr_scheduler is None
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.data_collator = data_collator or self._default_collator()
+        self.label_names = self.args.label_names or find_label_names(self.model)
+        self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
+        self.requests, self.session = Requests(), None
+        self.ignore_keys_for_eval: list[str] | None = None
+        self.control, self.state = TrainerControl(), TrainerState()
+        own_loggers = injected.get("loggers") is not None
+        self.callback_handler = CallbackHandler(
+            [*default_callbacks(self.args, own_loggers), *(callbacks or ())],
+            self.model,
+            processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self.dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
+        self.dispatcher.call("on_init_end")
+
+    session: Session | None
+    """The run that is live; None between runs."""
+
+    watchers: Watchers | None = None
+    """The loggers of the run that is live."""
+
+    # Training
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train to the end, waiting while the run is paused.
+
+        resume_from_checkpoint: a checkpoint's folder, or True for the newest good one in the output folder.
+        Raises RunStateError while another run of this Trainer is live.
+        """
+        ended: TrainEnded | None = None
+        with closing(self.stream(resume_from_checkpoint, ignore_keys_for_eval)) as events:
+            for event in events:
+                kind = type(event)
+                if kind is Paused:
+                    self.requests.wait_while_paused()
+                elif kind is TrainEnded:
+                    ended = event  # type: ignore[assignment]
+        assert ended is not None
+        return TrainOutput(ended.step, ended.metrics["train_loss"], dict(ended.metrics))
+
+    def stream(
+        self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
+    ) -> Generator[AnyEvent, None, None]:
+        """The run as a generator of events, which whoever iterates drives; `close()` ends it and releases everything.
+
+        The run begins with the first `next`. Raises RunStateError while another run of this Trainer is live.
+        """
+        self._refuse_second_run()
+        return self._drive(resume_from_checkpoint, ignore_keys_for_eval)
+
+    def _drive(self, resume_from: str | bool | None, ignore_keys: list[str] | None) -> Generator[AnyEvent, None, None]:
+        self._refuse_second_run()
+        if self.model_init is not None and self.state.global_step > 0:
+            self.model = self.model_wrapped = self.call_model_init()
+        self.ignore_keys_for_eval = ignore_keys
+        session = open_session(self, resume_from)
+        dispatch, take_control = self.dispatcher.dispatch, session.control.take
+        with closing(train(session.run)) as events:
+            for event in events:
+                dispatch(event)
+                yield event
+                take_control()
+
+    def _refuse_second_run(self) -> None:
+        if self.session is not None:
+            raise RunStateError(
+                "You asked this Trainer for a second run, but one is live; finish it, close its stream, or use "
+                "another Trainer."
+            )
+
+    def end_session(self) -> None:
+        """The live run is over; the Trainer may begin another. Called by the run itself."""
+        self.session = None
+
+    @property
+    def is_in_train(self) -> bool:
+        """Whether a run is live."""
+        return self.session is not None
+
+    # Asking a live run, from any thread
+
+    def request_stop(self, reason: str = "") -> None:
+        """End the run at the next step boundary, or within a running evaluation."""
+        self.requests.request_stop(reason)
+
+    def request_save(self) -> SaveRequest:
+        """Save at the next step boundary; the handle's `wait()` gives the checkpoint's name once it is durable."""
+        return self.requests.request_save()
+
+    def pause(self) -> None:
+        """Stand still at the next step boundary: `train` waits, a stream yields Paused."""
+        self.requests.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.requests.resume()
+
+    # Hooks of a step
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward of one micro-batch; gives its share of the window's loss, detached."""
+        if self.session is None:
+            raise RunStateError("training_step belongs to a live run; call train() or stream() instead.")
+        learner = self.session.learner
+        last_of_window = getattr(learner, "last_of_window", True)
+        loss: Tensor = self.session.standard.micro_step(inputs, num_items_in_batch, last_of_window)
+        return loss
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch, with `return_outputs` the pair of it and what the model returned."""
+        return self.loss_choice.compute(model, inputs, return_outputs, num_items_in_batch)
+
+    @property
+    def loss_choice(self) -> LossChoice:
+        """The loss that the arguments and the model make for."""
+        return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func)
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """The floating-point operations of forward and backward on `inputs`, estimated; 0 where that is not known."""
+        return operations_by_parameters(self.model)(inputs)
+
+    # Model, optimizer, schedule
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """A fresh model from `model_init`, which may take the trial of a search."""
+        assert self.model_init is not None
+        takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
+        model = self.model_init(trial) if takes_trial else self.model_init()
+        if model is None:
+            raise ConfigurationError(["model_init returned None; let it return the model."])
+        return model
+
+    def place_model(self) -> Any:
+        """The model on its device, with what the arguments ask of its memory."""
+        return place_model(self.model, self.args, self.adapters.device)
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
+        self.create_optimizer(self.model_wrapped)
+        self.create_scheduler(num_training_steps, self.optimizer)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The optimizer of the trainable parameters, made now where there is none."""
+        if self.optimizer is None:
+            target = self.model if model is None else model
+            if self.optimizer_cls_and_kwargs is not None:
+                optimizer_class, options = self.optimizer_cls_and_kwargs
+            else:
+                optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
+            decayed = self.get_decay_parameter_names(target)
+            self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The learning-rate schedule, made now where there is none."""
+        if self.lr_scheduler is None:
+            target = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps)
+        return self.lr_scheduler
+
+    def forget_own_optimizer(self) -> None:
+        """Drop the optimizer and schedule that an earlier run made; the user's own stay."""
+        if self._own_optimizer:
+            self.optimizer = None
+        if self._own_scheduler:
+            self.lr_scheduler = None
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
+        """The optimizer class that the arguments name, and its keyword arguments."""
+        return choose_optimizer(
+            str(getattr(args.optim, "value", args.optim)),
+            args.learning_rate,
+            (args.adam_beta1, args.adam_beta2),
+            args.adam_epsilon,
+            args.optim_args,
+            args.device.type,
+        )
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """The names of the parameters that weight decay applies to: no bias, no normalisation."""
+        return decayed_names(model)
+
+    # Data
+
+    def get_train_dataloader(self) -> Any:
+        """The batches of the training data."""
+        if self.train_dataset is None:
+            raise ConfigurationError(["You asked to train, but the Trainer has no data; pass train_dataset."])
+        return self._loader_maker().training(self.train_dataset, self.args.train_batch_size)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's own."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if dataset is None:
+            raise ConfigurationError(["You asked to evaluate, but the Trainer has no data for it; pass eval_dataset."])
+        return self._loader_maker().evaluation(dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The batches of `test_dataset`."""
+        return self._loader_maker().evaluation(test_dataset)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """How many samples a loader gives; its length times the batch size where its data set has no length."""
+        count = example_count(dataloader)
+        return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
+
+    def _loader_maker(self) -> LoaderMaker:
+        columns = used_columns(self.model, self.label_names)
+        pins = self.adapters.device.capabilities.pins_memory
+        return LoaderMaker(self.args, self.data_collator, columns, pins, self.main_input_name)
+
+    def _default_collator(self) -> Callable[[list[Any]], Any]:
+        if hasattr(self.processing_class, "pad"):
+            return DataCollatorWithPadding(self.processing_class)
+        return default_data_collator
+
+    # Evaluation and prediction
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """The metrics on `eval_dataset` (the Trainer's own where None), logged and under the prefix.
+
+        A dictionary of data sets is evaluated one by one, each under "<prefix>_<name>".
+        """
+        return evaluating.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
+        return evaluating.predict(self, test_dataset, ignore_keys, metric_key_prefix)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Predict every batch of `dataloader`; gives predictions, labels, metrics and the number of samples."""
+        return evaluating.evaluation_loop(self, dataloader, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Any, Any]:
+        """The loss, the logits and the labels of a batch, each None where there is none or it is not asked for."""
+        return evaluating.standard_prediction_step(self)(model, inputs, prediction_loss_only, ignore_keys)
+
+    def evaluation_in_training(self) -> Evaluation:
+        """The evaluation that the loop asks for when one is due."""
+        return evaluating.evaluation_in_training(self)
+
+    # Logs and files
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Complete `logs` with the epoch, enter them in the history, and show them to callbacks and loggers."""
+        reporting.log(self, logs)
+
+    def watch(self, run: Any) -> tuple[Callable[[], None], ...]:
+        """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
+        return reporting.watch(self, run)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, its configuration and the processing class to a folder (the output folder where None)."""
+        saving.save_model(self, output_dir or str(self.args.output_dir))
+
+    def save_state(self) -> None:
+        """Write the state to trainer_state.json in the output folder."""
+        saving.save_state(self)
+
+    def new_run_name(self) -> str:
+        """A name that no other run has."""
+        return uuid.uuid4().hex
+
+    # Callbacks
+
+    def add_callback(self, callback: Any) -> None:
+        """Call this callback too; a class stands for an instance of it."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Take out a callback, or the first of a class, and give it back; None where there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Take out a callback, or the first of a class."""
+        self.callback_handler.remove_callback(callback)
+
+    # Where this process stands
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this process is the first of the run."""
+        return self.adapters.collectives.rank == 0
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this process is the first of its machine."""
+        return self.args.local_process_index == 0

@@ -1,0 +1,1 @@
+"""How a Trainer builds and drives a run."""

@@ -1,0 +1,67 @@
+"""What a model's forward takes: its columns, its labels, whether it has a loss without them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from hexloop.domain.errors import ConfigurationError
+
+SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration")
+"""The transformers losses that compare each position with the label after it."""
+
+
+def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of the forward of the model, or of what a PEFT wrapper wraps."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return dict(inspect.signature(inner.forward).parameters)
+
+
+def find_label_names(model: Any) -> list[str]:
+    """The parameters of forward that are labels: those with "label" in their name, and the positions of an answer."""
+    names = forward_parameters(model)
+    answers = ("start_positions", "end_positions") if "QuestionAnswering" in type(model).__name__ else ()
+    return [name for name in names if "label" in name or name in answers]
+
+
+def returns_loss_unasked(model: Any) -> bool:
+    """Whether forward computes a loss without labels (its `return_loss` is on by default)."""
+    parameter = forward_parameters(model).get("return_loss")
+    return parameter is not None and parameter.default is True
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether the model's own loss compares each position with the label after it."""
+    encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return getattr(model, "loss_type", None) in SHIFTING_LOSSES and not encoder_decoder
+
+
+def is_causal_language_model(model: Any) -> bool:
+    """Whether the model is one of transformers' decoders, whose smoothed loss shifts the labels."""
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def used_columns(model: Any, label_names: Sequence[str]) -> frozenset[str] | None:
+    """The columns that forward takes; None where it takes any (keyword arguments alone), so that none can be left out."""
+    parameters = forward_parameters(model)
+    named = [name for name, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    if not named:
+        return None
+    return frozenset([*named, "label", "label_ids", *label_names])
+
+
+def without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
+    """A `datasets.Dataset` without the columns that the model does not take.
+
+    Raises ConfigurationError, naming both sides, where no column is left.
+    """
+    unused = [name for name in dataset.column_names if name not in columns]
+    if len(unused) == len(dataset.column_names):
+        raise ConfigurationError(
+            [
+                f"The data set has the columns {', '.join(unused)}, and the model takes {', '.join(sorted(columns))}: "
+                "none fits; rename the columns, or set remove_unused_columns=False and collate them yourself."
+            ]
+        )
+    return dataset.remove_columns(unused)

@@ -1,0 +1,51 @@
+"""Where a subclass's own methods take the place of a run's parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsFloat
+
+from torch import Tensor
+
+from hexloop.ports.learner import Learner
+
+
+def is_overridden(instance: object, name: str, base: type) -> bool:
+    """Whether the method `name` is another than `base` defines: in a subclass, or set on the instance."""
+    return name in vars(instance) or getattr(type(instance), name, None) is not getattr(base, name)
+
+
+class OverriddenTrainingStep:
+    """A learner whose micro-step is the user's `training_step(model, inputs[, num_items_in_batch])`.
+
+    The user's method owns the whole action; where it calls the method that it overrides, that is `standard`'s.
+    """
+
+    def __init__(self, standard: Learner[Any, Tensor], model: Any, training_step: Callable[..., Tensor]) -> None:
+        parameters = inspect.signature(training_step).parameters.values()
+        self._takes_count = any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters)
+        self._training_step = training_step
+        self._model = model
+        self.standard = standard
+        self.window_items: Any = None
+        self.last_of_window = True
+
+    def count_items(self, window: Sequence[Any]) -> object:
+        """As the standard learner counts."""
+        return self.standard.count_items(window)
+
+    def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
+        """The user's step."""
+        self.window_items, self.last_of_window = window_items, last_of_window
+        if self._takes_count:
+            return self._training_step(self._model, batch, num_items_in_batch=window_items).detach()
+        return self._training_step(self._model, batch).detach()
+
+    def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
+        """As the standard learner updates."""
+        return self.standard.update(max_norm)
+
+    def set_learning_rates(self, rates: Sequence[float]) -> None:
+        """As the standard learner does."""
+        self.standard.set_learning_rates(rates)

@@ -1,0 +1,72 @@
+"""The learning rates of a run as callbacks and scripts read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hexloop.adapters.scheduler.torch import TorchScheduler
+from hexloop.app.arguments import TrainingArguments
+from hexloop.domain.best import BestMetric
+from hexloop.domain.schedules import ADAPTIVE, build_adaptive, build_shape
+from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.ports.scheduler import Scheduler
+
+
+class LearningRates:
+    """What `trainer.lr_scheduler` is unless the user supplies one: hexloop's schedule under a torch scheduler's names.
+
+    The loop moves it; a script that drives the optimizer itself calls `step()` after each update.
+    """
+
+    def __init__(self, scheduler: ScheduledRates | AdaptiveRates, optimizer: Any) -> None:
+        self.scheduler: Scheduler = scheduler
+        self.optimizer = optimizer
+        self.base_lrs = list(scheduler.base_rates)
+        self._updates = 0
+        scheduler.start(0)
+
+    def get_last_lr(self) -> list[float]:
+        """The rates in force, one for each parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def step(self, metrics: float | None = None) -> None:
+        """Put the rates after one more update in force."""
+        self._updates += 1
+        self.scheduler.advance(self._updates)
+
+
+def best_metric(args: TrainingArguments) -> BestMetric:
+    """The metric that decides which evaluation is the best."""
+    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better))
+
+
+def make_learning_rates(args: TrainingArguments, optimizer: Any, total_steps: int) -> LearningRates:
+    """The schedule that the arguments name. Raises ConfigurationError where its options do not fit."""
+    name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    options: dict[str, Any] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+    base_rates = tuple(float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups)
+
+    def set_rates(rates: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    scheduler: ScheduledRates | AdaptiveRates
+    if name in ADAPTIVE:
+        scheduler = AdaptiveRates(build_adaptive(name, options), best_metric(args), base_rates, set_rates)
+    else:
+        shape = build_shape(
+            name,
+            base_rate=args.learning_rate,
+            warmup_steps=args.get_warmup_steps(total_steps),
+            total_steps=total_steps,
+            options=options,
+        )
+        scheduler = ScheduledRates(shape, base_rates, set_rates)
+    return LearningRates(scheduler, optimizer)
+
+
+def as_port(lr_scheduler: Any, optimizer: Any, args: TrainingArguments) -> Scheduler:
+    """Whoever answers the Scheduler port for `trainer.lr_scheduler`."""
+    if isinstance(lr_scheduler, LearningRates):
+        return lr_scheduler.scheduler
+    return TorchScheduler(lr_scheduler, optimizer, best_metric(args))

@@ -1,0 +1,91 @@
+"""Which runs are live in this process, and whose random streams and global switches are in force."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, field
+
+from hexloop.ports.device import Device
+from hexloop.ports.state import Part
+
+
+@define
+class GlobalSwitches:
+    """Global switches of torch that a run sets for itself and puts back: name of the switch to the wanted value."""
+
+    wanted: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Any]] = field(factory=dict)
+    _before: dict[str, Any] = field(factory=dict, init=False)
+
+    def apply(self) -> None:
+        """Set the switches, noting how they stood."""
+        for name, (read, write, value) in self.wanted.items():
+            self._before[name] = read()
+            write(value)
+
+    def restore(self) -> None:
+        """Put the switches back."""
+        for name, before in self._before.items():
+            self.wanted[name][1](before)
+        self._before.clear()
+
+
+@define(eq=False)
+class Control:
+    """One live run's hold on what is global: the random streams and the switches."""
+
+    device: Device
+    switches: GlobalSwitches
+    thread: int = field(factory=threading.get_ident, init=False)
+    _streams: list[Part] | None = field(default=None, init=False)
+
+    def take(self) -> None:
+        """Put this run's streams and switches in force, keeping those of the run that had control."""
+        holder = _live.holder
+        if holder is self:
+            return
+        if holder is not None:
+            holder._streams = list(holder.device.export())
+            holder.switches.restore()
+        if self._streams is not None:
+            self.device.load(self._streams)
+        self.switches.apply()
+        _live.holder = self
+
+    def release(self) -> None:
+        """The run is over."""
+        _live.runs.discard(self)
+        if _live.holder is self:
+            self.switches.restore()
+            _live.holder = None
+
+
+@define
+class _Live:
+    holder: Control | None = None
+    runs: set[Control] = field(factory=set)
+
+
+_live = _Live()
+
+
+def begin_control(device: Device, switches: GlobalSwitches) -> Control:
+    """A new run begins and takes control; warns where another is live in another thread."""
+    control = Control(device, switches)
+    if any(run.thread != control.thread for run in _live.runs):
+        warnings.warn(
+            "Two runs are live in two threads of this process. They share no state, files or callbacks, but both draw "
+            "from torch's random generators, so neither is reproducible; step them from one thread, or use processes.",
+            stacklevel=2,
+        )
+    _live.runs.add(control)
+    control.take()
+    return control
+
+
+def any_live() -> bool:
+    """Whether a run is live in this process."""
+    return bool(_live.runs)

@@ -1,0 +1,132 @@
+"""The loaders that a Trainer makes from data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, length_of
+from hexloop.adapters.batches.torch.collate import WithoutColumns
+from hexloop.adapters.batches.torch.keyed import KeyedDataset
+from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader, is_iterable
+from hexloop.adapters.batches.torch.order import VectorisedPermutation
+from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.training.columns import without_unused_columns
+from hexloop.domain.errors import ConfigurationError, DataError
+from hexloop.domain.order import Order
+from hexloop.domain.order.grouped import GroupedByLength
+from hexloop.domain.order.sequential import Sequential
+from hexloop.ports.batches import Batches
+
+
+@frozen
+class LoaderMaker:
+    """Makes loaders as the arguments say.
+
+    columns: what the model takes (None: anything). pins_memory: whether the device gains from it.
+    main_input: the field whose length is a sample's, where no length column says it.
+    """
+
+    args: TrainingArguments
+    collate: Callable[[list[Any]], Any]
+    columns: frozenset[str] | None
+    pins_memory: bool
+    main_input: str = "input_ids"
+
+    def training(self, dataset: Any, batch_size: int) -> OrderedLoader | StreamLoader:
+        """Batches of `batch_size` samples in the order that the arguments name."""
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return self._loader(dataset, batch_size, lambda data, epoch: self._order(data, seed, epoch), seed)
+
+    def evaluation(self, dataset: Any) -> OrderedLoader | StreamLoader:
+        """Batches of the evaluation size, every sample once, in the data set's own order."""
+        return self._loader(dataset, self.args.eval_batch_size, lambda data, _epoch: Sequential(len(data)), None)
+
+    def _loader(
+        self, dataset: Any, batch_size: int, order: Callable[[Any, int], Order], key_seed: int | None
+    ) -> OrderedLoader | StreamLoader:
+        args = self.args
+        dataset, collate = self._fitted(dataset)
+        options: dict[str, Any] = {
+            "collate_fn": collate,
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and self.pins_memory,
+            "persistent_workers": args.dataloader_persistent_workers,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "in_order": args.dataloader_in_order,
+        }
+        if is_iterable(dataset):
+            return StreamLoader(dataset, batch_size=batch_size, drop_last=args.dataloader_drop_last, **options)
+        keyed = key_seed is not None and (args.dataloader_num_workers > 0 or args.keyed_data_randomness)
+        sampler = OrderedBatchSampler(
+            lambda epoch: order(dataset, epoch),
+            batch_size,
+            drop_last=args.dataloader_drop_last,
+            keyed_by=key_seed if keyed else None,
+        )
+        return OrderedLoader(KeyedDataset(dataset) if keyed else dataset, sampler, **options)
+
+    def _fitted(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+        """The data set and the collate function without what the model does not take."""
+        if self.columns is None or not self.args.remove_unused_columns:
+            return dataset, self.collate
+        if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
+            return without_unused_columns(dataset, self.columns), self.collate
+        return dataset, WithoutColumns(self.collate, self.columns)
+
+    def _order(self, dataset: Any, seed: int, epoch: int) -> Order:
+        length = len(dataset)
+        if self.args.train_sampling_strategy == "sequential":
+            return Sequential(length)
+        if self.args.train_sampling_strategy == "group_by_length":
+            global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+            return GroupedByLength(
+                VectorisedPermutation(seed, epoch, length), global_batch, lambda index: self._length(dataset[index])
+            )
+        return VectorisedPermutation(seed, epoch, length)
+
+    def _length(self, sample: Any) -> int:
+        column = self.args.length_column_name
+        if column in sample:
+            return int(sample[column])
+        if self.main_input in sample:
+            return len(sample[self.main_input])
+        raise ConfigurationError(
+            [
+                "You chose train_sampling_strategy='group_by_length', but a sample has neither the column "
+                f"{column!r} nor {self.main_input!r}; add one, or set length_column_name."
+            ]
+        )
+
+
+def batches_of(loader: Any, transfer: Transfer, inspect: Callable[[Any], None]) -> Batches[Any]:
+    """Whoever answers the Batches port for a loader: hexloop's own begin anywhere, others are taken as they come."""
+    if isinstance(loader, OrderedLoader | StreamLoader):
+        return LoaderBatches(loader, transfer, inspect)
+    return ForeignBatches(loader, transfer, inspect)
+
+
+def check_batch(batch: Any) -> None:
+    """Raise DataError where a batch cannot be handed to a model: it is no mapping, or its samples are not stacked."""
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"The data_collator returned a {type(batch).__name__}, but the model is called with keyword arguments; "
+            "let it return a dictionary of tensors whose first dimension is the batch."
+        )
+    if row_count(batch) == 0:
+        raise DataError(
+            f"The data_collator returned {', '.join(map(str, batch)) or 'nothing'} without a batch dimension; "
+            "let it stack its samples into tensors whose first dimension is the batch."
+        )
+
+
+def example_count(loader: Any) -> int | None:
+    """How many samples a loader's data set has; None where nobody knows."""
+    dataset = getattr(loader, "dataset", None)
+    return length_of(dataset.dataset if isinstance(dataset, KeyedDataset) else dataset)

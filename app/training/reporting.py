@@ -1,0 +1,48 @@
+"""How the numbers of a run reach its history, its callbacks and its loggers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hexloop.domain.run import Run
+from hexloop.domain.speed import speed_metrics
+from hexloop.domain.watchers import Watchers
+from hexloop.ports.logger import Record, RunInformation
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+def log(trainer: Trainer, logs: dict[str, float]) -> None:
+    """Complete `logs` in place with the epoch, and with the tokens seen where they are counted; enter and show them."""
+    state = trainer.state
+    logs["epoch"] = state.epoch
+    if trainer.args.include_num_input_tokens_seen != "no" and trainer.session is not None:
+        trainer.session.settle_counters()
+        session = trainer.session.run.session
+        seconds = trainer.adapters.clock.monotonic() - session.at
+        logs["num_input_tokens_seen"] = state.num_input_tokens_seen
+        logs |= speed_metrics("train", seconds, tokens=state.num_input_tokens_seen - session.tokens)
+    state.log_history.append({**logs, "step": state.global_step})
+    trainer.control.should_log = False
+    trainer.dispatcher.call("on_log", logs=logs)
+    if trainer.watchers is not None:
+        trainer.watchers.write(Record(state.global_step, state.epoch, dict(logs)))
+
+
+def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...]:
+    """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
+    args, adapters = trainer.args, trainer.adapters
+    watchers = Watchers(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
+    trainer.watchers = watchers
+    name = args.run_name or str(args.output_dir)
+    watchers.start(RunInformation(name, args.to_sanitized_dict(), str(args.output_dir), run.plan.total_steps, run.state.step))
+    adapters.interrupts.start(trainer.request_stop)
+
+    def finish() -> None:
+        trainer.watchers = None
+        watchers.finish()
+
+    return adapters.interrupts.stop, finish

@@ -1,0 +1,90 @@
+"""The files of a model: its weights, its configuration, its processing class, the arguments, the state."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+
+from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.app.training.hooks import is_overridden
+from hexloop.ports.files import File
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+ARGUMENTS = "training_args.json"
+STATE = "trainer_state.json"
+CHUNK = 1 << 20
+
+
+def save_model(trainer: Trainer, folder: str) -> None:
+    """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder."""
+    os.makedirs(folder, exist_ok=True)
+    model = trainer.adapters.parallelism.unwrap(trainer.model)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        tensors = {name: tensor.detach().contiguous() for name, tensor in ModelState(model).named_tensors().items()}
+        save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    _save_processing_class(trainer, folder)
+    Path(folder, ARGUMENTS).write_text(trainer.args.to_json_string() + "\n", encoding="utf-8")
+
+
+def save_state(trainer: Trainer) -> None:
+    """Write trainer_state.json to the output folder."""
+    folder = str(trainer.args.output_dir)
+    os.makedirs(folder, exist_ok=True)
+    trainer.state.save_to_json(os.path.join(folder, STATE))
+
+
+def companion_files(trainer: Trainer) -> Iterator[File]:
+    """What a checkpoint holds beside the weights and the run's own state: configuration, tokenizer, arguments, state.
+
+    Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
+    """
+    from hexloop.app.trainer import Trainer as Base
+
+    yield _text(ARGUMENTS, trainer.args.to_json_string())
+    yield _text(STATE, json.dumps(asdict(trainer.state), indent=2, sort_keys=True, default=float))
+    with tempfile.TemporaryDirectory() as folder:
+        if is_overridden(trainer, "save_model", Base):
+            trainer.save_model(folder, _internal_call=True)
+        else:
+            _save_configuration(trainer.adapters.parallelism.unwrap(trainer.model), folder)
+            _save_processing_class(trainer, folder)
+        for path in sorted(Path(folder).rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name not in (ARGUMENTS, STATE):
+                yield File(name, _chunks(path))
+
+
+def _save_configuration(model: Any, folder: str) -> None:
+    """config.json and generation_config.json of a transformers model, as its `save_pretrained` writes them."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+    if hasattr(model, "can_generate") and model.can_generate() and getattr(model, "generation_config", None):
+        model.generation_config.save_pretrained(folder)
+
+
+def _save_processing_class(trainer: Trainer, folder: str) -> None:
+    if hasattr(trainer.processing_class, "save_pretrained"):
+        trainer.processing_class.save_pretrained(folder)
+
+
+def _text(name: str, text: str) -> File:
+    return File(name, [f"{text}\n".encode()])
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk

@@ -1,0 +1,202 @@
+"""One run of a Trainer, from its construction in the one order there is to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+
+from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.losses.torch import TorchLosses
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.training.checkpoints import RunCheckpoints, make_store, refuse_unwritable, restore
+from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
+from hexloop.app.training.hooks import OverriddenTrainingStep, is_overridden
+from hexloop.app.training.learning_rates import as_port, best_metric
+from hexloop.app.training.live import begin_control
+from hexloop.app.training.live import Control as LiveControl
+from hexloop.app.training.loaders import batches_of, check_batch
+from hexloop.app.training.losses import with_optional_count
+from hexloop.app.training.switches import switches_for
+from hexloop.app.training.triggers import triggers_for
+from hexloop.app.wiring import Adapters
+from hexloop.domain.agreement import agreement_for
+from hexloop.domain.plan import Plan, make_plan
+from hexloop.domain.run import Run
+from hexloop.domain.state import RunState
+from hexloop.domain.step import StandardLearner
+from hexloop.ports.batches import Batches
+from hexloop.ports.learner import Learner
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+@define
+class Session:
+    """A run, and what the Trainer's hooks need of it while it lasts."""
+
+    run: Run[Any, Any]
+    control: LiveControl
+    standard: StandardLearner[Any, Any]
+    learner: Learner[Any, Any]
+    counters: list[TokenCounter] = field(factory=list)
+
+    def settle_counters(self) -> None:
+        """Bring the counts that wait on the device into the state."""
+        for counter in self.counters:
+            counter.settle()
+
+
+def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
+    """Construct a run: model on its device, data, plan, wrapped model and optimizer, compile, schedule, load.
+
+    Raises ConfigurationError with every problem that can be known without data. What was begun is undone then.
+    """
+    adapters = trainer.adapters
+    trainer.args.check()
+    refuse_unwritable(trainer)
+    with ExitStack() as undo:
+        control = begin_control(adapters.device, switches_for(trainer.args))
+        undo.callback(control.release)
+        adapters.device.seed(trainer.args.seed)
+        model = trainer.place_model()
+        loader = trainer.get_train_dataloader()
+        batches = batches_of(loader, transfer_to(adapters.device.name, non_blocking=True), _inspection(trainer))
+        plan = plan_for(trainer, batches)
+        wrapped = _prepare(trainer, adapters, model, plan)
+        standard, learner = _learner(trainer, adapters, wrapped)
+        run = _run(trainer, adapters, plan, batches, learner)
+        store = make_store(trainer, run, adapters.storage)
+        run.checkpoints = RunCheckpoints(trainer, store)
+        session = Session(run, control, standard, learner, [each for each in run.counters if hasattr(each, "settle")])  # type: ignore[misc]
+        _attach(trainer, session, loader)
+        restore(trainer, run, store, resume_from)
+        run.cleanups = (*trainer.watch(run), control.release, trainer.end_session)
+        undo.pop_all()
+    return session
+
+
+def plan_for(trainer: Trainer, batches: Batches[Any]) -> Plan:
+    """How long the run is, by the arguments and the data."""
+    args = trainer.args
+    return make_plan(
+        batches.batches_per_epoch(), args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps
+    )
+
+
+def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> Any:
+    """Wrap the model, make the optimizer over what it then holds, compile, make the schedule."""
+    trainer.forget_own_optimizer()
+
+    def make_optimizer(wrapped: Any) -> Any:
+        trainer.model_wrapped = wrapped
+        trainer.create_optimizer_and_scheduler(plan.total_steps)
+        return trainer.optimizer
+
+    wrapped, trainer.optimizer = adapters.parallelism.prepare(model, make_optimizer)
+    if trainer.args.torch_compile:
+        wrapped = torch.compile(
+            wrapped, backend=trainer.args.torch_compile_backend or "inductor", mode=trainer.args.torch_compile_mode
+        )
+    trainer.model_wrapped = wrapped
+    wrapped.train()
+    return wrapped
+
+
+def _learner(
+    trainer: Trainer, adapters: Adapters, wrapped: Any
+) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
+    """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
+    from hexloop.app.trainer import Trainer as Base
+
+    choice = trainer.loss_choice
+    compute, normalises = choice.compute, choice.normalises
+    if is_overridden(trainer, "compute_loss", Base):
+        compute = with_optional_count(trainer.compute_loss)
+        if trainer.loss_is_scaled_for_ga is not None:
+            normalises = trainer.loss_is_scaled_for_ga
+    trainable = TorchTrainable(
+        wrapped,
+        trainer.optimizer,
+        compute,
+        normalises=normalises,
+        exact=trainer.args.loss_weighting == "exact",
+        label_names=trainer.label_names,
+        shifted=choice.shifted,
+    )
+    standard: StandardLearner[Any, Any] = StandardLearner(
+        trainable,
+        adapters.precision,
+        adapters.parallelism,
+        before_optimizer_step=lambda: trainer.dispatcher.call("on_pre_optimizer_step"),
+        after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
+    )
+    if is_overridden(trainer, "training_step", Base):
+        return standard, OverriddenTrainingStep(standard, wrapped, trainer.training_step)
+    return standard, standard
+
+
+def _inspection(trainer: Trainer) -> Any:
+    """A user's own step may take any batch; the standard one takes mappings of stacked tensors."""
+    from hexloop.app.trainer import Trainer as Base
+
+    own = is_overridden(trainer, "compute_loss", Base) or is_overridden(trainer, "training_step", Base)
+    return (lambda _batch: None) if own else check_batch
+
+
+def _run(
+    trainer: Trainer, adapters: Adapters, plan: Plan, batches: Batches[Any], learner: Learner[Any, Any]
+) -> Run[Any, Any]:
+    args = trainer.args
+    state = RunState(
+        run=trainer.new_run_name(),
+        seed=args.seed,
+        data_seed=args.seed if args.data_seed is None else args.data_seed,
+        global_batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+    )
+    run: Run[Any, Any] = Run(
+        learner=learner,
+        batches=batches,
+        losses=TorchLosses(adapters.device.name, args.logging_nan_inf_filter),
+        scheduler=as_port(trainer.lr_scheduler, trainer.optimizer, args),
+        clock=adapters.clock,
+        plan=plan,
+        state=state,
+        triggers=triggers_for(args, plan, trainer.callback_handler.has_default_flow),
+        control=trainer.control,
+        requests=trainer.requests,
+        max_norm=args.max_grad_norm,
+        report=trainer.log,
+        evaluate=trainer.evaluation_in_training,
+        best=best_metric(args),
+        evaluate_first=args.eval_on_start,
+        agreement=agreement_for(trainer.requests, adapters.collectives),
+    )
+    run.counters = list(_counters(trainer, run))
+    return run
+
+
+def _counters(trainer: Trainer, run: Run[Any, Any]) -> Iterator[Any]:
+    from hexloop.app.trainer import Trainer as Base
+
+    counting = trainer.args.include_num_input_tokens_seen
+    if counting != "no":
+        yield TokenCounter(run, trainer.main_input_name, counting == "non_padding")
+    if is_overridden(trainer, "floating_point_ops", Base):
+        yield OperationCounter(run, trainer.floating_point_ops)
+    elif hasattr(trainer.model, "num_parameters"):
+        yield OperationCounter(run, operations_by_parameters(trainer.model))
+
+
+def _attach(trainer: Trainer, session: Session, loader: Any) -> None:
+    """Let the Trainer's attributes and the callbacks see this run."""
+    trainer.session = session
+    trainer.state.follow(session.run)
+    trainer.state.train_batch_size = trainer.args.train_batch_size
+    handler = trainer.callback_handler
+    handler.model, handler.optimizer = trainer.model, trainer.optimizer
+    handler.lr_scheduler, handler.train_dataloader = trainer.lr_scheduler, loader

@@ -1,0 +1,159 @@
+"""The composition root: which adapter answers which port, by the arguments and by what the caller injects."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+from attrs import define
+
+from hexloop.adapters.clock.system import SystemClock
+from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.hub.none import NoHub
+from hexloop.adapters.interrupts.none import NoInterrupts
+from hexloop.adapters.logger.console import Console
+from hexloop.adapters.logger.json_lines import JsonLines
+from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.combinations import refused_combinations
+from hexloop.app.plugins import find_plugin, plugin_names
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.clock import Clock
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.device import Device
+from hexloop.ports.hub import Hub
+from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.logger import Logger
+from hexloop.ports.parallelism import Parallelism
+from hexloop.ports.precision import Precision
+from hexloop.ports.storage import Storage
+
+
+class Injected(TypedDict, total=False):
+    """The adapters that a caller may bring; None, as leaving one out, lets the arguments choose."""
+
+    device: Device | None
+    precision: Precision[Any] | None
+    parallelism: Parallelism[Any] | None
+    collectives: Collectives | None
+    storage: Storage | None
+    hub: Hub | None
+    loggers: Sequence[Logger] | None
+    clock: Clock | None
+    interrupts: Interrupts | None
+
+
+@define
+class Adapters:
+    """One answer to each port."""
+
+    device: Device
+    precision: Precision[Any]
+    parallelism: Parallelism[Any]
+    collectives: Collectives
+    storage: Storage
+    hub: Hub
+    loggers: Sequence[Logger]
+    clock: Clock
+    interrupts: Interrupts
+
+
+def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
+    """An adapter for every port.
+
+    Raises ConfigurationError with everything that cannot work: a device that is not there, a precision that the device
+    lacks, a tracker that nobody knows, a combination that the table in `combinations` refuses.
+    """
+    problems: list[str] = []
+    device = injected.get("device") or choose_device(args)
+    precision = injected.get("precision") or choose_precision(args, device)
+    parallelism = injected.get("parallelism") or SingleProcess()
+    given_loggers = injected.get("loggers")
+    loggers = choose_loggers(args, problems) if given_loggers is None else list(given_loggers)
+    problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
+    if problems:
+        raise ConfigurationError(problems)
+    return Adapters(
+        device=device,
+        precision=precision,
+        parallelism=parallelism,
+        collectives=injected.get("collectives") or SingleProcessCollectives(),
+        storage=injected.get("storage") or LocalStorage(args.output_dir or "trainer_output"),
+        hub=injected.get("hub") or NoHub(),
+        loggers=loggers,
+        clock=injected.get("clock") or SystemClock(),
+        interrupts=injected.get("interrupts") or NoInterrupts(),
+    )
+
+
+def choose_device(args: TrainingArguments) -> Device:
+    """The device that the arguments name, or the best that torch finds."""
+    from hexloop.adapters.device.torch.cpu import CpuDevice
+
+    kind = args.device.type
+    if kind == "cuda":
+        from hexloop.adapters.device.torch.cuda import CudaDevice
+
+        return CudaDevice(args.device.index or 0)
+    if kind == "mps":
+        from hexloop.adapters.device.torch.mps import MpsDevice
+
+        return MpsDevice()
+    return CpuDevice()
+
+
+def precision_name(args: TrainingArguments) -> str:
+    """The number format that the arguments ask for."""
+    if args.mixed_precision != "no":
+        return args.mixed_precision
+    return "tf32" if args.tf32 else "fp32"
+
+
+def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
+    """The number format that the arguments name, on this device."""
+    from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
+
+    device_type = device.name.partition(":")[0]
+    if args.bf16:
+        return Bf16Precision(device_type)
+    if args.fp16:
+        return Fp16Precision(device_type)
+    return PlainPrecision(precision_name(args))
+
+
+def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:
+    """The trackers that `report_to` names, of hexloop's own and of installed packages; adds what is wrong to `problems`."""
+    names = list(args.report_to or ())
+    if names == ["all"]:
+        names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers")]
+    loggers: list[Logger] = []
+    for name in names:
+        plugin = find_plugin("loggers", name)
+        if name in LOGGERS:
+            loggers.append(LOGGERS[name](args))
+        elif plugin is not None:
+            loggers.append(plugin())
+        else:
+            problems.append(
+                f"You chose report_to={name!r}, but no logger of that name is installed; choose among "
+                f"{', '.join([*LOGGERS, *plugin_names('loggers')])}, or pass loggers=[...] to the Trainer."
+            )
+    return loggers
+
+
+def _tensorboard(args: TrainingArguments) -> Logger:
+    from hexloop.adapters.logger.tensorboard import TensorBoard
+
+    return TensorBoard()
+
+
+LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
+    "tensorboard": _tensorboard,
+    "json_lines": lambda args: JsonLines(os.path.join(str(args.output_dir), "log.jsonl")),
+    "console": lambda args: Console(sys.stdout),
+}
+"""hexloop's own loggers by the names that `report_to` uses."""
