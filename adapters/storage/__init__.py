@@ -1,0 +1,1 @@
+"""Where the bytes of a checkpoint go: a file a technology."""

@@ -1,0 +1,206 @@
+"""A folder on a disk of this machine."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from hexloop.domain.checkpoints.names import stays_inside
+from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
+from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
+
+CHUNK = 1 << 22
+"""Bytes that are read, or hashed and written, at a time."""
+
+DIGESTS = ("xxh3-128", "blake2b")
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ADVICE = {
+    errno.ENOENT: "check the name",
+    errno.EEXIST: "remove it, or choose another name",
+    errno.EACCES: "give this user the right to, or choose another folder",
+    errno.EROFS: "choose a folder that can be written to",
+}
+
+
+class _Hash(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class LocalStorage:
+    """Answers the Storage port with the folder `root`, which the first write creates.
+
+    digest: "xxh3-128", which finds damage at the speed of memory, or "blake2b", which nobody can forge.
+    A write and a rename are forced to the disk, and so is every folder that they changed, before they return. A symbolic
+    link that leads out of `root` is not followed. Publishes by rename: atomic on POSIX file systems, with an exception:
+    a rename onto a name that another process takes at the same instant may replace an empty folder.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], digest: str = "xxh3-128") -> None:
+        if digest not in DIGESTS:
+            raise ConfigurationError(
+                [f"You chose the digest {digest!r}, which is not known; choose one of: {', '.join(DIGESTS)}."]
+            )
+        self._root = os.path.abspath(os.fspath(root))
+        self._digest = digest
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """A folder that appears whole by one rename."""
+        return StorageCapabilities(Publication.RENAME, self._root, self._root)
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        """Write a new file; see `Storage.write`. What could not be written whole is removed."""
+        with self._reporting("write", path):
+            full = self._locate(path)
+            top = self._make_folder(os.path.dirname(full))
+            descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            try:
+                stored = self._fill(descriptor, path, chunks)
+            finally:
+                os.close(descriptor)
+            with self._reporting("write", path):
+                _sync_folders(os.path.dirname(full), top)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(full)
+            raise
+        return stored
+
+    def read(self, path: str) -> Iterator[memoryview]:
+        """The file's bytes, a few MiB at a time; see `Storage.read`."""
+        with self._reporting("read", path):
+            descriptor = os.open(self._locate(path), os.O_RDONLY)
+        try:
+            while True:
+                with self._reporting("read", path):
+                    chunk = os.read(descriptor, CHUNK)
+                if not chunk:
+                    return
+                yield memoryview(chunk)
+        finally:
+            os.close(descriptor)
+
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        """The names in a folder; see `Storage.list`."""
+        with self._reporting("list", folder):
+            try:
+                with os.scandir(self._locate(folder) if folder else self._root) as entries:
+                    found = [Entry(entry.name, entry.is_dir()) for entry in entries]
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+        return tuple(sorted(found, key=lambda entry: entry.name))
+
+    def move(self, source: str, destination: str) -> None:
+        """Rename; see `Storage.move`."""
+        with self._reporting(f"move to {destination}", source):
+            old, new = self._locate(source), self._locate(destination)
+            if os.path.lexists(new):
+                raise FileExistsError(errno.EEXIST, f"{destination} is there already")
+            top = self._make_folder(os.path.dirname(new))
+            os.rename(old, new)
+            _sync_folders(os.path.dirname(new), top)
+            _sync_folders(os.path.dirname(old), self._root)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder; see `Storage.remove`."""
+        with self._reporting("remove", path):
+            full = self._locate(path)
+            if not os.path.lexists(full):
+                return
+            if os.path.isdir(full) and not os.path.islink(full):
+                shutil.rmtree(full)
+            else:
+                os.unlink(full)
+            _sync_folders(os.path.dirname(full), self._root)
+
+    def digest(self, path: str) -> Stored:
+        """Size and digest of a file, read through."""
+        summary, size = self._new_hash(), 0
+        for chunk in self.read(path):
+            summary.update(chunk)
+            size += len(chunk)
+        return self._stored(size, summary)
+
+    def _fill(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        """Write the chunks and force them to the disk."""
+        summary, size = self._new_hash(), 0
+        for chunk in chunks:
+            rest = memoryview(chunk).cast("B")
+            while rest:
+                with self._reporting("write", path):
+                    written = os.write(descriptor, rest[:CHUNK])
+                summary.update(rest[:written])
+                size += written
+                rest = rest[written:]
+        with self._reporting("write", path):
+            os.fsync(descriptor)
+        return self._stored(size, summary)
+
+    def _new_hash(self) -> _Hash:
+        if self._digest == "blake2b":
+            return hashlib.blake2b()
+        import xxhash
+
+        return xxhash.xxh3_128()
+
+    def _stored(self, size: int, summary: _Hash) -> Stored:
+        return Stored(size, f"{self._digest}:{summary.hexdigest()}")
+
+    def _locate(self, path: str) -> str:
+        """Where `path` is. Raises StorageError where it leads out of the root."""
+        full = os.path.join(self._root, *path.split("/"))
+        if not stays_inside(path) or not os.path.realpath(full).startswith(
+            os.path.join(os.path.realpath(self._root), "")
+        ):
+            raise StorageError(
+                f"You chose the path {path!r}, which leads out of {self._root}, and nothing outside of it is ever "
+                "touched; choose a path within it."
+            )
+        return full
+
+    def _make_folder(self, folder: str) -> str:
+        """Create a folder with those above it; gives back the lowest one, at or above the root, that was there."""
+        top = self._root
+        while not os.path.isdir(top):
+            top = os.path.dirname(top)
+        os.makedirs(folder, exist_ok=True)
+        return top
+
+    @contextmanager
+    def _reporting(self, action: str, path: str) -> Iterator[None]:
+        """Turn what the operating system says into hexloop's errors."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFullError(
+                    f"You chose to {action} {path} in {self._root}, but there is no room left ({error.strerror}); "
+                    "make room, or choose a folder on another disk."
+                ) from error
+            advice = _ADVICE.get(error.errno or 0, "check the disk, or choose another folder")
+            raise StorageError(
+                f"You chose to {action} {path or 'all'} in {self._root}, but {error.strerror or error}; {advice}."
+            ) from error
+
+
+def _sync_folders(folder: str, top: str) -> None:
+    """Force the names in `folder`, and in those above it up to `top`, to the disk."""
+    while True:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if folder == top:
+            return
+        folder = os.path.dirname(folder)

@@ -1,0 +1,32 @@
+"""How many checkpoints are kept, and which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import field, frozen
+
+from hexloop.domain.checkpoints.names import checkpoint_name
+
+
+@frozen
+class CheckpointPolicy:
+    """Which checkpoints of a run are kept; the newest always is.
+
+    save_total_limit: how many there may be; None, or a number below 1: any number.
+    keep_best: the one with the best metric is kept, too. protected: names of others that are kept.
+    What must be kept counts as well, and may be more than the limit: with a limit of 1, the best and the newest stay.
+    """
+
+    save_total_limit: int | None = None
+    keep_best: bool = True
+    protected: frozenset[str] = field(default=frozenset(), converter=frozenset)
+
+    def surplus(self, steps: Iterable[int], best: str | None = None) -> tuple[int, ...]:
+        """Of the checkpoints at `steps`, those to remove, from the oldest on; `best` is the name of the best."""
+        if self.save_total_limit is None or self.save_total_limit <= 0:
+            return ()
+        ordered = sorted(set(steps))
+        kept = self.protected | {best} if self.keep_best else self.protected
+        removable = [step for step in ordered[:-1] if checkpoint_name(step) not in kept]
+        return tuple(removable[: max(len(ordered) - self.save_total_limit, 0)])
