@@ -1,0 +1,35 @@
+"""A global batch is a range of positions, and each process takes its slice of it."""
+
+from __future__ import annotations
+
+
+def global_batches(global_batch: int, length: int, drop_last: bool, start: int = 0) -> int:
+    """How many global batches of `global_batch` samples the positions `start` to `length` - 1 make."""
+    positions = max(0, length - start)
+    return positions // global_batch if drop_last else -(-positions // global_batch)
+
+
+def global_batch_range(batch_number: int, global_batch: int, length: int, drop_last: bool, start: int = 0) -> range:
+    """The positions of the global batch `batch_number`, counted from 0 at the position `start`.
+
+    The last one is shorter where `length` leaves a remainder, unless `drop_last` leaves it out.
+    Raises IndexError for a batch that the epoch does not have.
+    """
+    count = global_batches(global_batch, length, drop_last, start)
+    if not 0 <= batch_number < count:
+        raise IndexError(f"Global batch {batch_number} is not one of the {count} from position {start} on.")
+    first = start + batch_number * global_batch
+    return range(first, min(first + global_batch, length))
+
+
+def rank_slice(positions: range, rank: int, world: int) -> range:
+    """The part of a global batch that the process `rank` of `world` processes takes.
+
+    The parts in the order of ranks are the batch; the first ranks take one more where it does not divide evenly.
+    Raises IndexError for a rank outside the world.
+    """
+    if not 0 <= rank < world:
+        raise IndexError(f"Rank {rank} is not one of a world of {world} processes.")
+    share, remainder = divmod(len(positions), world)
+    first = rank * share + min(rank, remainder)
+    return positions[first : first + share + (rank < remainder)]

@@ -1,0 +1,64 @@
+"""Global batches cut the epoch, and ranks cut a global batch, without gap or overlap."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.domain.order.slices import global_batch_range, global_batches, rank_slice
+
+fixed = settings(derandomize=True, deadline=None)
+
+
+@fixed
+@given(st.integers(1, 70), st.integers(0, 500), st.booleans(), st.integers(0, 600))
+def test_global_batches_cut_the_epoch(global_batch: int, length: int, drop_last: bool, start: int) -> None:
+    """Joined, the batches are the positions from the start on, all full but the last, whose rest is kept or dropped."""
+    count = global_batches(global_batch, length, drop_last, start)
+    ranges = [global_batch_range(number, global_batch, length, drop_last, start) for number in range(count)]
+    rest = (length - start) % global_batch if length > start else 0
+    end = max(start, length) - (rest if drop_last else 0)
+    assert [position for part in ranges for position in part] == list(range(start, end))
+    assert all(len(part) == global_batch for part in ranges[:-1])
+    assert all(1 <= len(part) <= global_batch for part in ranges)
+
+
+def test_the_last_batch_is_kept_or_dropped() -> None:
+    """Of 10 samples in batches of 4 the last batch has 2, and is none where the last is dropped."""
+    assert global_batches(4, 10, drop_last=False) == 3
+    assert global_batches(4, 10, drop_last=True) == 2
+    assert global_batch_range(2, 4, 10, drop_last=False) == range(8, 10)
+    assert global_batch_range(1, 4, 10, drop_last=True) == range(4, 8)
+
+
+def test_a_batch_costs_the_same_at_any_position() -> None:
+    """A batch far into a long epoch is worked out as the first is."""
+    assert global_batch_range(10**15, 512, 2**62, drop_last=True) == range(512 * 10**15, 512 * 10**15 + 512)
+
+
+@pytest.mark.parametrize(("number", "drop_last"), [(-1, False), (3, False), (2, True)])
+def test_batches_outside_the_epoch_are_refused(number: int, drop_last: bool) -> None:
+    """A batch that the epoch does not have is an error that says how many it has."""
+    count = 2 if drop_last else 3
+    with pytest.raises(IndexError, match=f"Global batch {number} is not one of the {count} from position 0 on"):
+        global_batch_range(number, 4, 10, drop_last)
+
+
+@fixed
+@given(st.integers(0, 10**6), st.integers(0, 300), st.integers(1, 40))
+def test_ranks_cut_a_global_batch(first: int, size: int, world: int) -> None:
+    """Joined in the order of ranks, the slices are the batch; the first ranks have at most one sample more."""
+    positions = range(first, first + size)
+    slices = [rank_slice(positions, rank, world) for rank in range(world)]
+    assert [position for part in slices for position in part] == list(positions)
+    sizes = [len(part) for part in slices]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_ranks_outside_the_world_are_refused(rank: int) -> None:
+    """A rank that the world does not have is an error."""
+    with pytest.raises(IndexError, match=f"Rank {rank} is not one of a world of 4"):
+        rank_slice(range(8), rank, 4)
