@@ -1,0 +1,218 @@
+"""The console, a file of JSON lines and TensorBoard show what they were told."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexloop.adapters.logger.console import Console
+from hexloop.adapters.logger.json_lines import JsonLines
+from hexloop.adapters.logger.tensorboard import TensorBoard, tag
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.logger import Record, RunInformation
+
+RUN = RunInformation("digits", {"learning_rate": 0.1, "seed": 7}, total_steps=120)
+
+
+class TestConsole:
+    def test_a_record_is_one_readable_line(self) -> None:
+        """Step, epoch and values stand on one line, floats with four digits; nothing else is written."""
+        stream = io.StringIO()
+        console = Console(stream)
+        console.start(RUN)
+        console.write(Record(5, 0.5, {"loss": 0.693147, "learning_rate": 5e-05, "epoch": 0.5, "step": 5}))
+        console.write(Record(120, 2.0, {"note": "two\nlines", "count": 3, "nothing": None, "broken": math.nan}))
+        console.finish()
+        assert stream.getvalue().splitlines() == [
+            "step   5/120  epoch 0.50  loss 0.6931  learning_rate 5e-05",
+            "step 120/120  epoch 2.00  note two lines  count 3  nothing None  broken nan",
+        ]
+        assert not stream.closed
+
+    def test_a_run_of_unknown_length_shows_the_step_alone(self) -> None:
+        """A record before any run, or of a run without a known end, has no total."""
+        stream = io.StringIO()
+        console = Console(stream)
+        console.write(Record(5, 0.5, {}))
+        assert stream.getvalue() == "step 5  epoch 0.50\n"
+
+    def test_a_line_is_out_at_once(self, tmp_path: Path) -> None:
+        """Whoever reads the file sees a line as soon as it is written."""
+        path = tmp_path / "log.txt"
+        with path.open("w") as stream:
+            Console(stream).write(Record(1, 0.0, {}))
+            assert path.read_text() == "step 1  epoch 0.00\n"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file, each read by a parser that takes no NaN."""
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+class TestJsonLines:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "folders" / "to make" / "log.jsonl"
+
+    def test_a_run_is_a_line_for_its_start_and_one_for_each_record(self, path: Path) -> None:
+        """Every line is an object; step and epoch come first and are the record's."""
+        logger = JsonLines(path)
+        logger.start(RUN)
+        logger.write(Record(5, 0.5, {"loss": 0.25, "count": 3, "note": "é\n", "ok": True, "nothing": None, "step": 9}))
+        logger.finish()
+        assert lines(path) == [
+            {"event": "started", "run": "digits", "step": 0, "total_steps": 120},
+            {"step": 5, "epoch": 0.5, "loss": 0.25, "count": 3, "note": "é\n", "ok": True, "nothing": None},
+        ]
+
+    def test_each_line_is_in_the_file_at_once(self, path: Path) -> None:
+        """Nothing waits for the end, and no file is held open in between."""
+        logger = JsonLines(path)
+        logger.write(Record(1, 0.1, {"loss": 1.0}))
+        assert len(lines(path)) == 1
+        path.rename(path.with_name("rotated.jsonl"))
+        logger.write(Record(2, 0.2, {"loss": 0.5}))
+        assert lines(path) == [{"step": 2, "epoch": 0.2, "loss": 0.5}]
+
+    def test_a_resumed_run_is_marked_and_overwrites_nothing(self, path: Path) -> None:
+        """Lines of steps that are done again stay, above a line that says to which step the run went back."""
+        first = JsonLines(path)
+        first.start(RUN)
+        for step in (10, 20, 30):
+            first.write(Record(step, step / 60, {"loss": 1 / step}))
+        before = path.read_text()
+        second = JsonLines(path)
+        second.start(RunInformation("digits", total_steps=120, step=20))
+        second.write(Record(30, 0.5, {"loss": 0.1}))
+        assert path.read_text().startswith(before)
+        assert lines(path)[4:] == [
+            {"event": "resumed", "run": "digits", "step": 20, "total_steps": 120},
+            {"step": 30, "epoch": 0.5, "loss": 0.1},
+        ]
+
+    def test_a_line_that_a_crash_cut_short_spoils_no_other(self, path: Path) -> None:
+        """The next line begins on a line of its own."""
+        logger = JsonLines(path)
+        logger.write(Record(1, 0.1, {"loss": 1.0}))
+        path.write_bytes(path.read_bytes()[:-9])
+        logger.write(Record(2, 0.2, {"loss": 0.5}))
+        torn, whole = path.read_text().splitlines()
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(torn)
+        assert json.loads(whole) == {"step": 2, "epoch": 0.2, "loss": 0.5}
+
+    def test_numbers_that_json_does_not_have_are_named(self, path: Path) -> None:
+        """NaN and the infinities are strings, so that any parser reads the line."""
+        JsonLines(path).write(Record(1, math.inf, {"a": math.nan, "b": -math.inf, "c": 0.0}))
+        assert lines(path) == [{"step": 1, "epoch": "Infinity", "a": "NaN", "b": "-Infinity", "c": 0.0}]
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+class TestTensorBoard:
+    @staticmethod
+    def events(folder: Path) -> Any:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        return EventAccumulator(str(folder)).Reload()
+
+    @staticmethod
+    def text(accumulator: Any, name: str) -> str:
+        [event] = accumulator.Tensors(f"{name}/text_summary")
+        value: bytes = event.tensor_proto.string_val[0]
+        return value.decode()
+
+    def test_values_have_the_reference_librarys_tags(self, tmp_path: Path) -> None:
+        """Evaluations stand under eval/, tests under test/, the rest under train/, each at its step."""
+        logger = TensorBoard(tmp_path)
+        logger.start(RUN)
+        logger.write(Record(5, 0.5, {"loss": 0.25, "eval_loss": 0.5, "test_loss": 1, "ok": True}))
+        logger.write(Record(10, 1.0, {"loss": 0.125, "nothing": None, "note": "warm"}))
+        logger.finish()
+        read = self.events(tmp_path)
+        scalars = {name: [(each.step, each.value) for each in read.Scalars(name)] for name in read.Tags()["scalars"]}
+        assert scalars == {
+            "train/loss": [(5, 0.25), (10, 0.125)],
+            "eval/loss": [(5, 0.5)],
+            "test/loss": [(5, 1.0)],
+            "train/ok": [(5, 1.0)],
+        }
+        assert self.text(read, "train/note") == "warm"
+        assert json.loads(self.text(read, "args")) == dict(RUN.configuration)
+
+    def test_tags_split_at_the_prefix_alone(self) -> None:
+        """Only a leading eval_ or test_ makes a group."""
+        names = ("eval_loss", "test_eval_loss", "evaluation", "train_loss", "retest_loss")
+        assert [tag(name) for name in names] == [
+            "eval/loss",
+            "test/eval_loss",
+            "train/evaluation",
+            "train/train_loss",
+            "train/retest_loss",
+        ]
+
+    def test_a_record_is_in_the_file_at_once(self, tmp_path: Path) -> None:
+        """Whoever looks while the run goes on sees the last record."""
+        logger = TensorBoard(tmp_path)
+        logger.start(RUN)
+        logger.write(Record(5, 0.5, {"loss": 0.25}))
+        assert self.events(tmp_path).Scalars("train/loss")[0].value == 0.25
+        logger.finish()
+
+    def test_each_run_has_a_folder_of_its_own_unless_one_is_chosen(self, tmp_path: Path) -> None:
+        """By default the event files lie under runs/ in the run's folder, in one named after moment and machine."""
+        logger = TensorBoard()
+        for name in ("first", "second"):
+            logger.start(RunInformation(name, folder=str(tmp_path / name)))
+            logger.finish()
+            logger.write(Record(1, 0.0, {"loss": 1.0}))
+            [folder] = (tmp_path / name / "runs").iterdir()
+            assert len(list(folder.iterdir())) == 2
+            assert self.events(folder).Scalars("train/loss")[0].value == 1.0
+
+    def test_a_resumed_run_hides_the_steps_that_it_does_again(self, tmp_path: Path) -> None:
+        """A run that goes on from step 10 keeps what was logged there, and hides what was logged after."""
+        first = TensorBoard(tmp_path)
+        first.start(RUN)
+        for step in (10, 20):
+            first.write(Record(step, 0.0, {"loss": 1.0}))
+        first.finish()
+        [file] = tmp_path.iterdir()
+        os.rename(file, file.with_name(file.name.replace("tfevents.", "tfevents.0")))  # before any file of this second
+        second = TensorBoard(tmp_path)
+        second.start(RunInformation("digits", step=10))
+        second.write(Record(15, 0.0, {"loss": 0.5}))
+        second.finish()
+        scalars = self.events(tmp_path).Scalars("train/loss")
+        assert [(each.step, each.value) for each in scalars] == [(10, 1.0), (15, 0.5)]
+
+    def test_starting_again_and_finishing_twice_is_harmless(self, tmp_path: Path) -> None:
+        """Each call leaves at most one file open, and none after the last."""
+        logger = TensorBoard(tmp_path)
+        logger.finish()
+        logger.start(RUN)
+        logger.start(RUN)
+        logger.finish()
+        logger.finish()
+
+    def test_a_missing_library_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where neither tensorboard nor tensorboardX is installed, the error says what to install."""
+        monkeypatch.setattr("hexloop.adapters.logger.tensorboard.find_spec", lambda name: None)
+        with pytest.raises(ConfigurationError, match=r"hexloop\[tensorboard\]"):
+            TensorBoard()
+
+    def test_nothing_heavy_is_imported_before_the_first_event(self) -> None:
+        """Importing the adapter imports neither torch nor tensorboard."""
+        program = (
+            "import sys, hexloop.adapters.logger.tensorboard as adapter; adapter.TensorBoard();"
+            "sys.exit(bool({'torch', 'tensorboard', 'tensorboardX'} & sys.modules.keys()))"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True)
