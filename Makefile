@@ -22,7 +22,7 @@ $(PARTS): test-all-%: $(VENV)/with-test
 	$(PYTEST) tests/$(subst -,_,$*)
 
 coverage: $(VENV)/with-test
-	$(PYTEST) tests/unit tests/contracts --cov --cov-report=
+	$(PYTEST) tests/unit tests/contracts -m "not matrix" --cov --cov-report=
 	$(VENV)/bin/coverage report --include="*/domain/*,*/ports/*" --fail-under=100
 
 lint: $(VENV)/with-test
