@@ -37,7 +37,7 @@ class LocalStorage:
     """Answers the Storage port with the folder `root`, which the first write creates.
 
     digest: "xxh3-128", which finds damage at the speed of memory, or "blake2b", which nobody can forge.
-    A write and a rename are forced to the disk, and so is every folder that they changed, before they return. A symbolic
+    A write and a rename are forced to the disk before they return, and so is every folder that they changed. A symbolic
     link that leads out of `root` is not followed. Publishes by rename: atomic on POSIX file systems, with an exception:
     a rename onto a name that another process takes at the same instant may replace an empty folder.
     """

@@ -1,0 +1,1 @@
+"""What a checkpoint holds, as files: a folder a layout."""

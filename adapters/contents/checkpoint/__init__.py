@@ -1,0 +1,5 @@
+"""The layout that `from_pretrained` of the reference library loads: tensors as safetensors, everything else as JSON."""
+
+from hexloop.adapters.contents.checkpoint.contents import CheckpointContents
+
+__all__ = ["CheckpointContents"]

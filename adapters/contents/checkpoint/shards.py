@@ -1,0 +1,71 @@
+"""A model's weights as one file, or as several with an index, under the usual names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from hexloop.adapters.contents.checkpoint import documents
+from hexloop.adapters.contents.checkpoint.tensors import Tensor, tensor_file
+from hexloop.domain.errors import CheckpointError
+from hexloop.ports.contents import OpenFile
+from hexloop.ports.files import File
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_METADATA = {"format": "pt"}
+
+
+def is_weights(path: str) -> bool:
+    """Whether a file of this name holds weights, or says where they are."""
+    return path in (WEIGHTS, INDEX) or bool(_SHARD.fullmatch(path))
+
+
+def weight_files(tensors: list[Tensor], largest: int) -> Iterator[File]:
+    """The files of a model, none above `largest` bytes of tensors, unless a single tensor is."""
+    shards = _shards(tensors, largest)
+    if len(shards) == 1:
+        yield tensor_file(WEIGHTS, tensors, _METADATA)
+        return
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        yield tensor_file(name, shard, _METADATA)
+    index = {
+        "metadata": {"total_size": sum(tensor.size for tensor in tensors)},
+        "weight_map": {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
+    }
+    yield File(INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
+
+
+def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
+    """Which of a checkpoint's files hold the weights. Raises CheckpointError where they are not all there."""
+    if WEIGHTS in names:
+        return [WEIGHTS]
+    if INDEX not in names:
+        raise CheckpointError(f"The checkpoint holds no weights: it has neither {WEIGHTS} nor {INDEX}.")
+    index = documents.from_bytes(b"".join(open_file(INDEX)))
+    try:
+        paths = sorted(set(index["weight_map"].values()))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{INDEX} is not an index of shards: {error!r}.") from error
+    missing = [path for path in paths if path not in names]
+    if missing:
+        raise CheckpointError(
+            f"{INDEX} names shards that the checkpoint does not hold: {', '.join(map(str, missing))}."
+        )
+    return paths
+
+
+def _shards(tensors: Iterable[Tensor], largest: int) -> list[list[Tensor]]:
+    """The tensors in order, in groups of at most `largest` bytes; at least one group."""
+    shards: list[list[Tensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if shards[-1] and filled + tensor.size > largest:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += tensor.size
+    return shards
