@@ -1,0 +1,145 @@
+"""Arguments as options of a command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import attrs
+import pytest
+
+from hexloop.app.arguments import TrainingArguments, add_arguments, from_document, override, parse, read_yaml
+from hexloop.domain.errors import ConfigurationError
+
+
+@dataclasses.dataclass
+class Mine(TrainingArguments):
+    """What my project adds."""
+
+    extra: int = dataclasses.field(default=3, metadata={"help": "100% mine"})
+    bare: list[float] = dataclasses.field(default_factory=list)
+
+
+@attrs.frozen
+class Recipe:
+    training: TrainingArguments
+    seed: int = 0
+
+
+def test_options_of_every_shape_are_read() -> None:
+    """Numbers, truth values in each of their spellings, lists, JSON, enumerations and nothing are read."""
+    made = parse(
+        TrainingArguments,
+        [
+            *("--output_dir", "out", "--learning_rate", "1e-4", "--max-steps", "-1", "--save_steps=0.5"),
+            *("--bf16", "--dataloader-pin-memory", "false", "--no_remove_unused_columns", "--tf32", "none"),
+            *("--lr_scheduler_kwargs", '{"num_cycles": 2}', "--lr_scheduler_type", "cosine"),
+            *("--label_names", "a", "b", "--report_to", "tensorboard", "--include_for_metrics", "loss", "inputs"),
+            *("--eval_accumulation_steps", "null", "--include_num_input_tokens_seen"),
+        ],
+    )
+    assert (made.output_dir, made.learning_rate, made.max_steps, made.save_steps) == ("out", 1e-4, -1, 0.5)
+    assert (made.bf16, made.dataloader_pin_memory, made.remove_unused_columns) == (True, False, False)
+    assert (made.tf32, made.eval_accumulation_steps) == (None, None)
+    assert (made.lr_scheduler_kwargs, made.lr_scheduler_type) == ({"num_cycles": 2}, "cosine")
+    assert (made.label_names, made.report_to, made.include_for_metrics) == (
+        ["a", "b"],
+        ["tensorboard"],
+        ["loss", "inputs"],
+    )
+    assert made.include_num_input_tokens_seen == "all"
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        (["--bf16"], True),
+        (["--bf16", "true"], True),
+        (["--bf16", "false"], False),
+        (["--no_bf16"], False),
+        (["--no-bf16"], False),
+        (["--bf16", "--no_bf16"], False),
+        (["--no_bf16", "--bf16", "yes"], True),
+        ([], False),
+    ],
+)
+def test_a_truth_value_has_several_spellings_and_the_last_counts(options: list[str], value: bool) -> None:
+    """`--flag`, `--flag true`, `--flag false` and `--no_flag` all work; of several the last one counts."""
+    assert parse(TrainingArguments, options).bf16 is value
+
+
+def test_an_unset_truth_value_takes_the_bare_option_too() -> None:
+    """An argument that is true, false or unset is set by its bare option."""
+    assert parse(TrainingArguments, ["--gradient_checkpointing"]).activation_checkpointing is True
+    assert parse(TrainingArguments, ["--no_disable_tqdm"]).disable_tqdm is False
+
+
+def test_every_problem_is_told_with_its_option() -> None:
+    """Misspelt options, stray words, bad values and contradictions are told in one error, each by its option."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(
+            TrainingArguments,
+            [
+                "--learning_rat",
+                "1",
+                "--sede=3",
+                "stray",
+                "--seed",
+                "x",
+                "--fp16",
+                "--bf16",
+                "--fsdp",
+                "--max_steps",
+                "0",
+            ],
+        )
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "--learning_rat",
+        "--sede",
+        "You gave 'stray', but no option takes it; remove it.",
+        "--fsdp",
+        "--max_steps",
+        "--seed",
+        "--fp16 and --bf16",
+    ]
+    assert "did you mean learning_rate?" in caught.value.problems[0]
+
+
+def test_options_are_put_over_a_recipe(tmp_path: Path) -> None:
+    """Options count instead of what a file says, may be put at any place of it, and are told by their names."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text("training:\n  output_dir: out\n  max_steps: 3\n  learning_rate: 0.1\nseed: 1\n")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipe")
+    add_arguments(parser, TrainingArguments)
+    chosen = parser.parse_args([str(path), "--max_steps", "0", "--seed", "5"])
+    document = read_yaml(chosen.recipe)
+    override(document, TrainingArguments, chosen, at=("training",))
+    with pytest.raises(ConfigurationError, match="--max_steps: You chose max_steps='0'"):
+        from_document(Recipe, document)
+    chosen.max_steps = "7"
+    override(document, TrainingArguments, chosen, at=("training",))
+    made = from_document(Recipe, document)
+    assert (made.training.max_steps, made.training.seed, made.training.learning_rate, made.seed) == (7, 5, 0.1, 1)
+
+
+def test_a_subclass_has_options_for_its_own_fields() -> None:
+    """Fields that a subclass adds are options under its own heading, converted by their types."""
+    made = parse(Mine, ["--extra", "4", "--bare", "1e-1", "2"])
+    assert (made.extra, made.bare) == (4, [0.1, 2])
+
+
+def test_help_lists_every_argument_once_under_the_heading_of_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` shows each argument once, grouped by what it is about, with its help and default."""
+    with pytest.raises(SystemExit) as caught:
+        parse(Mine, ["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(Mine):
+        assert shown.count(f"  --{field.name} ") == 1, field.name
+    for heading in ("Checkpoints:", "Optimizer and learning rate:", "hexloop's own:", "What my project adds:"):
+        assert f"\n{heading}\n" in shown
+    assert "--no_bf16" not in shown
+    assert "--learning-rate" not in shown
+    assert "100% mine (default: 3)" in shown

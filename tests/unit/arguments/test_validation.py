@@ -1,0 +1,300 @@
+"""What is refused, in which words, and that everything is said at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.app.arguments.group import Arguments
+from hexloop.app.arguments.introspection import declarations
+from hexloop.app.arguments.training import TrainingArguments
+from hexloop.domain.errors import ConfigurationError
+
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
+NUMBERS = sorted(name for name, (_, kind) in declarations(TrainingArguments).items() if kind in (int, float))
+
+
+def problems(**values: Any) -> tuple[str, ...]:
+    """What a construction with `values` is refused for; nothing if it is not."""
+    try:
+        TrainingArguments(**{"output_dir": "out", **values})
+    except ConfigurationError as error:
+        return error.problems
+    return ()
+
+
+ALONE: list[tuple[str, Any, str]] = [
+    ("learning_rate", -1e-3, "least it can be is 0"),
+    ("learning_rate", "fast", "takes a number"),
+    ("learning_rate", None, "takes a number"),
+    ("learning_rate", True, "takes a number"),
+    ("weight_decay", -0.1, "least it can be is 0"),
+    ("max_grad_norm", -1, "least it can be is 0"),
+    ("adam_beta1", 1.0, "from 0 up to, but without, 1"),
+    ("adam_beta2", -0.1, "from 0 up to, but without, 1"),
+    ("adam_epsilon", -1e-8, "least it can be is 0"),
+    ("label_smoothing_factor", 1.0, "from 0 up to, but without, 1"),
+    ("per_device_train_batch_size", 0, "least it can be is 1"),
+    ("per_device_eval_batch_size", 2.5, "takes a whole number"),
+    ("gradient_accumulation_steps", 0, "least it can be is 1"),
+    ("num_train_epochs", -1, "least it can be is 0"),
+    ("max_steps", 0, "leaves no step to train"),
+    ("max_steps", -2, "leaves no step to train"),
+    ("warmup_steps", -1, "cannot be negative"),
+    ("warmup_steps", 1.5, "steps, which come whole"),
+    ("save_steps", 10.5, "steps, which come whole"),
+    ("logging_steps", -5, "cannot be negative"),
+    ("eval_delay", -1, "least it can be is 0"),
+    ("save_total_limit", 0, "least it can be is 1"),
+    ("eval_accumulation_steps", 0, "least it can be is 1"),
+    ("torch_empty_cache_steps", 0, "least it can be is 1"),
+    ("dataloader_num_workers", -1, "least it can be is 0"),
+    ("seed", -1, "seeds from 0 to"),
+    ("data_seed", 2**32, "seeds from 0 to"),
+    ("bf16", "perhaps", "takes a truth value"),
+    ("bf16", 1, "takes a truth value"),
+    ("output_dir", 3, "takes text"),
+    ("lr_scheduler_type", "linera", "did you mean 'linear'?"),
+    ("optim", "adamw_torch_fusd", "did you mean 'adamw_torch_fused'?"),
+    ("eval_strategy", "best", "choose 'no', 'steps' or 'epoch'"),
+    ("save_strategy", "step", "did you mean 'steps'?"),
+    ("log_level", "warn", "did you mean 'warning'?"),
+    ("train_sampling_strategy", "batch_rebalance", "choose 'random', 'sequential' or 'group_by_length'"),
+    ("dataloader_multiprocessing_context", "thread", "choose 'fork', 'spawn' or 'forkserver'"),
+    ("include_for_metrics", ["input"], "did you mean 'inputs'?"),
+    ("include_for_metrics", "inputs", "takes a list"),
+    ("label_names", [1], "takes text"),
+    ("include_num_input_tokens_seen", "some", "choose 'all', 'non_padding' or 'no'"),
+    ("lr_scheduler_kwargs", "num_cycles=2", "takes a mapping"),
+    ("lr_scheduler_kwargs", {"min_lr": math.nan}, "must be finite"),
+    ("optim_args", "momentum", "not of the form name=value"),
+    ("loss_weighting", "mean", "choose 'exact' or 'reference'"),
+    ("save_async", "later", "takes a truth value"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), ALONE)
+def test_a_bad_value_is_refused_with_the_reason(name: str, value: Any, reason: str) -> None:
+    """A bad value is refused by name and value, with why and what to do, on construction and on assignment alike."""
+    (told,) = problems(**{name: value})
+    assert told.startswith(f"You chose {name}=")
+    assert reason in told
+    assert ";" in told
+    arguments = TrainingArguments("out")
+    with pytest.raises(ConfigurationError) as caught:
+        setattr(arguments, name, value)
+    assert caught.value.problems == (told,)
+    assert arguments == TrainingArguments("out")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_no_number_may_be_nan_or_infinite(name: str, value: float) -> None:
+    """NaN and the infinities are refused by every argument that takes a number, also when written as text."""
+    for spelled in (value, str(value)):
+        (told,) = problems(**{name: spelled})
+        assert name in told
+
+
+TOGETHER: list[tuple[dict[str, Any], str]] = [
+    ({"fp16": True, "bf16": True}, "trains in one number format"),
+    ({"fp16_full_eval": True, "bf16_full_eval": True}, "evaluates in one number format"),
+    ({"logging_steps": 0}, "two logs"),
+    ({"save_steps": 0}, "two checkpoints"),
+    ({"eval_strategy": "steps", "eval_steps": 0, "logging_strategy": "no", "logging_steps": 0}, "two evaluations"),
+    ({"num_train_epochs": 0}, "no step to train"),
+    ({"load_best_model_at_end": True}, "only evaluation tells"),
+    ({"load_best_model_at_end": True, "save_strategy": "no"}, "only evaluation tells"),
+    ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "give both strategies the same value"),
+    (
+        {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 10},
+        "make save_steps a multiple of eval_steps",
+    ),
+    (
+        {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 0.2, "save_steps": 0.3},
+        "make save_steps a multiple of eval_steps",
+    ),
+    (
+        {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 0.5, "save_steps": 500},
+        "make both a ratio, or both a number of steps",
+    ),
+    ({"save_strategy": "best", "eval_strategy": "epoch"}, "name the metric in metric_for_best_model"),
+    ({"save_strategy": "best", "metric_for_best_model": "accuracy"}, "only evaluation tells"),
+    ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows a metric"),
+    ({"lr_scheduler_type": "greedy"}, "follows a metric"),
+    ({"dataloader_prefetch_factor": 2}, "only workers load batches ahead"),
+    ({"dataloader_persistent_workers": True}, "no workers to keep alive"),
+    ({"dataloader_multiprocessing_context": "spawn"}, "no workers to start"),
+]
+
+
+@pytest.mark.parametrize(("values", "reason"), TOGETHER)
+def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], reason: str) -> None:
+    """Values that are good alone and bad together are refused on construction, and by `check` after assignments."""
+    (told,) = problems(**values)
+    assert reason in told
+    arguments = TrainingArguments("out")
+    for name, value in values.items():
+        setattr(arguments, name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        arguments.check()
+    assert caught.value.problems == (told,)
+
+
+AGREEING: list[dict[str, Any]] = [
+    {"eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.3, "load_best_model_at_end": True},
+    {"eval_strategy": "steps", "eval_steps": 100, "save_steps": 300, "load_best_model_at_end": True},
+    {"eval_strategy": "steps", "save_strategy": "best", "load_best_model_at_end": True},
+    {"save_strategy": "no", "save_steps": 0, "logging_strategy": "epoch", "logging_steps": 0},
+    {"num_train_epochs": 0, "max_steps": 3},
+    {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True},
+    {"bf16": True, "fp16_full_eval": True},
+    {"eval_strategy": "epoch", "lr_scheduler_type": "greedy"},
+    {"learning_rate": 0, "max_grad_norm": 0, "save_total_limit": None},
+]
+
+
+@pytest.mark.parametrize("values", AGREEING, ids=str)
+def test_values_that_agree_are_taken(values: dict[str, Any]) -> None:
+    """What can be trained with is not refused."""
+    assert problems(**values) == ()
+
+
+def test_every_problem_is_told_at_once() -> None:
+    """One error names every unknown name, every bad value and every contradiction between the good ones."""
+    told = problems(
+        learning_rat=1e-4,
+        fsdp="full_shard",
+        evaluation_strategy="epoch",
+        seed=-1,
+        optim="sdg",
+        fp16=True,
+        bf16=True,
+        dataloader_prefetch_factor=2,
+    )
+    assert [sentence.split("=")[0].removeprefix("You chose ") for sentence in told] == [
+        "learning_rat",
+        "fsdp",
+        "evaluation_strategy",
+        "optim",
+        "seed",
+        "fp16",
+        "dataloader_prefetch_factor",
+    ]
+
+
+def test_a_rule_is_silent_about_a_value_that_is_bad_in_itself() -> None:
+    """A value that is refused alone is not refused again for what its default would contradict."""
+    (told,) = problems(eval_strategy="stepz", load_best_model_at_end=True)
+    assert told.startswith("You chose eval_strategy='stepz'")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("learning_rat", "there is no argument of that name; did you mean learning_rate?"),
+        ("output-dir", "did you mean output_dir?"),
+        ("deepspeed", "hexloop does not have this argument of the reference library yet; leave it out."),
+        ("evaluation_strategy", "only older releases of the reference library have this argument; use eval_strategy."),
+        ("no_cuda", "use use_cpu."),
+        ("push_to_hubs", "did you mean push_to_hub?"),
+        ("zzz", "there is no argument of that name; leave it out."),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_to_write(name: str, said: str) -> None:
+    """A name that is no argument is answered with the nearest one, or with why the reference library's is not taken."""
+    (told,) = problems(**{name: 1})
+    assert told.startswith(f"You chose {name}=1, but ")
+    assert told.endswith(said)
+
+
+def test_several_values_are_assigned_whole_or_not_at_all() -> None:
+    """`assign`, and the grouped setters with it, tell every refused value and then change nothing."""
+    arguments = TrainingArguments("out")
+    with pytest.raises(ConfigurationError) as caught:
+        arguments.assign(seed=7, learning_rate=-1, bf16="x", sede=1)
+    assert len(caught.value.problems) == 3
+    with pytest.raises(ConfigurationError):
+        arguments.set_training(learning_rate=0.1, batch_size=0)
+    with pytest.raises(ConfigurationError, match="give steps a positive value"):
+        arguments.set_save(strategy="steps", steps=0)
+    assert arguments == TrainingArguments("out")
+
+
+def test_check_leaves_good_arguments_as_they_are_and_derives_after_assignments() -> None:
+    """`check` may be called any number of times; after assignments it derives what they leave open."""
+    arguments = TrainingArguments("out")
+    arguments.check()
+    assert arguments == TrainingArguments("out")
+    arguments.eval_strategy = "steps"
+    arguments.logging_steps = 20
+    arguments.check()
+    assert (arguments.eval_steps, arguments.do_eval) == (20, True)
+
+
+def test_both_names_of_activation_checkpointing_stay_equal() -> None:
+    """Assigning one name of activation checkpointing sets the other, so that neither is overruled later."""
+    arguments = TrainingArguments("out")
+    arguments.gradient_checkpointing = True
+    arguments.gradient_checkpointing_kwargs = {"use_reentrant": False}
+    arguments.check()
+    assert arguments.activation_checkpointing is True
+    assert arguments.activation_checkpointing_kwargs == {"use_reentrant": False}
+    arguments.activation_checkpointing = False
+    arguments.check()
+    assert arguments.gradient_checkpointing is False
+
+
+def test_text_inside_json_text_is_resolved_where_it_is_a_number_or_truth_value() -> None:
+    """In JSON text, values may themselves be text of numbers and truth values; in a mapping they are what they are."""
+    given = '{"a": "1e-3", "b": "False", "c": "2nd", "d": {"e": "07"}, "f": [1, null]}'
+    expected = {"a": 1e-3, "b": False, "c": "2nd", "d": {"e": 7}, "f": [1, None]}
+    assert TrainingArguments("out", lr_scheduler_kwargs=given).lr_scheduler_kwargs == expected
+    assert TrainingArguments("out", lr_scheduler_kwargs={"a": "1e-3"}).lr_scheduler_kwargs == {"a": "1e-3"}
+
+
+def test_other_types_of_number_and_path_are_taken(tmp_path: Any) -> None:
+    """Scalars of numpy count as numbers, a whole float as an integer, and a path as text."""
+    arguments = TrainingArguments(tmp_path, learning_rate=np.float32(0.5), seed=np.int64(3), max_steps=1e3)  # type: ignore[arg-type]
+    assert (arguments.learning_rate, arguments.seed, arguments.max_steps) == (0.5, 3, 1000)
+    assert [type(value) for value in (arguments.learning_rate, arguments.seed)] == [float, int]
+    assert arguments.output_dir == str(tmp_path)
+
+
+@given(
+    name=st.sampled_from(sorted(declarations(TrainingArguments))),
+    value=st.integers(-(2**40), 2**40) | st.floats(allow_nan=True) | st.text(max_size=5) | st.none() | st.booleans(),
+)
+def test_whatever_is_given_is_taken_or_refused_by_name(name: str, value: Any) -> None:
+    """Any value at all is either taken or refused with a sentence that names the argument; nothing else is raised."""
+    for told in problems(**{name: value}):
+        assert name in told
+
+
+@dataclass
+class Needing(TrainingArguments):
+    needed: int = field(kw_only=True)
+
+
+def test_an_unknown_name_is_told_even_where_a_required_one_is_missing() -> None:
+    """A misspelt name is answered even where, for want of the right one, the object could not be made."""
+    with pytest.raises(ConfigurationError, match="did you mean needed"):
+        Needing("out", neeeded=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="needed"):
+        Needing("out")  # type: ignore[call-arg]
+
+
+def test_groups_stand_alone() -> None:
+    """A group of arguments is a checked class of its own."""
+    from hexloop.app.arguments.precision import Precision
+
+    assert issubclass(Precision, Arguments)
+    assert Precision(bf16=True).mixed_precision == "bf16"
+    with pytest.raises(ConfigurationError, match="one number format"):
+        Precision(bf16=True, fp16=True)
