@@ -13,7 +13,8 @@ from hexloop.app.arguments.choices import (
     SchedulerType,
 )
 from hexloop.app.arguments.command_line import add_arguments, override, parse, unknown_options
-from hexloop.app.arguments.documents import Document, Place, read_json, read_yaml
+from hexloop.app.arguments.documents import Document, Place
+from hexloop.app.arguments.reading import read_json, read_yaml
 from hexloop.app.arguments.structure import from_dict, from_document, from_json_file, from_yaml_file
 from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.arguments.training import TrainingArguments

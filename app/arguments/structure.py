@@ -13,11 +13,12 @@ from cattrs.errors import AttributeValidationNote
 
 from hexloop.app.arguments.conversion import Hook
 from hexloop.app.arguments.conversion import converter as plain_converter
-from hexloop.app.arguments.documents import Document, KeyPath, read_json, read_yaml
+from hexloop.app.arguments.documents import Document, KeyPath
 from hexloop.app.arguments.group import Arguments
 from hexloop.app.arguments.introspection import annotations_of, declarations
 from hexloop.app.arguments.names import nearest
 from hexloop.app.arguments.problems import RefusalError, problem, shown
+from hexloop.app.arguments.reading import read_json, read_yaml
 from hexloop.domain.errors import ConfigurationError
 
 T = TypeVar("T")
