@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, Unpack
 
@@ -18,6 +18,7 @@ from hexloop.app.training import evaluating, reporting, saving
 from hexloop.app.training.callbacks import default_callbacks
 from hexloop.app.training.columns import find_label_names, used_columns
 from hexloop.app.training.counters import operations_by_parameters
+from hexloop.app.training.hooks import standard
 from hexloop.app.training.learning_rates import make_learning_rates
 from hexloop.app.training.live import any_live
 from hexloop.app.training.loaders import LoaderMaker, example_count
@@ -52,7 +53,7 @@ class Trainer:
     """
 
     loss_is_scaled_for_ga: bool | None = None
-    """Whether an overridden `compute_loss` divides by `num_items_in_batch` itself; None: as the model's own loss does."""
+    """Whether an overridden `compute_loss` divides by `num_items_in_batch`; None: where the model's own loss does."""
 
     def __init__(
         self,
@@ -193,6 +194,7 @@ class Trainer:
 
     # Hooks of a step
 
+    @standard
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-batch; gives its share of the window's loss, detached."""
         if self.session is None:
@@ -202,6 +204,7 @@ class Trainer:
         loss: Tensor = self.session.standard.micro_step(inputs, num_items_in_batch, last_of_window)
         return loss
 
+    @standard
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -213,6 +216,7 @@ class Trainer:
         """The loss that the arguments and the model make for."""
         return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func)
 
+    @standard
     def floating_point_ops(self, inputs: Any) -> float:
         """The floating-point operations of forward and backward on `inputs`, estimated; 0 where that is not known."""
         return operations_by_parameters(self.model)(inputs)
@@ -317,6 +321,7 @@ class Trainer:
 
     # Evaluation and prediction
 
+    @standard
     def evaluate(
         self,
         eval_dataset: Any = None,
@@ -335,6 +340,7 @@ class Trainer:
         """Predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
         return evaluating.predict(self, test_dataset, ignore_keys, metric_key_prefix)
 
+    @standard
     def evaluation_loop(
         self,
         dataloader: Any,
@@ -346,6 +352,7 @@ class Trainer:
         """Predict every batch of `dataloader`; gives predictions, labels, metrics and the number of samples."""
         return evaluating.evaluation_loop(self, dataloader, prediction_loss_only, ignore_keys, metric_key_prefix)
 
+    @standard
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
@@ -366,6 +373,7 @@ class Trainer:
         """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
         return reporting.watch(self, run)
 
+    @standard
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and the processing class to a folder (the output folder where None)."""
         saving.save_model(self, output_dir or str(self.args.output_dir))

@@ -126,7 +126,7 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:
-    """The trackers that `report_to` names, of hexloop's own and of installed packages; adds what is wrong to `problems`."""
+    """The trackers that `report_to` names, hexloop's own or installed ones; adds what is wrong to `problems`."""
     names = list(args.report_to or ())
     if names == ["all"]:
         names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers")]

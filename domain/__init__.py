@@ -1,1 +1,1 @@
-"""What training is: plan, loop, schedules, triggers, order of samples, checkpoint policy. Plain Python, no framework."""
+"""What training is: plan, loop, schedules, triggers, order of samples, checkpoints. Plain Python, no framework."""

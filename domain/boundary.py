@@ -74,6 +74,8 @@ def settle(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         yield from save(run)
     if run.agreement.waiting and not run.stopped:
         yield from heed(run)
+    if not run.stopped:
+        control.set_due([])
 
 
 def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:

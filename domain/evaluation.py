@@ -27,7 +27,7 @@ Heed = Callable[[], Iterator[AnyEvent]]
 def predict(
     evaluator: Evaluator[Batch], step: int, heed: Heed, interrupted: Callable[[], bool]
 ) -> Generator[AnyEvent, None, tuple[int, int] | None]:
-    """Predict every held-out batch; gives back how many samples and batches, or None where the run was stopped meanwhile."""
+    """Predict every held-out batch; gives back how many samples and batches, None where the run was stopped."""
     samples = number = 0
     evaluator.begin()
     try:

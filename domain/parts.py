@@ -21,7 +21,7 @@ def json_value(part: Part) -> Any:
 
 
 def only_value(parts: Iterable[Part], name: str) -> Any:
-    """The value of the JSON part `name`, which must be the only one. Raises ValueError, naming what is there instead."""
+    """The value of the JSON part `name`, which must be the only one. Raises ValueError, naming what there is."""
     found = list(parts)
     if [part.name for part in found] != [name] or found[0].dtype != JSON:
         raise ValueError(f"Expected one JSON document named {name!r}, found {[part.name for part in found]}.")

@@ -60,7 +60,7 @@ class SaveRequest:
 
 @frozen
 class Requests:
-    """The letter box of a run. Every method may be called from any thread, at any time; none waits but `wait_while_paused`.
+    """The letter box of a run. Any thread may call any method at any time; none waits but `wait_while_paused`.
 
     `pending` is the one thing that the loop reads at each step.
     """

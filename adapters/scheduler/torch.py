@@ -16,7 +16,7 @@ from hexloop.ports.state import Part
 
 @define
 class TorchScheduler:
-    """Answers the Scheduler port: one `step()` after each update that was taken, or one for each evaluation's metric."""
+    """Answers the Scheduler port: one `step()` after each update taken, or one for each evaluation's metric."""
 
     scheduler: Any
     optimizer: Optimizer

@@ -7,7 +7,7 @@ from hexloop.app.callbacks import DefaultFlowCallback
 
 
 def default_callbacks(args: TrainingArguments, own_loggers: bool) -> list[object]:
-    """The default flow, and a progress bar or printed logs, unless the caller brought loggers and so decides who shows what."""
+    """The default flow, and a progress bar or printed logs unless the caller brought loggers, which then show all."""
     callbacks: list[object] = [DefaultFlowCallback()]
     if own_loggers:
         return callbacks

@@ -42,7 +42,7 @@ class RunCheckpoints:
         """Take a checkpoint; see `Checkpoints.save`."""
         if self._trainer.session is not None:
             self._trainer.session.settle_counters()
-        state.callbacks = export_states(self._trainer.callback_handler.callbacks)
+        state.callbacks = export_states(_stateful(self._trainer))
         return self._store.save(state)
 
 
@@ -106,11 +106,16 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
     if trainer.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state
-    restored = restore_states(trainer.callback_handler.callbacks, state.callbacks)
+    restored = restore_states(_stateful(trainer), state.callbacks)[:-1]  # the switches are in the state's `due`
     if trainer.args.restore_callback_states_from_checkpoint:
         trainer.callback_handler.callbacks = restored
     else:
         _take_attributes(trainer.callback_handler.callbacks, restored)
+
+
+def _stateful(trainer: Trainer) -> list[Any]:
+    """Whoever may keep something in a checkpoint under the name of its class, as the reference library writes them."""
+    return [*trainer.callback_handler.callbacks, trainer.control]
 
 
 def _resume_folder(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, folder: str) -> RunState | None:

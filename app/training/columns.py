@@ -43,7 +43,7 @@ def is_causal_language_model(model: Any) -> bool:
 
 
 def used_columns(model: Any, label_names: Sequence[str]) -> frozenset[str] | None:
-    """The columns that forward takes; None where it takes any (keyword arguments alone), so that none can be left out."""
+    """The columns that forward takes; None where it takes any keyword, so that none can be left out."""
     parameters = forward_parameters(model)
     named = [name for name, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     if not named:

@@ -31,10 +31,8 @@ class OpaquelyEvaluated(Evaluated):
 
 def standard_prediction_step(trainer: Trainer) -> PredictionStep:
     """The prediction step that `Trainer.prediction_step` is unless it is overridden."""
-    from hexloop.app.trainer import Trainer as Base
-
     compute: Any = trainer.loss_choice.compute
-    if is_overridden(trainer, "compute_loss", Base):
+    if is_overridden(trainer, "compute_loss"):
         compute = with_optional_count(trainer.compute_loss)
     config = getattr(trainer.model, "config", None)
     return PredictionStep(
@@ -50,8 +48,6 @@ def make_evaluator(
     trainer: Trainer, loader: Any, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
 ) -> TorchEvaluator:
     """Whoever answers the Evaluator port for `loader`."""
-    from hexloop.app.trainer import Trainer as Base
-
     args = trainer.args
     trainer.callback_handler.eval_dataloader = loader
     in_training = trainer.is_in_train
@@ -67,7 +63,7 @@ def make_evaluator(
         main_input=trainer.main_input_name,
         dtype=None if in_training else _full_evaluation_type(trainer),
     )
-    overridden = is_overridden(trainer, "prediction_step", Base)
+    overridden = is_overridden(trainer, "prediction_step")
     return TorchEvaluator(
         trainer.model_wrapped if in_training else trainer.place_model(),
         loader,
@@ -88,9 +84,7 @@ def _full_evaluation_type(trainer: Trainer) -> torch.dtype | None:
 
 def evaluation_in_training(trainer: Trainer) -> Evaluation:
     """What the loop does when an evaluation is due; an overridden `evaluate` is one opaque action."""
-    from hexloop.app.trainer import Trainer as Base
-
-    if is_overridden(trainer, "evaluate", Base):
+    if is_overridden(trainer, "evaluate"):
         metrics = trainer.evaluate(ignore_keys=trainer.ignore_keys_for_eval)
         yield OpaquelyEvaluated(trainer.state.global_step, metrics)
         return metrics
@@ -121,12 +115,10 @@ def evaluation_events(
 def _evaluate_one(
     trainer: Trainer, dataset: Any, ignore_keys: list[str] | None, prefix: str, within_run: bool
 ) -> Evaluation:
-    from hexloop.app.trainer import Trainer as Base
-
     loader = trainer.get_eval_dataloader(dataset)
     loss_only = True if trainer.compute_metrics is None else None
     step, clock = trainer.state.global_step, trainer.adapters.clock
-    if is_overridden(trainer, "evaluation_loop", Base):
+    if is_overridden(trainer, "evaluation_loop"):
         began = clock.monotonic()
         output = trainer.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, prefix)
         metrics = dict(output.metrics or {})

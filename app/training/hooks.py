@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypeVar
 
 from torch import Tensor
 
 from hexloop.ports.learner import Learner
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 
-def is_overridden(instance: object, name: str, base: type) -> bool:
-    """Whether the method `name` is another than `base` defines: in a subclass, or set on the instance."""
-    return name in vars(instance) or getattr(type(instance), name, None) is not getattr(base, name)
+
+def standard(method: Method) -> Method:
+    """Mark a method as the one that a run knows a shorter way around, as long as nobody overrides it."""
+    method.__is_standard__ = True  # type: ignore[attr-defined]
+    return method
+
+
+def is_overridden(instance: object, name: str) -> bool:
+    """Whether the method `name` is another than the standard one: in a subclass, or set on the instance."""
+    return name in vars(instance) or not hasattr(getattr(type(instance), name), "__is_standard__")
 
 
 class OverriddenTrainingStep:
@@ -24,7 +32,9 @@ class OverriddenTrainingStep:
 
     def __init__(self, standard: Learner[Any, Tensor], model: Any, training_step: Callable[..., Tensor]) -> None:
         parameters = inspect.signature(training_step).parameters.values()
-        self._takes_count = any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters)
+        self._takes_count = any(
+            each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters
+        )
         self._training_step = training_step
         self._model = model
         self.standard = standard

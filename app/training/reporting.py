@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hexloop.app.callbacks.progress import ProgressCallback
 from hexloop.domain.run import Run
 from hexloop.domain.speed import speed_metrics
 from hexloop.domain.watchers import Watchers
@@ -38,11 +39,19 @@ def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...
     watchers = Watchers(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
     trainer.watchers = watchers
     name = args.run_name or str(args.output_dir)
-    watchers.start(RunInformation(name, args.to_sanitized_dict(), str(args.output_dir), run.plan.total_steps, run.state.step))
+    configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
+    watchers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
     adapters.interrupts.start(trainer.request_stop)
 
     def finish() -> None:
         trainer.watchers = None
         watchers.finish()
 
-    return adapters.interrupts.stop, finish
+    return adapters.interrupts.stop, finish, lambda: _close_bars(trainer)
+
+
+def _close_bars(trainer: Trainer) -> None:
+    """A run that ends in an error does not come to the event at which a progress bar closes itself."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ProgressCallback):
+            callback.close()

@@ -49,12 +49,10 @@ def companion_files(trainer: Trainer) -> Iterator[File]:
 
     Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
     """
-    from hexloop.app.trainer import Trainer as Base
-
     yield _text(ARGUMENTS, trainer.args.to_json_string())
     yield _text(STATE, json.dumps(asdict(trainer.state), indent=2, sort_keys=True, default=float))
     with tempfile.TemporaryDirectory() as folder:
-        if is_overridden(trainer, "save_model", Base):
+        if is_overridden(trainer, "save_model"):
             trainer.save_model(folder, _internal_call=True)
         else:
             _save_configuration(trainer.adapters.parallelism.unwrap(trainer.model), folder)

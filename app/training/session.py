@@ -16,8 +16,8 @@ from hexloop.app.training.checkpoints import RunCheckpoints, make_store, refuse_
 from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
 from hexloop.app.training.hooks import OverriddenTrainingStep, is_overridden
 from hexloop.app.training.learning_rates import as_port, best_metric
-from hexloop.app.training.live import begin_control
 from hexloop.app.training.live import Control as LiveControl
+from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch
 from hexloop.app.training.losses import with_optional_count
 from hexloop.app.training.switches import switches_for
@@ -107,15 +107,11 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
     return wrapped
 
 
-def _learner(
-    trainer: Trainer, adapters: Adapters, wrapped: Any
-) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
+def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
     """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
-    from hexloop.app.trainer import Trainer as Base
-
     choice = trainer.loss_choice
     compute, normalises = choice.compute, choice.normalises
-    if is_overridden(trainer, "compute_loss", Base):
+    if is_overridden(trainer, "compute_loss"):
         compute = with_optional_count(trainer.compute_loss)
         if trainer.loss_is_scaled_for_ga is not None:
             normalises = trainer.loss_is_scaled_for_ga
@@ -135,16 +131,14 @@ def _learner(
         before_optimizer_step=lambda: trainer.dispatcher.call("on_pre_optimizer_step"),
         after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
     )
-    if is_overridden(trainer, "training_step", Base):
+    if is_overridden(trainer, "training_step"):
         return standard, OverriddenTrainingStep(standard, wrapped, trainer.training_step)
     return standard, standard
 
 
 def _inspection(trainer: Trainer) -> Any:
     """A user's own step may take any batch; the standard one takes mappings of stacked tensors."""
-    from hexloop.app.trainer import Trainer as Base
-
-    own = is_overridden(trainer, "compute_loss", Base) or is_overridden(trainer, "training_step", Base)
+    own = is_overridden(trainer, "compute_loss") or is_overridden(trainer, "training_step")
     return (lambda _batch: None) if own else check_batch
 
 
@@ -181,12 +175,10 @@ def _run(
 
 
 def _counters(trainer: Trainer, run: Run[Any, Any]) -> Iterator[Any]:
-    from hexloop.app.trainer import Trainer as Base
-
     counting = trainer.args.include_num_input_tokens_seen
     if counting != "no":
         yield TokenCounter(run, trainer.main_input_name, counting == "non_padding")
-    if is_overridden(trainer, "floating_point_ops", Base):
+    if is_overridden(trainer, "floating_point_ops"):
         yield OperationCounter(run, trainer.floating_point_ops)
     elif hasattr(trainer.model, "num_parameters"):
         yield OperationCounter(run, operations_by_parameters(trainer.model))

@@ -9,8 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
-    from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, EvalPrediction, PredictionOutput
     from hexloop.app.arguments import TrainingArguments
     from hexloop.app.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
     from hexloop.app.callbacks import (
@@ -25,15 +23,22 @@ if TYPE_CHECKING:
     from hexloop.app.callbacks.printer import PrinterCallback
     from hexloop.app.callbacks.progress import ProgressCallback
     from hexloop.app.trainer import Trainer, TrainOutput
+    from hexloop.app.values import (
+        DataCollatorWithPadding,
+        EvalLoopOutput,
+        EvalPrediction,
+        PredictionOutput,
+        default_data_collator,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DataCollatorWithPadding": "hexloop.adapters.batches.torch.collate",
-    "default_data_collator": "hexloop.adapters.batches.torch.collate",
-    "EvalLoopOutput": "hexloop.adapters.evaluator.torch.outputs",
-    "EvalPrediction": "hexloop.adapters.evaluator.torch.outputs",
-    "PredictionOutput": "hexloop.adapters.evaluator.torch.outputs",
+    "DataCollatorWithPadding": "hexloop.app.values",
+    "default_data_collator": "hexloop.app.values",
+    "EvalLoopOutput": "hexloop.app.values",
+    "EvalPrediction": "hexloop.app.values",
+    "PredictionOutput": "hexloop.app.values",
     "TrainingArguments": "hexloop.app.arguments",
     "IntervalStrategy": "hexloop.app.arguments.choices",
     "OptimizerNames": "hexloop.app.arguments.choices",

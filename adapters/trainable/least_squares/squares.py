@@ -45,6 +45,6 @@ def _many_features(parameters: Sequence[float], rows: Sequence[Row], divisor: in
 
 
 def predict(weights: Sequence[float], bias: float, features: Sequence[float]) -> float:
-    """w . x + b. Raises ValueError where there are not as many features as weights."""
+    """The sum w . x + b. Raises ValueError where there are not as many features as weights."""
     products = (weight * feature for weight, feature in zip(weights, features, strict=True))
     return sum(products) + bias

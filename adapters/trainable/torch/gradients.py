@@ -34,13 +34,18 @@ class Gradients:
         if len(gradients) != self._count:
             self._count, self._together = len(gradients), _lie_together(gradients)
         if not self._together:
-            norm = get_total_norm(gradients)
-            if max_norm > 0:
-                clip_grads_with_norm_(self._parameters, max_norm, norm)
-            return norm
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            return self._clip_apart(gradients, max_norm)
+        norms = torch._foreach_norm(gradients)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         if max_norm > 0:
-            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + SMALL), max=1.0))
+            factor = (norm + SMALL).reciprocal_().mul_(max_norm).clamp_(max=1.0)
+            torch._foreach_mul_(gradients, factor)
+        return norm
+
+    def _clip_apart(self, gradients: list[Tensor], max_norm: float) -> Tensor:
+        norm = get_total_norm(gradients)
+        if max_norm > 0:
+            clip_grads_with_norm_(self._parameters, max_norm, norm)
         return norm
 
     def clear(self) -> None:

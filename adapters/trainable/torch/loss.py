@@ -115,9 +115,9 @@ class FunctionLoss:
 class SmoothedLoss:
     """Cross entropy against labels smoothed by `epsilon`.
 
-    The loss is (1 - epsilon) times the negative log-likelihood plus epsilon times the mean negative log-probability over
-    all classes (Szegedy et al. 2016, section 7), both summed over the items and divided by their number: that of the
-    whole window where it is given, else that of this batch.
+    The loss is (1 - epsilon) times the negative log-likelihood plus epsilon times the mean negative log-probability
+    over all classes (Szegedy et al. 2016, section 7), both summed over the items and divided by their number: that of
+    the whole window where it is given, else that of this batch.
     """
 
     epsilon: float

@@ -18,7 +18,7 @@ TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
 
 
 class OptimizerState:
-    """Answers the Exportable port for any optimizer whose state dict holds tensors and JSON-like values, however nested."""
+    """Answers the Exportable port for any optimizer whose state holds tensors and JSON-like values, however nested."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
