@@ -1,0 +1,93 @@
+"""A folder on this machine, or on a disk that several share, as a hub."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hexloop.domain.errors import StorageError
+from hexloop.ports.files import File
+
+MESSAGE = ".message.txt"
+"""Where the message lies, beside a version's files."""
+
+
+class FolderHub:
+    """Answers the Hub port with the folder `root`: version "3" of a name is the folder `<root>/<name>/3`.
+
+    A version is written under a hidden name and appears by one rename, so a reader sees all of it or nothing. Two who
+    publish at once get versions of their own.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root)
+
+    def publish(self, name: str, files: Iterable[File], message: str) -> str:
+        """Write the files as the newest version. Raises StorageError, and leaves nothing, where that cannot be."""
+        model = self._folder(self._root, name)
+        staging = model / f".publishing-{secrets.token_hex(8)}"
+        try:
+            staging.mkdir(parents=True)
+            (staging / MESSAGE).write_text(message, encoding="utf-8")
+            for file in files:
+                path = self._folder(staging, file.path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as opened:
+                    opened.writelines(file.chunks)
+            return self._appear(staging)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"You chose to publish {name!r} in {self._root}, but it cannot be written there ({error}); "
+                "choose another folder, or make room in this one."
+            ) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
+        """The files of a version. Raises StorageError, naming those that there are, where there is none."""
+        model = self._folder(self._root, name)
+        versions = _versions(model)
+        if not versions or (version is not None and version not in map(str, versions)):
+            raise StorageError(
+                f"You chose version {version or 'newest'} of {name!r} in {self._root}, which was not published; "
+                f"choose one of: {', '.join(map(str, versions)) or '(none)'}."
+            )
+        chosen = model / (version or str(versions[-1]))
+        paths = sorted(path for path in chosen.rglob("*") if path.is_file() and path != chosen / MESSAGE)
+        return (File(path.relative_to(chosen).as_posix(), _chunks(path)) for path in paths)
+
+    def _appear(self, staging: Path) -> str:
+        """Rename to the first number that nobody took meanwhile: a rename onto a folder that holds files fails."""
+        number = max(_versions(staging.parent), default=0) + 1
+        while True:
+            try:
+                staging.rename(staging.parent / str(number))
+            except OSError:
+                if not (staging.parent / str(number)).exists():
+                    raise
+                number += 1
+            else:
+                return str(number)
+
+    @staticmethod
+    def _folder(root: Path, name: str) -> Path:
+        path = root / name
+        if ".." in path.parts or not path.resolve().is_relative_to(root.resolve()) or path == root:
+            raise StorageError(f"You chose the name {name!r}, which leads out of {root}; choose one within it.")
+        return path
+
+
+def _versions(model: Path) -> list[int]:
+    names = [path.name for path in model.iterdir()] if model.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as opened:
+        while chunk := opened.read(1 << 20):
+            yield chunk

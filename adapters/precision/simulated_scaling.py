@@ -1,0 +1,89 @@
+"""Dynamic loss scaling on floats, which overflow when a test wants them to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import ParamSpec, Protocol, TypeVar, cast
+
+from hexloop.domain.parts import json_part, only_value
+from hexloop.ports.state import Part
+from hexloop.ports.trainable import Optimizer
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class Scalable(Protocol):
+    """A loss that can be multiplied."""
+
+    def __mul__(self, factor: float) -> Scalable:
+        """The loss times a number, and its gradients likewise."""
+        ...
+
+
+Loss = TypeVar("Loss", bound=Scalable)
+
+
+class WithGradients(Protocol):
+    """An optimizer whose gradients can be reached."""
+
+    gradients: list[float]
+
+
+class SimulatedScaling:
+    """Answers the Precision port as fp16 with a loss scale does.
+
+    The scale is halved at an update whose gradients are not all finite, which is left out, and doubled after
+    `growth_interval` good updates in a row. overflows: the updates, counted from 1, whose gradients become infinite.
+    """
+
+    name = "fp16"
+
+    def __init__(
+        self, overflows: Collection[int] = (), initial_scale: float = 2.0**16, growth_interval: int = 2000
+    ) -> None:
+        self.loss_scale = initial_scale
+        self._overflows = overflows
+        self._growth_interval = growth_interval
+        self._updates = 0
+        self._good_updates = 0
+        self._finite = True
+
+    def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """The forward pass itself: floats are computed as they are."""
+        return forward
+
+    def scale(self, loss: Loss) -> Loss:
+        """The loss times the loss scale."""
+        return cast(Loss, loss * self.loss_scale)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the loss scale, noting whether all are finite."""
+        self._updates += 1
+        gradients = cast(WithGradients, optimizer).gradients
+        if self._updates in self._overflows:
+            gradients[0] = math.inf
+        self._finite = all(map(math.isfinite, gradients))
+        gradients[:] = [gradient / self.loss_scale for gradient in gradients]
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step where every gradient was finite, and adapt the scale."""
+        if not self._finite:
+            self.loss_scale /= 2
+            self._good_updates = 0
+            return False
+        optimizer.step()
+        self._good_updates += 1
+        if self._good_updates == self._growth_interval:
+            self.loss_scale *= 2
+            self._good_updates = 0
+        return True
+
+    def export(self) -> Iterator[Part]:
+        """The loss scale, the good updates since it last changed, and how many updates there were."""
+        yield json_part("scaler", [self.loss_scale, self._good_updates, self._updates])
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Go on from an export."""
+        self.loss_scale, self._good_updates, self._updates = only_value(parts, "scaler")

@@ -1,0 +1,152 @@
+"""A storage that fails by plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from itertools import islice
+
+from attrs import field, frozen
+from attrs.validators import ge, in_, le
+
+from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
+
+ANY = "any"
+OPERATIONS = ("write", "read", "list", "move", "remove", "digest")
+
+
+class Died(BaseException):
+    """The process that used the storage is no more. Not an Exception: nothing that handles errors stops it."""
+
+
+class Effect(Enum):
+    """What goes wrong in an operation.
+
+    FAIL: nothing is done, and StorageError raised. FULL: nothing is done, and StorageFullError raised.
+    TEAR: the work is done in part and success reported, as by a disk that loses what it acknowledged.
+    DIE: the work is done in part, and the process dies.
+    """
+
+    FAIL = "fail"
+    FULL = "full"
+    TEAR = "tear"
+    DIE = "die"
+
+
+@frozen
+class Fault:
+    """What goes wrong, and when.
+
+    at: in which operation, counted from 1; operation: counts only those of this name.
+    times: in how many operations in a row.
+    done: the share of the work that TEAR and DIE leave done: of a write's bytes, of the files in a folder that is
+    removed, or that is moved where moves are not atomic. Anything else is done with 1 and not done with less.
+    """
+
+    at: int = field(validator=ge(1))
+    effect: Effect
+    operation: str = field(default=ANY, validator=in_((ANY, *OPERATIONS)))
+    done: float = field(default=0.5, validator=[ge(0), le(1)])
+    times: int = field(default=1, validator=ge(1))
+
+
+class FaultyStorage:
+    """Answers the Storage port through another storage, until a fault strikes.
+
+    Once it has died, every operation raises Died: a dead process does nothing more. What it left is in `inner`.
+    `operations` are the operations so far, each a name and a path, so that a test can try a fault in every one.
+    """
+
+    def __init__(self, inner: Storage, faults: Iterable[Fault] = ()) -> None:
+        self.inner = inner
+        self.operations: list[tuple[str, str]] = []
+        self.dead = False
+        self._faults = tuple(faults)
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """Those of the other storage."""
+        return self.inner.capabilities
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        """Write a new file; torn, it holds the first bytes only."""
+        fault = self._begin("write", path)
+        if fault is None:
+            return self.inner.write(path, chunks)
+        data = b"".join(chunks)
+        stored = self.inner.write(path, [data])
+        kept = math.floor(len(data) * fault.done)
+        if kept < len(data):
+            self.inner.remove(path)
+            self.inner.write(path, [data[:kept]])
+        self._end(fault)
+        return stored
+
+    def read(self, path: str) -> Iterator[memoryview]:
+        """The file's bytes."""
+        self._end(self._begin("read", path))
+        return self.inner.read(path)
+
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        """The names in a folder."""
+        self._end(self._begin("list", folder))
+        return self.inner.list(folder)
+
+    def move(self, source: str, destination: str) -> None:
+        """Give a file or folder another name; torn, some of its files have the new name where moves are not atomic."""
+        fault = self._begin("move", source)
+        if fault is None or fault.done == 1:
+            self.inner.move(source, destination)
+        elif self.capabilities.publication is not Publication.RENAME:
+            for path in self._part_of(source, fault):
+                self.inner.move(path, destination + path.removeprefix(source))
+        self._end(fault)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or folder; torn, some of its files are left."""
+        fault = self._begin("remove", path)
+        if fault is None or fault.done == 1:
+            self.inner.remove(path)
+        else:
+            for removed in self._part_of(path, fault):
+                self.inner.remove(removed)
+        self._end(fault)
+
+    def digest(self, path: str) -> Stored:
+        """Size and digest of a file."""
+        self._end(self._begin("digest", path))
+        return self.inner.digest(path)
+
+    def _begin(self, operation: str, path: str) -> Fault | None:
+        """Count an operation; give back the fault that strikes in its middle or raise the one that strikes at once."""
+        if self.dead:
+            raise Died(f"The process that would {operation} {path} is dead.")
+        self.operations.append((operation, path))
+        count = {ANY: len(self.operations), operation: sum(name == operation for name, _ in self.operations)}
+        for fault in self._faults:
+            if fault.at <= count.get(fault.operation, 0) < fault.at + fault.times:
+                if fault.effect is Effect.FAIL:
+                    raise StorageError(f"The plan is that this {operation} of {path} fails; try again.")
+                if fault.effect is Effect.FULL:
+                    raise StorageFullError(f"The plan is that this {operation} of {path} finds no room; make some.")
+                return fault
+        return None
+
+    def _end(self, fault: Fault | None) -> None:
+        if fault is not None and fault.effect is Effect.DIE:
+            self.dead = True
+            raise Died(f"The plan is that the process dies in operation {len(self.operations)}.")
+
+    def _part_of(self, folder: str, fault: Fault) -> Iterator[str]:
+        files = _files_below(self.inner, folder)
+        return islice(files, math.floor(len(files) * fault.done))
+
+
+def _files_below(storage: Storage, folder: str) -> list[str]:
+    files: list[str] = []
+    for entry in storage.list(folder):
+        path = f"{folder}/{entry.name}"
+        files += _files_below(storage, path) if entry.is_folder else [path]
+    return files

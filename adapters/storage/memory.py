@@ -1,0 +1,132 @@
+"""A tree of files in memory, which can lose what was not yet durable."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import starmap
+from pathlib import PurePosixPath
+
+from hexloop.domain.checkpoints.names import stays_inside
+from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
+
+
+class MemoryStorage:
+    """Answers the Storage port in memory.
+
+    publication: what to say in the capabilities, so that both kinds of storage can be tried.
+    capacity: bytes that fit (None: any number).
+
+    `crash` is a power cut: what is not durable is undone. A file is durable once its write has returned, and a move at
+    once. A removal is durable only with the next write or move, because the port promises no more. A write that is
+    broken off by something other than an Exception, as by the process's death, leaves what there is until a crash.
+    """
+
+    def __init__(self, publication: Publication = Publication.RENAME, capacity: int | None = None) -> None:
+        self._publication = publication
+        self._capacity = capacity
+        self._files: dict[str, bytes | bytearray] = {}
+        self._durable: dict[str, bytes] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """The publication chosen, and no local folder."""
+        return StorageCapabilities(self._publication, "memory")
+
+    def crash(self) -> None:
+        """Lose what is not durable."""
+        with self._lock:
+            self._files = dict(self._durable)
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        """Write a new file; see `Storage.write`. Raises StorageFullError where the capacity does not suffice."""
+        written = bytearray()
+        with self._lock:
+            self._check_free(path)
+            room = None if self._capacity is None else self._capacity - sum(map(len, self._files.values()))
+            self._files[path] = written
+        try:
+            for chunk in chunks:
+                if room is not None and len(written) + memoryview(chunk).nbytes > room:
+                    raise StorageFullError(
+                        f"You chose to write {path} in memory, but its {self._capacity} bytes are full; make room."
+                    )
+                written += memoryview(chunk).cast("B")
+        except Exception:
+            self.remove(path)
+            raise
+        with self._lock:
+            self._files[path] = data = bytes(written)
+            self._make_durable()
+        return self._stored(data)
+
+    def read(self, path: str) -> Iterator[memoryview]:
+        """The file's bytes, in two chunks where there are two bytes or more."""
+        data = memoryview(self._file(path))
+        middle = len(data) // 2
+        return (chunk for chunk in (data[:middle], data[middle:]) if chunk)
+
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        """The names in a folder; see `Storage.list`."""
+        depth = len(PurePosixPath(folder).parts)
+        below = [PurePosixPath(path).parts[depth:] for path in self._below(folder)]
+        return tuple(starmap(Entry, sorted({(names[0], len(names) > 1) for names in below})))
+
+    def move(self, source: str, destination: str) -> None:
+        """Give a file or folder another name, at once; see `Storage.move`."""
+        with self._lock:
+            moved = self._at(source)
+            if not moved:
+                raise StorageError(f"You chose to move {source} in memory, but there is no such name; check it.")
+            self._check_free(destination)
+            self._files |= {destination + path.removeprefix(source): self._files.pop(path) for path in moved}
+            self._make_durable()
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder; see `Storage.remove`."""
+        with self._lock:
+            for name in self._at(path):
+                del self._files[name]
+
+    def digest(self, path: str) -> Stored:
+        """Size and digest of a file."""
+        return self._stored(self._file(path))
+
+    def damage(self, path: str, data: bytes) -> None:
+        """Change what a file holds behind everybody's back, as a failing disk does."""
+        with self._lock:
+            self._file(path)
+            self._files[path] = self._durable[path] = data
+
+    def _make_durable(self) -> None:
+        self._durable = {path: bytes(data) for path, data in self._files.items()}
+
+    def _file(self, path: str) -> bytes:
+        with self._lock:
+            if path not in self._files:
+                raise StorageError(f"You chose to read {path} in memory, but there is no such file; check the name.")
+            return bytes(self._files[path])
+
+    def _below(self, folder: str) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(path for path in self._files if folder == "" or path.startswith(f"{folder}/"))
+
+    def _at(self, path: str) -> tuple[str, ...]:
+        """The file at `path`, or the files below it."""
+        return (path,) if path in self._files else self._below(path)
+
+    def _check_free(self, path: str) -> None:
+        """Raises StorageError where no file can be made at `path`."""
+        if not stays_inside(path):
+            raise StorageError(f"You chose the path {path!r}, which leads out of the storage; choose a path within it.")
+        parents = map(str, PurePosixPath(path).parents)
+        taken = tuple(name for name in (path, *parents) if name in self._files) or self._below(path)
+        if taken:
+            raise StorageError(f"You chose the path {path}, but {taken[0]} is there already; choose another.")
+
+    @staticmethod
+    def _stored(data: bytes) -> Stored:
+        return Stored(len(data), f"blake2b:{hashlib.blake2b(data).hexdigest()}")
