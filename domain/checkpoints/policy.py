@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attrs import field, frozen
+from attrs import frozen
 
 from hexloop.domain.checkpoints.names import checkpoint_name
 
@@ -20,7 +20,7 @@ class CheckpointPolicy:
 
     save_total_limit: int | None = None
     keep_best: bool = True
-    protected: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    protected: frozenset[str] = frozenset()
 
     def surplus(self, steps: Iterable[int], best: str | None = None) -> tuple[int, ...]:
         """Of the checkpoints at `steps`, those to remove, from the oldest on; `best` is the name of the best."""

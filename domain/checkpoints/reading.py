@@ -24,7 +24,8 @@ class Checkpoint:
 def newest(storage: Storage, run: str | None = None) -> Checkpoint | None:
     """The good checkpoint with the highest step, of `run` or of any; None where there is none.
 
-    Each one that is passed over because it is not good is named, with the reason, in a warning.
+    Each one that is passed over because it is not good is named, with the reason, in a warning. Raises StorageError
+    where the storage does not even give a manifest that it lists, which is no reason to go back to an older one.
     """
     for name in map(checkpoint_name, checkpoint_steps(storage)):
         try:
@@ -117,6 +118,6 @@ def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str 
 def _is_good(storage: Storage, name: str) -> bool:
     try:
         verify(storage, name)
-    except CheckpointError:
+    except (CheckpointError, StorageError):
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from attrs import define, field
 
@@ -127,26 +128,23 @@ class CheckpointStore:
         if state.step in present and self._is_ours(state.step, lineage):
             return False
         state.parent_checkpoint = self.latest
-        commit(
-            self.storage,
-            publisher,
-            name,
-            self.contents.files(state),
-            lambda files: self._manifest(state, lineage, files),
-        )
+        commit(self.storage, publisher, name, self.contents.files(state), partial(self._manifest, state, lineage))
         self.latest = name
         self._held.add(state.step)
         self._rotate(state, lineage, publisher)
         return True
 
     def _rotate(self, state: RunState, lineage: Lineage, publisher: Publisher) -> None:
-        """Remove what the policy no longer keeps; a failure leaves it for the next time."""
+        """Remove what the policy no longer keeps, once the newest is seen to be there; a failure puts it off."""
         try:
-            for step in self.policy.surplus(self._held, state.best_checkpoint):
+            surplus = self.policy.surplus(self._held, state.best_checkpoint)
+            if surplus:
+                read_manifest(self.storage, checkpoint_name(state.step))
+            for step in surplus:
                 if self._is_ours(step, lineage):
                     publisher.delete(checkpoint_name(step))
                 self._held.discard(step)
-        except StorageError as error:
+        except (StorageError, CheckpointError) as error:
             self._clean = False
             warnings.warn(f"Older checkpoints than save_total_limit allows are still there: {error}", stacklevel=2)
 

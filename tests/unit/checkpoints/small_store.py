@@ -1,0 +1,74 @@
+"""Stores that save a run without a framework, each as a process of its own would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.events import AnyEvent
+from hexloop.domain.state import RunState
+from hexloop.ports.storage import Entry, Storage
+from tests.unit.checkpoints.small_contents import SmallContents
+
+_sessions = count(1)
+
+
+def next_session() -> str:
+    """A name for a session that sorts after all earlier ones."""
+    return f"{next(_sessions):08}"
+
+
+def make_store(storage: Storage, limit: int | None = None, session: str = "") -> CheckpointStore:
+    """A store with the smallest contents there are."""
+    return CheckpointStore(storage, SmallContents(), CheckpointPolicy(limit), session=session or next_session())
+
+
+def weights_at(run: str, step: int) -> bytes:
+    """What the weights of a run are after a step: 40 bytes or so."""
+    return f"{run}: weights after {step} steps".encode() * 2
+
+
+def save_at(store: CheckpointStore, state: RunState, step: int) -> list[AnyEvent]:
+    """Go on to a step and save there."""
+    assert isinstance(store.contents, SmallContents)
+    state.step = step
+    store.contents.weights = weights_at(state.run, step)
+    return list(store.save(state))
+
+
+def save_all(storage: Storage, run: str, steps: Sequence[int], limit: int | None = None) -> CheckpointStore:
+    """A run of one session that saves at each of `steps`; gives back its store."""
+    store = make_store(storage, limit)
+    state = RunState(run=run)
+    for step in steps:
+        save_at(store, state, step)
+    return store
+
+
+def names(storage: Storage, folder: str = "") -> list[str]:
+    """The names in a folder."""
+    return [entry.name for entry in storage.list(folder)]
+
+
+def tree(storage: Storage, folder: str = "") -> dict[str, bytes]:
+    """Every file below a folder with its bytes."""
+    found: dict[str, bytes] = {}
+
+    def add(entry: Entry, path: str) -> None:
+        if entry.is_folder:
+            for inner in storage.list(path):
+                add(inner, f"{path}/{inner.name}")
+        else:
+            found[path] = b"".join(storage.read(path))
+
+    for entry in storage.list(folder):
+        add(entry, f"{folder}/{entry.name}" if folder else entry.name)
+    return found
+
+
+def checkpoint_names(*steps: int) -> list[str]:
+    """The names of the checkpoints at these steps, sorted as a listing is."""
+    return sorted(map(checkpoint_name, steps))

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.domain.checkpoints import manifest as module
+from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, Manifest, seal, unseal
+from hexloop.domain.errors import CheckpointError
+from hexloop.ports.storage import Stored
+
+names = st.text(min_size=1).filter(lambda text: not set(text) & set("/\\\0") and text not in (".", ".."))
+paths = st.lists(names, min_size=1, max_size=3).map("/".join)
+manifests = st.builds(
+    Manifest,
+    run=st.text(),
+    session=st.text(),
+    ancestors=st.dictionaries(st.text(), st.integers(min_value=0), max_size=3),
+    parent=st.none() | st.text(),
+    step=st.integers(min_value=0),
+    world_size=st.integers(min_value=1),
+    environment=st.dictionaries(st.text(), st.text(), max_size=3),
+    files=st.dictionaries(paths, st.builds(Stored, st.integers(min_value=0), st.text()), max_size=4),
+)
+EXAMPLE = Manifest(
+    run="a run",
+    session="b",
+    ancestors={"a": 3},
+    parent="checkpoint-5",
+    step=10,
+    world_size=2,
+    environment={"python": "3.11"},
+    files={"model.safetensors": Stored(12, "xxh3-128:ab"), "more/state.json": Stored(0, "xxh3-128:cd")},
+)
+
+
+@given(manifests)
+def test_a_manifest_comes_back_from_its_bytes(manifest: Manifest) -> None:
+    """What a manifest says is read back from the bytes of its file, which depend on nothing else."""
+    data = manifest.to_json()
+    assert Manifest.from_json(data) == manifest
+    assert evolve(manifest, files=dict(reversed([*manifest.files.items()]))).to_json() == data
+
+
+def test_a_manifest_is_json_that_anybody_can_read() -> None:
+    """The file is one JSON object, each file in it with size and digest, and the digest of it all is the last entry."""
+    document = json.loads(EXAMPLE.to_json())
+    assert document["schema_version"] == SCHEMA_VERSION
+    assert document["files"]["model.safetensors"] == {"size": 12, "digest": "xxh3-128:ab"}
+    assert document["parent"] == "checkpoint-5"
+    assert list(document)[-1] == "digest"
+
+
+def test_every_flipped_bit_is_found() -> None:
+    """No single bit of a manifest can change without its being refused."""
+    data = EXAMPLE.to_json()
+    for position in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            with pytest.raises(CheckpointError, match="its manifest is damaged"):
+                Manifest.from_json(bytes(changed))
+
+
+def test_every_truncation_is_found() -> None:
+    """A manifest that ends early, or goes on after its end, is refused."""
+    data = EXAMPLE.to_json()
+    for cut in [data[:length] for length in range(len(data))] + [data + b"\n", data * 2]:
+        with pytest.raises(CheckpointError, match="its manifest is damaged"):
+            Manifest.from_json(cut)
+
+
+@given(st.dictionaries(st.text().filter("digest".__ne__), st.integers() | st.text(), min_size=1))
+def test_a_seal_comes_off_again(document: dict[str, Any]) -> None:
+    """What was sealed is what comes out, whatever it says."""
+    body = (json.dumps(document, indent=2) + "\n").encode()
+    assert unseal(seal(body)) == body
+    assert list(json.loads(seal(body)))[-1] == "digest"
+
+
+def sealed(**changes: Any) -> bytes:
+    """The example, changed, with a digest that is right."""
+    document = json.loads(unseal(EXAMPLE.to_json())) | changes
+    return seal((json.dumps(document, indent=2) + "\n").encode())
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../other", "a/../../b", "", "a\\..\\b"])
+def test_a_path_out_of_the_folder_is_refused(path: str) -> None:
+    """A manifest cannot name a file that lies outside its folder, even if its digest is right."""
+    with pytest.raises(CheckpointError, match="not a path within the checkpoint"):
+        Manifest.from_json(sealed(files={path: {"size": 1, "digest": "x:y"}}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": -1},
+        {"step": "10"},
+        {"step": None},
+        {"world_size": 0},
+        {"run": 5},
+        {"parent": 5},
+        {"ancestors": [1]},
+        {"ancestors": {"a": -1}},
+        {"environment": {"python": 3}},
+        {"files": None},
+        {"files": ["model.safetensors"]},
+        {"files": {"a": 5}},
+        {"files": {"a": {"size": 1}}},
+        {"files": {"a": {"size": "1", "digest": "x:y"}}},
+        {"files": {"a": {"size": -1, "digest": "x:y"}}},
+        {"files": {"a": {"size": 1, "digest": None}}},
+        {"files": {"a": {"size": 1, "digest": "x:y", "mode": 7}}},
+        {"unknown": 1},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    """Values of the wrong kind, and ones that are unknown, are refused with a reason, even if the digest is right."""
+    with pytest.raises(CheckpointError, match="its manifest makes no sense"):
+        Manifest.from_json(sealed(**changes))
+
+
+@pytest.mark.parametrize("document", ["[" * 100_000 + "]" * 100_000, "[1]", "5", "{]"])
+def test_what_is_no_object_is_refused(document: str) -> None:
+    """JSON of another kind, or nested without end, is refused."""
+    body = document.encode() + b"\n}\n"
+    with pytest.raises(CheckpointError, match="its manifest makes no sense"):
+        Manifest.from_json(seal(body))
+
+
+def test_a_newer_schema_is_refused_by_its_number() -> None:
+    """A manifest of a later hexloop is refused, saying which version it has."""
+    with pytest.raises(CheckpointError, match=f"schema version {SCHEMA_VERSION + 1}"):
+        Manifest.from_json(sealed(schema_version=SCHEMA_VERSION + 1))
+
+
+def test_an_older_schema_is_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of an earlier version is read through that version's migration."""
+
+    def from_0(document: dict[str, Any]) -> dict[str, Any]:
+        processes = document.pop("processes")
+        return {**document, "schema_version": 1, "world_size": processes}
+
+    monkeypatch.setattr(module, "MIGRATIONS", {0: from_0})
+    old = json.loads(unseal(sealed(schema_version=0, processes=EXAMPLE.world_size)))
+    del old["world_size"]
+    assert Manifest.from_json(seal((json.dumps(old, indent=2) + "\n").encode())) == EXAMPLE

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.domain.checkpoints.names import (
+    Owner,
+    checkpoint_name,
+    free_name,
+    may_be_unfinished,
+    new_session,
+    stays_inside,
+    step_of,
+)
+
+NEITHER = [
+    "checkpoint",
+    "checkpoint-",
+    "checkpoint--1",
+    "checkpoint-01",
+    "checkpoint-1 ",
+    "my-checkpoint-1",
+    "runs",
+    "",
+]
+
+
+@given(st.integers(min_value=0))
+def test_a_name_says_its_step(step: int) -> None:
+    """A checkpoint's name is the usual one, and the step can be read from it."""
+    assert checkpoint_name(step) == f"checkpoint-{step}"
+    assert step_of(checkpoint_name(step)) == step
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_other_names_are_no_checkpoints(name: str) -> None:
+    """Whatever is not exactly a checkpoint's name has no step, and is never taken for something unfinished."""
+    assert step_of(name) is None
+    assert not may_be_unfinished(name)
+
+
+@given(st.text(), st.text(alphabet="0123456789abcdef", min_size=1), st.integers(min_value=0))
+def test_what_is_not_whole_does_not_look_like_a_checkpoint(run: str, session: str, step: int) -> None:
+    """Neither a mark, nor a staging folder, nor a checkpoint set aside has a checkpoint's name."""
+    owner = Owner(run, session)
+    name = checkpoint_name(step)
+    for other in (owner.mark, owner.staging(name), free_name(name, ())):
+        assert step_of(other) is None
+        assert stays_inside(other)
+        assert "checkpoint-" not in other[: len("checkpoint-")]
+
+
+@given(st.text(), st.text())
+def test_a_run_knows_what_it_left_behind(run: str, other: str) -> None:
+    """What earlier sessions of a run left, and the present one, is its own; later ones' and other runs' is not."""
+    early, late = sorted((new_session(), new_session()))
+    for name in (Owner(run, early).mark, Owner(run, early).staging("checkpoint-7")):
+        assert Owner(run, late).left_behind(name)
+        assert Owner(run, early).left_behind(name)
+        assert Owner(other, late).left_behind(name) == (other == run)
+    assert not Owner(run, early).left_behind(Owner(run, late).staging("checkpoint-7"))
+    assert not Owner(run, late).left_behind("checkpoint-7")
+
+
+def test_later_sessions_sort_after_earlier_ones() -> None:
+    """The names of sessions are all different, and in the order of the clock."""
+    sessions = [new_session() for _ in range(50)]
+    assert len(set(sessions)) == 50
+    assert [session[:16] for session in sessions] == sorted(session[:16] for session in sessions)
+
+
+def test_a_free_name_is_free() -> None:
+    """Several folders that stood in the way of the same checkpoint get different names, all known as such."""
+    taken: set[str] = set()
+    for _ in range(3):
+        taken.add(free_name("checkpoint-7", taken))
+    assert taken == {f"replaced-{number}-checkpoint-7" for number in (1, 2, 3)}
+    assert all(map(may_be_unfinished, taken))
+
+
+@pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\\b", "a\0b"])
+def test_a_path_that_may_lead_elsewhere_is_told(path: str) -> None:
+    """Absolute paths, empty names, dots, and what other systems read as separators are refused."""
+    assert not stays_inside(path)
+
+
+@pytest.mark.parametrize("path", ["a", "a/b/c", "...", "a.b", ".a", " "])
+def test_a_plain_path_stays_inside(path: str) -> None:
+    """A path of plain names can only lead further in."""
+    assert stays_inside(path)

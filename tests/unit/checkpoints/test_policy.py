@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
+
+steps = st.lists(st.integers(min_value=0, max_value=50), max_size=12)
+
+
+@pytest.mark.parametrize("limit", [None, 0, -1])
+def test_without_a_limit_nothing_goes(limit: int | None) -> None:
+    """No limit, or one below 1, keeps every checkpoint."""
+    assert CheckpointPolicy(limit).surplus(range(100)) == ()
+
+
+@pytest.mark.parametrize(
+    ("limit", "present", "best", "goes"),
+    [
+        (1, [10], None, ()),
+        (1, [10, 20], None, (10,)),
+        (1, [10, 20], "checkpoint-10", ()),
+        (1, [10, 20], "checkpoint-20", (10,)),
+        (1, [10, 20, 30], "checkpoint-10", (20,)),
+        (2, [10, 20, 30], "checkpoint-10", (20,)),
+        (2, [10, 20, 30], "checkpoint-20", (10,)),
+        (3, [10, 20, 30, 40], "checkpoint-10", (20,)),
+        (2, [9, 10, 100], None, (9,)),
+        (2, [100, 9, 10, 9], None, (9,)),
+        (1, [10, 20, 30], "elsewhere", (10, 20)),
+    ],
+)
+def test_the_oldest_go_first(limit: int, present: list[int], best: str | None, goes: tuple[int, ...]) -> None:
+    """By number, not by letter; the best and the newest stay, and with a limit of 1 both of them do."""
+    assert CheckpointPolicy(limit).surplus(present, best) == goes
+
+
+def test_the_best_goes_where_it_is_not_to_be_kept() -> None:
+    """With keep_best off, the best is one like all others."""
+    assert CheckpointPolicy(1, keep_best=False).surplus([10, 20], "checkpoint-10") == (10,)
+
+
+def test_protected_ones_stay() -> None:
+    """Checkpoints named as protected are kept whatever the limit, and count against it."""
+    policy = CheckpointPolicy(2, protected=frozenset({"checkpoint-10", "checkpoint-20"}))
+    assert policy.surplus([10, 20, 30, 40]) == (30,)
+
+
+@given(
+    steps, st.integers(min_value=1, max_value=8), st.integers(min_value=0, max_value=50), st.sets(st.integers(0, 50))
+)
+def test_what_is_kept(present: list[int], limit: int, best: int, protected: set[int]) -> None:
+    """Best, newest and protected stay; what goes is the oldest of the rest, and no more of it than the limit asks."""
+    policy = CheckpointPolicy(limit, protected=frozenset(map(checkpoint_name, protected)))
+    goes = policy.surplus(present, checkpoint_name(best))
+    kept = set(present) - set(goes)
+    bound = {step for step in present if step in protected or step == best or step == max(present)}
+    assert set(goes) <= set(present)
+    assert bound <= kept
+    assert len(kept) == min(len(set(present)), max(limit, len(bound)))
+    assert all(step > max(goes) for step in kept - bound if goes)
+    assert list(goes) == sorted(goes)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.in_place import InPlacePublisher
+from hexloop.domain.checkpoints.names import Owner
+from hexloop.domain.checkpoints.publication import Publisher, publisher_for
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.renaming import RenamingPublisher
+from hexloop.ports.storage import Publication
+from tests.unit.checkpoints.small_store import names, save_all, tree
+from tests.unit.checkpoints.test_manifest import sealed
+
+MINE, LATER, OTHER = Owner("mine", "2"), Owner("mine", "3"), Owner("other", "1")
+
+
+@pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
+def storage(request: pytest.FixtureRequest) -> MemoryStorage:
+    """An empty storage of either kind."""
+    return MemoryStorage(request.param)
+
+
+def test_the_storage_says_how_to_publish() -> None:
+    """One that renames atomically gets renames, one that does not gets the manifest as the last file."""
+    assert isinstance(publisher_for(MemoryStorage(Publication.RENAME), MINE), RenamingPublisher)
+    assert isinstance(publisher_for(MemoryStorage(Publication.MANIFEST_LAST), MINE), InPlacePublisher)
+
+
+def begin(storage: MemoryStorage, owner: Owner, name: str) -> Publisher:
+    """A save that got as far as its first file."""
+    publisher = publisher_for(storage, owner)
+    folder = publisher.begin(name)
+    storage.write(f"{folder}/model.bin", [b"half"])
+    return publisher
+
+
+def test_what_is_abandoned_is_gone(storage: MemoryStorage) -> None:
+    """Nothing of an abandoned save is left, not even of one that had its manifest."""
+    publisher = begin(storage, MINE, "checkpoint-5")
+    publisher.abandon("checkpoint-5")
+    assert tree(storage) == {}
+    begin(storage, MINE, "checkpoint-5").publish("checkpoint-5", b"manifest")
+    publisher.delete("checkpoint-5")
+    assert tree(storage) == {}
+
+
+def test_clean_up_removes_what_this_run_left_and_nothing_else(storage: MemoryStorage) -> None:
+    """Unfinished saves of this session and earlier ones go; those of later ones, other runs and all else stay."""
+    save_all(storage, "mine", [1])
+    begin(storage, LATER, "checkpoint-4")
+    begin(storage, OTHER, "checkpoint-5")
+    for path in ("checkpoint-6/model.bin", "notes.txt", "runs/.unfinished/notes.txt", f"runs/{MINE.mark}"):
+        storage.write(path, [b"somebody else's"])
+    others = tree(storage)
+    begin(storage, Owner("mine", "1"), "checkpoint-2")
+    begin(storage, MINE, "checkpoint-3")
+    assert tree(storage) != others
+    publisher_for(storage, MINE).clean_up()
+    assert tree(storage) == others
+
+
+def test_a_finished_checkpoint_loses_only_its_mark() -> None:
+    """Where a process died between a manifest and the removal of the mark, cleaning up leaves the checkpoint whole."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    save_all(storage, "mine", [1])
+    whole = tree(storage)
+    storage.write(f"checkpoint-1/{MINE.mark}", [])
+    publisher_for(storage, MINE).clean_up()
+    assert tree(storage) == whole
+
+
+def test_a_checkpoint_of_a_later_hexloop_is_finished_too() -> None:
+    """A manifest that is whole counts as one, even if this hexloop cannot make sense of it."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    save_all(storage, "mine", [1])
+    storage.damage("checkpoint-1/manifest.json", sealed(schema_version=99))
+    storage.write(f"checkpoint-1/{MINE.mark}", [])
+    whole = tree(storage)
+    publisher_for(storage, MINE).clean_up()
+    assert tree(storage).keys() == whole.keys() - {f"checkpoint-1/{MINE.mark}"}
+
+
+def test_a_torn_manifest_beside_a_mark_is_unfinished() -> None:
+    """A manifest that was not written to its end makes no checkpoint, and what its writer marked is removed."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    save_all(storage, "mine", [1])
+    data = tree(storage)["checkpoint-1/manifest.json"]
+    storage.damage("checkpoint-1/manifest.json", data[:-5])
+    storage.write(f"checkpoint-1/{MINE.mark}", [])
+    publisher_for(storage, MINE).clean_up()
+    assert tree(storage) == {}
+
+
+def test_a_removal_can_be_begun_again() -> None:
+    """A checkpoint that still has this session's mark can be removed."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    save_all(storage, "mine", [1])
+    storage.write(f"checkpoint-1/{MINE.mark}", [])
+    publisher_for(storage, MINE).delete("checkpoint-1")
+    assert tree(storage) == {}
+
+
+def test_another_runs_unfinished_save_stays_known_as_its_own() -> None:
+    """What stands in the way keeps the mark of whoever writes it, who can so clean it up under its new name."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    begin(storage, OTHER, "checkpoint-5")
+    begin(storage, MINE, "checkpoint-5")
+    assert names(storage, "replaced-1-checkpoint-5") == [OTHER.mark, "model.bin"]
+    publisher_for(storage, MINE).clean_up()
+    assert names(storage) == ["replaced-1-checkpoint-5"]
+    publisher_for(storage, OTHER).clean_up()
+    assert names(storage) == []
+
+
+def test_a_published_checkpoint_is_durable(storage: MemoryStorage) -> None:
+    """A power cut right after a save takes nothing of it away."""
+    save_all(storage, "mine", [1, 2])
+    storage.crash()
+    assert verify(storage, "checkpoint-2").manifest.step == 2

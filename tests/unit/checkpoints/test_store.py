@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import pytest
+
+from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.reading import newest, read_manifest, verify
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
+from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed
+from hexloop.domain.run import Checkpoints
+from hexloop.domain.state import RunState
+from hexloop.ports.storage import Publication
+from tests.unit.checkpoints.small_contents import SmallContents
+from tests.unit.checkpoints.small_store import (
+    checkpoint_names,
+    make_store,
+    names,
+    save_all,
+    save_at,
+    tree,
+    weights_at,
+)
+
+
+@pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
+def storage(request: pytest.FixtureRequest) -> MemoryStorage:
+    """An empty storage of either kind."""
+    return MemoryStorage(request.param)
+
+
+def weights_of(store: CheckpointStore) -> bytes:
+    assert isinstance(store.contents, SmallContents)
+    return store.contents.weights
+
+
+def test_a_save_is_published_before_it_is_told(storage: MemoryStorage) -> None:
+    """When the first event of a save comes, the checkpoint is there, whole and by its name."""
+    store: Checkpoints = make_store(storage)
+    events = store.save(RunState(run="mine", step=5))
+    assert next(events) == Saved(5, "checkpoint-5")
+    assert names(storage) == ["checkpoint-5"]
+    assert verify(storage, "checkpoint-5").manifest.step == 5
+    assert list(events) == [CheckpointPublished(5, "checkpoint-5")]
+    assert list(store.finish()) == []
+    store.close()
+
+
+def test_a_checkpoint_says_where_it_comes_from(storage: MemoryStorage) -> None:
+    """The manifest names run, step, parent, processes and environment, and the saved state its parent and its best."""
+    contents = SmallContents(b"weights")
+    store = CheckpointStore(storage, contents, environment={"python": "3.11"}, world_size=4, session="s")
+    state = RunState(run="mine", step=5)
+    list(store.save(state))
+    state.step = state.best_step = 10
+    list(store.save(state))
+    manifest = read_manifest(storage, "checkpoint-10")
+    assert (manifest.run, manifest.session, manifest.step, manifest.parent) == ("mine", "s", 10, "checkpoint-5")
+    assert (manifest.world_size, manifest.environment) == (4, {"python": "3.11"})
+    assert sorted(manifest.files) == ["state.json", "weights/all.bin"]
+    assert store.latest == "checkpoint-10"
+    saved = CheckpointStore(storage, contents, environment={"python": "3.11"}, world_size=4).resume("checkpoint-10")
+    assert saved == state
+    assert (state.parent_checkpoint, state.best_checkpoint) == ("checkpoint-5", "checkpoint-10")
+
+
+def test_a_resumed_run_stands_where_the_newest_checkpoint_says(storage: MemoryStorage) -> None:
+    """State and weights come from the newest good checkpoint, and what is saved then goes on from it."""
+    save_all(storage, "mine", [5, 10])
+    store = make_store(storage)
+    state = store.resume()
+    assert state is not None
+    assert (state.step, weights_of(store), store.latest) == (10, weights_at("mine", 10), "checkpoint-10")
+    save_at(store, state, 15)
+    assert read_manifest(storage, "checkpoint-15").parent == "checkpoint-10"
+    assert list(read_manifest(storage, "checkpoint-15").ancestors.values()) == [10]
+
+
+def test_there_may_be_nothing_to_resume_from(storage: MemoryStorage) -> None:
+    """In an empty storage there is no state to go on from, unless a name is asked for."""
+    assert make_store(storage).resume() is None
+    with pytest.raises(CheckpointError, match="checkpoint-5 in memory"):
+        make_store(storage).resume("checkpoint-5")
+
+
+def test_a_damaged_checkpoint_is_passed_over(storage: MemoryStorage) -> None:
+    """A run goes on from the newest good checkpoint, and a warning says which was not good and why."""
+    save_all(storage, "mine", [5, 10])
+    storage.damage("checkpoint-10/state.json", b"{}")
+    with pytest.warns(UserWarning, match=r"passed over: checkpoint-10 in memory is damaged: state.json has 2 bytes"):
+        state = make_store(storage).resume()
+    assert state is not None
+    assert state.step == 5
+    with pytest.raises(CheckpointError, match="those that are good: checkpoint-5"):
+        make_store(storage).resume("checkpoint-10")
+
+
+def test_other_surroundings_are_told(storage: MemoryStorage) -> None:
+    """Facts that differ from those the checkpoint was written with are named in a warning; the run goes on."""
+    first = CheckpointStore(storage, SmallContents(), environment={"python": "3.11", "torch": "2.9"})
+    list(first.save(RunState(run="mine", step=5)))
+    then = CheckpointStore(storage, SmallContents(), environment={"python": "3.12", "threads": "1"}, world_size=2)
+    differences = (
+        "processes was 1 and is 2; python was 3.11 and is 3.12; threads was not known and is 1; "
+        "torch was 2.9 and is not known"
+    )
+    with pytest.warns(UserWarning, match=differences):
+        assert then.resume() is not None
+
+
+def test_a_second_save_at_a_step_changes_nothing(storage: MemoryStorage) -> None:
+    """A step that has its checkpoint is not saved again, in the same session or the next; it is told as published."""
+    store = save_all(storage, "mine", [5])
+    before = tree(storage)
+    state = RunState(run="mine", best_step=5)
+    assert save_at(store, state, 5) == [CheckpointPublished(5, "checkpoint-5")]
+    assert state.best_checkpoint == "checkpoint-5"
+    resumed = make_store(storage)
+    assert resumed.resume() is not None
+    assert save_at(resumed, state, 5) == [CheckpointPublished(5, "checkpoint-5")]
+    assert tree(storage) == before
+
+
+def test_a_checkpoint_that_somebody_removed_is_saved_again(storage: MemoryStorage) -> None:
+    """What counts is what the storage holds."""
+    store = save_all(storage, "mine", [5])
+    storage.remove("checkpoint-5")
+    assert save_at(store, RunState(run="mine"), 5)[0] == Saved(5, "checkpoint-5")
+    assert names(storage) == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("run", ["mine", "another"])
+def test_a_folder_in_the_way_is_kept_under_another_name(storage: MemoryStorage, run: str) -> None:
+    """A checkpoint of another run, or of a past of this one that was given up, is renamed, with all that is in it."""
+    save_all(storage, run, [5, 10])
+    storage.write("checkpoint-10/notes/mine.txt", [b"mine"])
+    before = tree(storage, "checkpoint-10")
+    store = make_store(storage)
+    assert store.resume("checkpoint-5") is not None
+    save_at(store, RunState(run="mine"), 10)
+    assert names(storage) == ["checkpoint-10", "checkpoint-5", "replaced-1-checkpoint-10"]
+    assert tree(storage, "replaced-1-checkpoint-10") == {f"replaced-1-{path}": data for path, data in before.items()}
+    assert verify(storage, "replaced-1-checkpoint-10").manifest.run == run
+    assert verify(storage, "checkpoint-10").manifest.run == "mine"
+
+
+def test_a_folder_without_a_manifest_in_the_way_is_kept_too(storage: MemoryStorage) -> None:
+    """A checkpoint that another program wrote, or that is damaged, is renamed like any other."""
+    storage.write("checkpoint-5/model.bin", [b"foreign"])
+    for run in ("first", "second"):
+        save_all(storage, run, [5])
+    assert names(storage) == ["checkpoint-5", "replaced-1-checkpoint-5", "replaced-2-checkpoint-5"]
+    assert tree(storage, "replaced-1-checkpoint-5") == {"replaced-1-checkpoint-5/model.bin": b"foreign"}
+    assert verify(storage, "replaced-2-checkpoint-5").manifest.run == "first"
+    assert verify(storage, "checkpoint-5").manifest.run == "second"
+
+
+def test_only_the_limit_is_kept(storage: MemoryStorage) -> None:
+    """Once a checkpoint is published, the oldest beyond the limit go, the best excepted."""
+    store = make_store(storage, limit=2)
+    state = RunState(run="mine")
+    for step in (8, 9, 10, 11):
+        state.best_step = 9
+        save_at(store, state, step)
+    assert names(storage) == checkpoint_names(9, 11)
+    assert state.best_checkpoint == "checkpoint-9"
+
+
+def test_rotation_goes_on_after_a_resume(storage: MemoryStorage) -> None:
+    """A resumed run counts the checkpoints that led to it, and removes those that the limit no longer allows."""
+    save_all(storage, "mine", [1, 2, 3])
+    store = make_store(storage, limit=2)
+    assert store.resume() is not None
+    save_at(store, RunState(run="mine"), 4)
+    assert names(storage) == checkpoint_names(3, 4)
+
+
+def test_rotation_leaves_what_is_not_of_this_lineage(storage: MemoryStorage) -> None:
+    """Other runs' checkpoints, those of a past that was given up, and damaged ones are neither counted nor removed."""
+    save_all(storage, "another", [1])
+    save_all(storage, "mine", [2, 3, 4, 5, 6])
+    storage.damage("checkpoint-3/manifest.json", b"")
+    store = make_store(storage, limit=1)
+    assert store.resume("checkpoint-4") is not None
+    save_at(store, RunState(run="mine"), 7)
+    assert names(storage) == checkpoint_names(1, 3, 5, 6, 7)
+
+
+def test_rotation_looks_again_before_it_removes(storage: MemoryStorage) -> None:
+    """What another run has put under the name of one of this run's checkpoints is not removed in its stead."""
+    store = save_all(storage, "mine", [1], limit=1)
+    save_all(storage, "another", [1])
+    save_at(store, RunState(run="mine"), 2)
+    assert "checkpoint-1" in names(storage)
+    assert verify(storage, "checkpoint-1").manifest.run == "another"
+
+
+def test_nothing_is_rotated_out_for_one_that_cannot_be_read_back(storage: MemoryStorage) -> None:
+    """Where the disk lost the manifest that it acknowledged, the older checkpoints stay."""
+    counting = FaultyStorage(storage)
+    store = make_store(counting, limit=1)
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    writes = sum(operation == "write" for operation, _ in counting.operations)
+    store.storage = FaultyStorage(storage, [Fault(writes, Effect.TEAR, "write")])
+    with pytest.warns(UserWarning, match="still there"):
+        save_at(store, state, 2)
+    with pytest.warns(UserWarning, match="its manifest is damaged"):
+        assert newest(storage) == verify(storage, "checkpoint-1")
+
+
+def test_a_failure_to_rotate_is_no_failure_to_save(storage: MemoryStorage) -> None:
+    """Where an old checkpoint cannot be removed the save counts, a warning says so, and the next save tries again."""
+    store = make_store(storage, limit=1)
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    operation = "move" if storage.capabilities.publication is Publication.RENAME else "remove"
+    store.storage = FaultyStorage(storage, [Fault(2, Effect.FAIL, operation)])
+    with pytest.warns(UserWarning, match="still there: The plan is that"):
+        assert save_at(store, state, 2)[-1] == CheckpointPublished(2, "checkpoint-2")
+    store.storage = storage
+    save_at(store, state, 3)
+    assert names(storage) == ["checkpoint-3"]
+    assert names(storage, "checkpoint-3") == ["manifest.json", "state.json", "weights"]
+
+
+def test_a_failed_save_is_told_and_the_run_goes_on(storage: MemoryStorage) -> None:
+    """A full disk is an event and a warning; all that was saved is intact, the state as before, nothing left over."""
+    store = make_store(storage)
+    state = RunState(run="mine", best_step=1)
+    save_at(store, state, 1)
+    store.storage = FaultyStorage(storage, [Fault(2, Effect.FULL, "write")])
+    state.best_step = 2
+    with pytest.warns(UserWarning, match="checkpoint-2 was not saved"):
+        (event,) = save_at(store, state, 2)
+    assert isinstance(event, SaveFailed)
+    assert isinstance(event.error, StorageFullError)
+    assert event.step == 2
+    assert (state.parent_checkpoint, state.best_checkpoint) == (None, "checkpoint-1")
+    assert names(storage) == ["checkpoint-1"]
+    assert save_at(store, state, 3)[0] == Saved(3, "checkpoint-3")
+    assert read_manifest(storage, "checkpoint-3").parent == "checkpoint-1"
+
+
+def test_three_failures_in_a_row_end_the_run(storage: MemoryStorage) -> None:
+    """Each failure is told, the third is raised after that; a save that succeeds starts the count again."""
+    store = make_store(storage)
+    state = RunState(run="mine")
+
+    def fail(step: int) -> None:
+        store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write", times=99)])
+        events = store.save(state)
+        with pytest.warns(UserWarning, match="was not saved"):
+            assert isinstance(next(events), SaveFailed)
+        assert list(events) == []
+
+    for step in (1, 2):
+        fail(step)
+    store.storage = storage
+    save_at(store, state, 3)
+    for step in (4, 5):
+        state.step = step
+        fail(step)
+    with pytest.raises(StorageError, match=r"3 saves in a row failed.*Everything up to checkpoint-3 is saved"):
+        fail(6)
+    assert names(storage) == ["checkpoint-3"]
+
+
+def test_an_error_in_the_contents_leaves_nothing_behind(storage: MemoryStorage) -> None:
+    """Where what is to be saved raises, that error comes out, and no trace of the save is left."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    store = CheckpointStore(storage, SmallContents(b"weights", interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        list(store.save(RunState(run="mine", step=1)))
+    assert names(storage) == []
+
+
+def test_the_run_ends_with_its_best_weights(storage: MemoryStorage) -> None:
+    """Where that was wished, the weights of the best checkpoint come back at the end, and only then."""
+    store = make_store(storage)
+    state = RunState(run="mine")
+    for step in (1, 2, 3):
+        state.best_step = min(step, 2)
+        save_at(store, state, step)
+    store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 3)
+    store.load_best_at_end = True
+    store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 2)
+
+
+def test_an_evaluation_after_the_save_finds_its_checkpoint(storage: MemoryStorage) -> None:
+    """The best evaluation may come after its step was saved: the next save notes that checkpoint as the best."""
+    store = make_store(storage, limit=1)
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    state.best_step = 1
+    save_at(store, state, 2)
+    assert state.best_checkpoint == "checkpoint-1"
+    assert names(storage) == checkpoint_names(1, 2)
+
+
+def test_best_weights_that_were_never_saved_are_told(storage: MemoryStorage) -> None:
+    """Without a checkpoint of the best evaluation a warning says with which weights the run ends."""
+    store = make_store(storage)
+    store.load_best_at_end = True
+    state = RunState(run="mine")
+    with pytest.warns(UserWarning, match="ends with its last weights"):
+        store.load_best(state)
+    state.best_step = 1
+    save_at(store, state, 1)
+    save_at(store, state, 2)
+    state.best_step = 3
+    with pytest.warns(UserWarning, match="weights of checkpoint-1: there is no checkpoint of step 3"):
+        store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 1)
+
+
+def test_damaged_best_weights_are_an_error(storage: MemoryStorage) -> None:
+    """A run that is to end with the best weights never ends with damaged ones, or with others in silence."""
+    store = make_store(storage)
+    store.load_best_at_end = True
+    state = RunState(run="mine", best_step=1)
+    save_at(store, state, 1)
+    save_at(store, state, 2)
+    storage.damage("checkpoint-1/weights/all.bin", b"other")
+    with pytest.raises(CheckpointError, match="those that are good: checkpoint-2"):
+        store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 2)
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(storage: MemoryStorage) -> None:
+    """Where the contents refuse a good checkpoint, that is the error, and the store stands as before."""
+    storage.write("elsewhere/other.bin", [b"x"])
+    save_all(storage, "mine", [1])
+
+    class Refusing(SmallContents):
+        def restore(self, *_: object) -> RunState:
+            raise CheckpointError("It is of another model.")
+
+    store = CheckpointStore(storage, Refusing())
+    with pytest.raises(CheckpointError, match="another model"):
+        store.resume()
+    assert store.latest is None
+
+
+def test_what_is_protected_stays(storage: MemoryStorage) -> None:
+    """A checkpoint that the policy names is never removed."""
+    store = make_store(storage)
+    store.policy = CheckpointPolicy(1, protected=frozenset({"checkpoint-1"}))
+    state = RunState(run="mine")
+    for step in (1, 2, 3):
+        save_at(store, state, step)
+    assert names(storage) == checkpoint_names(1, 3)
