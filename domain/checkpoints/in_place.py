@@ -69,11 +69,11 @@ class InPlacePublisher:
         self.delete(name)
 
     def _files(self, folder: str, prefix: str = "") -> Iterator[str]:
-        """The path of every file in a folder, however deep, but for marks of this run."""
+        """The path of every file in a folder, however deep."""
         for entry in self.storage.list(folder):
             if entry.is_folder:
                 yield from self._files(f"{folder}/{entry.name}", f"{prefix}{entry.name}/")
-            elif not self.owner.left_behind(entry.name):
+            else:
                 yield prefix + entry.name
 
     def _marks(self, name: str) -> list[str]:

@@ -11,7 +11,10 @@ from hexloop.ports.storage import Publication, Storage
 
 
 class Publisher(Protocol):
-    """One way of publishing. Whatever a method leaves undone, by a StorageError or a death, `clean_up` finds."""
+    """One way of publishing.
+
+    Whatever a method leaves undone, by a StorageError or a death, `clean_up` finds; it comes before the next `begin`.
+    """
 
     def begin(self, name: str) -> str:
         """Make ready for the checkpoint `name`, and say in which folder its files are to be written."""

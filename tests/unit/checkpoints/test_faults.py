@@ -65,7 +65,7 @@ class World:
         choice = good_ones(self.storage)[life.back :][:1]
         if choice:
             state = store.resume(choice[0].name) or state
-            self.told[:] = [step for step in self.told if step <= state.step]
+        self.told[:] = [step for step in self.told if step <= state.step]
         for step in range(state.step + 1, state.step + 1 + life.saves):
             if step % 2:
                 state.best_step = step
