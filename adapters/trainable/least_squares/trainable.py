@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from operator import add
 from typing import Any
 
 from hexloop.adapters.trainable.least_squares.model import LinearModel
@@ -25,6 +24,7 @@ class LeastSquares:
     def __init__(self, model: LinearModel, optimizer: MomentumOptimizer) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.detached = detached
         self._squares = squares(model.features)
         self._zeros = [0.0] * len(model.parameters)
 
@@ -53,10 +53,6 @@ class LeastSquares:
         """Set them to zero."""
         self.model.gradients[:] = self._zeros
 
-    def detached(self, loss: Scalar) -> Scalar:
-        """The loss's value alone."""
-        return detached(loss)
-
     def export(self) -> Iterator[Part]:
         """The weights, the bias, their velocities and the learning rate."""
         return export_stretches((*self.model.stretches(self.model.parameters), *self.optimizer.stretches))
@@ -68,7 +64,8 @@ class LeastSquares:
 
     def _accumulate(self, derivatives: Sequence[float]) -> None:
         gradients = self.model.gradients
-        gradients[:] = map(add, gradients, derivatives)
+        for index, derivative in enumerate(derivatives):
+            gradients[index] += derivative
 
 
 def least_squares(features: int = 1, learning_rate: float = 0.1, momentum: float = 0.9) -> LeastSquares:

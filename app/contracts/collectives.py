@@ -1,0 +1,92 @@
+"""What processes that agree do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from hexloop.ports.collectives import Collectives, Json, Reduction
+
+Result = TypeVar("Result")
+
+VALUES: tuple[Json, ...] = (None, True, 0, -(2**60), 0.1, "text \u00e9 \n", [], [1, [2.5]], {}, {"a": {"b": [None]}})
+
+
+class CollectivesContract:
+    """The suite of the Collectives port."""
+
+    world_size = 1
+    """How many ranks `run` has."""
+
+    def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
+        """What the function gives on every rank of a new world, by rank. Raises what a rank raises."""
+        raise NotImplementedError
+
+    def test_ranks_are_numbered(self) -> None:
+        """Each rank knows its number and how many there are."""
+        size = self.world_size
+
+        assert self.run(lambda rank: (rank.rank, rank.world_size)) == [(number, size) for number in range(size)]
+
+    @pytest.mark.parametrize("reduction", Reduction)
+    def test_numbers_are_reduced_one_by_one(self, reduction: Reduction) -> None:
+        """Every rank has the sum, or the extreme, of the ranks' numbers at each place."""
+
+        def reduce(rank: Collectives) -> tuple[float, ...]:
+            return rank.start_reduction([rank.rank, -rank.rank, 0.5], reduction).result()
+
+        last = self.world_size - 1
+        total = last * (last + 1) / 2
+        expected = {
+            Reduction.SUM: (total, -total, 0.5 * self.world_size),
+            Reduction.MAXIMUM: (last, 0, 0.5),
+            Reduction.MINIMUM: (0, -last, 0.5),
+        }
+        assert self.run(reduce) == [expected[reduction]] * self.world_size
+
+    def test_several_reductions_may_be_under_way(self) -> None:
+        """Each gives its own result, whenever and however often it is asked for."""
+
+        def reduce(rank: Collectives) -> list[tuple[float, ...]]:
+            pending = [rank.start_reduction([number], Reduction.SUM) for number in range(4)]
+            rank.barrier("in between")
+            return [reduction.result() for reduction in (*reversed(pending), *pending)]
+
+        sums = [(number * self.world_size,) for number in (3, 2, 1, 0, 0, 1, 2, 3)]
+        assert self.run(reduce) == [sums] * self.world_size
+
+    def test_no_numbers_can_be_reduced(self) -> None:
+        """A reduction of nothing gives nothing."""
+        reduced = self.run(lambda rank: rank.start_reduction([], Reduction.SUM).result())
+
+        assert reduced == [()] * self.world_size
+
+    def test_everybody_has_what_everybody_said(self) -> None:
+        """A gathering gives every rank's value, of any kind, by rank, to every rank."""
+
+        def gather(rank: Collectives) -> list[list[Json]]:
+            return [rank.gather([rank.rank, value]) for value in VALUES]
+
+        expected = [[[number, value] for number in range(self.world_size)] for value in VALUES]
+        assert self.run(gather) == [expected] * self.world_size
+
+    def test_everybody_hears_one(self) -> None:
+        """A broadcast gives the value of its source to every rank, whatever the others hand in."""
+
+        def broadcast(rank: Collectives) -> list[Json]:
+            return [rank.broadcast({"from": rank.rank}, source) for source in range(self.world_size)]
+
+        assert self.run(broadcast) == [[{"from": source} for source in range(self.world_size)]] * self.world_size
+
+    def test_a_barrier_holds_until_all_are_there(self, tmp_path: Path) -> None:
+        """Behind a barrier every rank finds what all ranks did before it."""
+
+        def meet(rank: Collectives) -> int:
+            (tmp_path / f"rank {rank.rank}").touch()
+            rank.barrier("all are here")
+            return len(list(tmp_path.iterdir()))
+
+        assert self.run(meet) == [self.world_size] * self.world_size

@@ -1,0 +1,19 @@
+"""A small least-squares problem for the contracts."""
+
+from __future__ import annotations
+
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+
+ROWS: list[Row] = [((x / 4,), x / 2 + 1) for x in range(-4, 5)]
+"""Nine rows of y = 2 x + 1."""
+
+PLANE: list[Row] = [((x / 4, y / 8), x / 2 - y / 8 + 1) for x in range(-2, 3) for y in range(3)]
+"""Fifteen rows of z = 2 x - y + 1."""
+
+WINDOW = [ROWS[:2], ROWS[2:5], ROWS[5:]]
+
+
+def small_trainable() -> LeastSquares:
+    """A model of one feature, before its first step."""
+    return least_squares(1, learning_rate=0.05)

@@ -1,0 +1,24 @@
+"""The evaluator of floats against the contract of its port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hexloop.adapters.evaluator.least_squares import LeastSquaresEvaluator
+from hexloop.adapters.trainable.least_squares.model import LinearModel
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.app.contracts.evaluator import EvaluatorContract
+from hexloop.ports.evaluator import Evaluator
+from tests.contracts.least_squares import ROWS
+
+
+class TestLeastSquaresEvaluator(EvaluatorContract[Sequence[Row]]):
+    @pytest.fixture
+    def evaluator(self) -> Evaluator[Sequence[Row]]:
+        self.model = LinearModel()
+        return LeastSquaresEvaluator(self.model, ROWS, batch_size=4)
+
+    def in_training(self, evaluator: Evaluator[Sequence[Row]]) -> bool:
+        return self.model.training

@@ -1,0 +1,24 @@
+"""The hubs that need no network against the contract of their port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hexloop.adapters.hub.folder import FolderHub
+from hexloop.adapters.hub.memory import MemoryHub
+from hexloop.app.contracts.hub import HubContract
+from hexloop.ports.hub import Hub
+
+
+class TestMemoryHub(HubContract):
+    @pytest.fixture
+    def hub(self) -> Hub:
+        return MemoryHub()
+
+
+class TestFolderHub(HubContract):
+    @pytest.fixture
+    def hub(self, tmp_path: Path) -> Hub:
+        return FolderHub(tmp_path / "hub")

@@ -1,0 +1,33 @@
+"""The standard learner, over least squares, against the contract of its port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
+from hexloop.adapters.trainable.least_squares.scalar import Scalar
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.app.contracts.learner import LearnerContract
+from hexloop.domain.step import StandardLearner
+from hexloop.ports.learner import Learner
+from tests.contracts.least_squares import ROWS, WINDOW, small_trainable
+
+Batch = Sequence[Row]
+
+
+class TestStandardLearner(LearnerContract[Batch, Scalar]):
+    def make(self) -> Learner[Batch, Scalar]:
+        return StandardLearner(small_trainable(), PlainPrecision(), SingleProcess())
+
+    def window(self) -> Sequence[Batch]:
+        return WINDOW
+
+    def whole(self) -> Batch:
+        return ROWS
+
+
+class TestStandardLearnerWithALossScale(TestStandardLearner):
+    def make(self) -> Learner[Batch, Scalar]:
+        return StandardLearner(small_trainable(), SimulatedScaling(), SingleProcess())

@@ -1,0 +1,26 @@
+"""The watchers that need no library against the contract of their port."""
+
+from __future__ import annotations
+
+import pytest
+
+from hexloop.adapters.logger.none import NoLogger
+from hexloop.adapters.logger.recording import RecordingLogger
+from hexloop.app.contracts.logger import LoggerContract
+from hexloop.ports.logger import Logger, Value
+
+
+class TestRecordingLogger(LoggerContract):
+    @pytest.fixture
+    def logger(self) -> Logger:
+        return RecordingLogger()
+
+    def written(self, logger: Logger) -> dict[str, Value]:
+        assert isinstance(logger, RecordingLogger)
+        return dict(logger.records[-1].values)
+
+
+class TestNoLogger(LoggerContract):
+    @pytest.fixture
+    def logger(self) -> Logger:
+        return NoLogger()

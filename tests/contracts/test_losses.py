@@ -1,0 +1,23 @@
+"""Losses on the host against the contract of their port."""
+
+from __future__ import annotations
+
+from hexloop.adapters.losses.plain import PlainLosses
+from hexloop.adapters.trainable.least_squares.scalar import Scalar, detached
+from hexloop.app.contracts.losses import LossesContract
+
+
+class TestPlainLosses(LossesContract[float]):
+    def make(self) -> PlainLosses:
+        return PlainLosses()
+
+    def loss(self, value: float) -> float:
+        return value
+
+
+class TestPlainLossesOfScalars(LossesContract[Scalar]):
+    def make(self) -> PlainLosses:
+        return PlainLosses()
+
+    def loss(self, value: float) -> Scalar:
+        return detached(Scalar(value, (), lambda derivatives: None))

@@ -1,0 +1,34 @@
+"""A single process against the contract of the Parallelism port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.trainable.least_squares.model import LinearModel
+from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
+from hexloop.adapters.trainable.least_squares.scalar import Scalar
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares
+from hexloop.app.contracts.parallelism import ParallelismContract
+from hexloop.ports.parallelism import Parallelism
+from tests.contracts.least_squares import ROWS
+
+Batch = Sequence[Row]
+
+
+class TestSingleProcess(ParallelismContract[LinearModel, Batch, Scalar]):
+    def make(self) -> Parallelism[Scalar]:
+        return SingleProcess()
+
+    def model(self) -> LinearModel:
+        return LinearModel()
+
+    def optimizer(self, model: LinearModel) -> MomentumOptimizer:
+        return MomentumOptimizer(model)
+
+    def trainable(self, model: LinearModel, optimizer: MomentumOptimizer) -> LeastSquares:
+        return LeastSquares(model, optimizer)
+
+    def batch(self) -> Batch:
+        return ROWS

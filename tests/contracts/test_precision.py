@@ -1,0 +1,36 @@
+"""The precisions of floats against the contract of their port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
+from hexloop.adapters.trainable.least_squares.scalar import Scalar
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares
+from hexloop.app.contracts.precision import PrecisionContract
+from hexloop.ports.precision import Precision
+from tests.contracts.least_squares import ROWS, small_trainable
+
+Batch = Sequence[Row]
+
+
+class OnLeastSquares(PrecisionContract[Batch, Scalar]):
+    """A precision, tried on floats."""
+
+    def trainable(self) -> LeastSquares:
+        return small_trainable()
+
+    def batch(self) -> Batch:
+        return ROWS
+
+
+class TestPlainPrecision(OnLeastSquares):
+    def make(self) -> Precision[Scalar]:
+        return PlainPrecision()
+
+
+class TestSimulatedScaling(OnLeastSquares):
+    def make(self) -> Precision[Scalar]:
+        return SimulatedScaling(overflows={5}, growth_interval=2)

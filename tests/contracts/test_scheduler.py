@@ -1,0 +1,66 @@
+"""The schedulers that need no framework against the contract of their port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from hexloop.adapters.scheduler.constant import ConstantRates
+from hexloop.app.contracts.scheduler import SchedulerContract
+from hexloop.domain.best import BestMetric
+from hexloop.domain.schedules.greedy import Greedy
+from hexloop.domain.schedules.plateau import ReduceLROnPlateau
+from hexloop.domain.schedules.polynomial import Linear
+from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.ports.scheduler import Scheduler
+
+BASE_RATES = (0.1, 0.02)
+
+
+class Groups:
+    """The parameter groups of an optimizer."""
+
+    def __init__(self) -> None:
+        self.rates: tuple[float, ...] = ()
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        self.rates = tuple(rates)
+
+
+class OfGroups(SchedulerContract):
+    """A scheduler made by `make_for`, on groups that tell their rates."""
+
+    groups: ClassVar[dict[int, Groups]] = {}
+
+    def make(self) -> Scheduler:
+        groups = Groups()
+        scheduler = self.make_for(groups)
+        self.groups[id(scheduler)] = groups
+        return scheduler
+
+    def make_for(self, groups: Groups) -> Scheduler:
+        raise NotImplementedError
+
+    def rates_in_force(self, scheduler: Scheduler) -> tuple[float, ...]:
+        return self.groups[id(scheduler)].rates
+
+
+class TestConstantRates(OfGroups):
+    def make_for(self, groups: Groups) -> Scheduler:
+        return ConstantRates(groups.set_rates, BASE_RATES)
+
+
+class TestScheduledRates(OfGroups):
+    def make_for(self, groups: Groups) -> Scheduler:
+        return ScheduledRates(Linear(num_warmup_steps=2, num_training_steps=6), BASE_RATES, groups.set_rates)
+
+
+class TestReduceLROnPlateau(OfGroups):
+    def make_for(self, groups: Groups) -> Scheduler:
+        return AdaptiveRates(ReduceLROnPlateau(patience=1), BestMetric("loss"), BASE_RATES, groups.set_rates)
+
+
+class TestGreedy(OfGroups):
+    def make_for(self, groups: Groups) -> Scheduler:
+        greedy = Greedy(patience=0, smooth=True, window_size=2)
+        return AdaptiveRates(greedy, BestMetric("loss"), BASE_RATES, groups.set_rates)

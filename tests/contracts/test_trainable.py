@@ -1,0 +1,43 @@
+"""Least squares against the contract of its port, whole and in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.trainable.least_squares.scalar import Scalar
+from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.app.contracts.trainable import TrainableContract
+from hexloop.ports.trainable import Trainable
+from tests.contracts.least_squares import PLANE, ROWS, WINDOW, small_trainable
+
+Batch = Sequence[Row]
+
+
+class TestLeastSquares(TrainableContract[Batch, Scalar]):
+    def make(self) -> LeastSquares:
+        return small_trainable()
+
+    def window(self) -> Sequence[Batch]:
+        return WINDOW
+
+    def whole(self) -> Batch:
+        return ROWS
+
+
+class TestLeastSquaresOfTwoFeatures(TrainableContract[Batch, Scalar]):
+    def make(self) -> Trainable[Batch, Scalar]:
+        return least_squares(2, learning_rate=0.05)
+
+    def window(self) -> Sequence[Batch]:
+        return [PLANE[:4], PLANE[4:6], PLANE[6:]]
+
+    def whole(self) -> Batch:
+        return PLANE
+
+
+class TestShardedLeastSquaresInAWorldOfOne(TestLeastSquaresOfTwoFeatures):
+    def make(self) -> ShardedLeastSquares:
+        return sharded_least_squares(SingleProcessCollectives(), 2, learning_rate=0.05)
