@@ -45,6 +45,24 @@ REFUSALS = (
         "set torch_compile=False",
     ),
     Refusal(
+        lambda setting: setting.args.save_async,
+        "save_async=True",
+        "this version writes checkpoints before it goes on",
+        "leave it out",
+    ),
+    Refusal(
+        lambda setting: setting.args.auto_find_batch_size,
+        "auto_find_batch_size=True",
+        "this version does not search for a batch size",
+        "set per_device_train_batch_size to one that fits",
+    ),
+    Refusal(
+        lambda setting: not setting.args.skip_memory_metrics,
+        "skip_memory_metrics=False",
+        "this version does not measure memory by stages",
+        "leave it out",
+    ),
+    Refusal(
         lambda setting: setting.args.bf16_full_eval and "bf16" not in setting.device.precisions,
         "bf16_full_eval=True",
         "the device {device.kind} computes in {precisions} only",

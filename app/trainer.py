@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -76,6 +77,8 @@ class Trainer:
         if (model is None) == (model_init is None):
             raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
         self.model_init = model_init
+        if self.args.log_level != "passive":
+            logging.getLogger("hexloop").setLevel(self.args.get_process_log_level())
         self.adapters = choose_adapters(self.args, injected)
         if not any_live():
             self.adapters.device.seed(self.args.seed)
@@ -94,6 +97,7 @@ class Trainer:
         self.requests, self.session = Requests(), None
         self.ignore_keys_for_eval: list[str] | None = None
         self.control, self.state = TrainerControl(), TrainerState()
+        self.state.checkpoints_folder = str(self.args.output_dir)
         own_loggers = injected.get("loggers") is not None
         self.callback_handler = CallbackHandler(
             [*default_callbacks(self.args, own_loggers), *(callbacks or ())],

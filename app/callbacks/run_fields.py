@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -48,6 +49,9 @@ class NobodysRun:
 
 class Follower:
     """Follows a run: one of its own until it is shown another."""
+
+    checkpoints_folder = ""
+    """Where the run's checkpoints are; the Trainer says it."""
 
     _run: FollowedRun
     _written_epoch: tuple[tuple[int, int], float] | None
@@ -97,6 +101,21 @@ def rhythm_field(action: str) -> RunField[float]:
         run.change_triggers(evolve(run.triggers, **{action: trigger}))
 
     return RunField(500, attrgetter(f"_run.triggers.{action}.every"), write)
+
+
+def checkpoint_field() -> RunField[str | None]:
+    """The path of the best checkpoint: its name in the run's state, below the follower's `checkpoints_folder`."""
+
+    def read(follower: Follower) -> str | None:
+        name = follower._run.state.best_checkpoint
+        return name if name is None else os.path.join(follower.checkpoints_folder, name)
+
+    def write(follower: Follower, path: str | None) -> None:
+        if path is not None:
+            follower.checkpoints_folder, path = os.path.split(path)
+        follower._run.state.best_checkpoint = path
+
+    return RunField(None, read, write)
 
 
 def epoch_field() -> RunField[float]:

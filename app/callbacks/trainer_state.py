@@ -15,6 +15,7 @@ from hexloop.app.callbacks.run_fields import (
     Follower,
     RunField,
     callbacks_field,
+    checkpoint_field,
     epoch_field,
     epochs_field,
     history_field,
@@ -54,7 +55,7 @@ class TrainerState(Follower):
     log_history: RunField[Any] = history_field()
     best_metric: RunField[float | None] = state_field("best_metric", None)
     best_global_step: RunField[int | None] = state_field("best_step", None)
-    best_model_checkpoint: RunField[str | None] = state_field("best_checkpoint", None)
+    best_model_checkpoint: RunField[str | None] = checkpoint_field()
     is_local_process_zero: bool = True
     is_world_process_zero: bool = True
     is_hyper_param_search: bool = False

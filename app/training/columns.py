@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from hexloop.adapters.trainable.torch.loss import calls_loss_function
 from hexloop.domain.errors import ConfigurationError
 
-SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration")
+SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 """The transformers losses that compare each position with the label after it."""
+
+CAUSAL_LOSS = "ForCausalLMLoss"
+"""Their function, which transformers also gives to models whose loss has no type of its own, such as GPT-2's."""
 
 
 def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
@@ -31,10 +35,18 @@ def returns_loss_unasked(model: Any) -> bool:
     return parameter is not None and parameter.default is True
 
 
-def shifts_labels(model: Any) -> bool:
-    """Whether the model's own loss compares each position with the label after it."""
+def shifts_by_loss_type(model: Any) -> bool:
+    """What the reference library goes by: whether the type of the model's loss is one of those that shift labels."""
     encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return getattr(model, "loss_type", None) in SHIFTING_LOSSES and not encoder_decoder
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether the model's own loss compares each position with the label after it."""
+    if shifts_by_loss_type(model):
+        return True
+    untyped = getattr(model, "loss_type", None) is None and calls_loss_function(model)
+    return untyped and getattr(getattr(model, "loss_function", None), "__name__", None) == CAUSAL_LOSS
 
 
 def is_causal_language_model(model: Any) -> bool:

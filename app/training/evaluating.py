@@ -12,9 +12,10 @@ from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchEvaluator
 from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
+from hexloop.adapters.trainable.torch.items import item_count
 from hexloop.app.training.columns import returns_loss_unasked
 from hexloop.app.training.hooks import is_overridden
-from hexloop.app.training.losses import with_optional_count
+from hexloop.app.training.losses import loss_in_force
 from hexloop.domain import evaluation as domain
 from hexloop.domain.boundary import heed
 from hexloop.domain.events import AnyEvent, Evaluated
@@ -30,10 +31,16 @@ class OpaquelyEvaluated(Evaluated):
 
 
 def standard_prediction_step(trainer: Trainer) -> PredictionStep:
-    """The prediction step that `Trainer.prediction_step` is unless it is overridden."""
-    compute: Any = trainer.loss_choice.compute
-    if is_overridden(trainer, "compute_loss"):
-        compute = with_optional_count(trainer.compute_loss)
+    """The prediction step that `Trainer.prediction_step` is unless it is overridden.
+
+    A loss that divides by the item count in training does so here, where the items are those of one batch.
+    """
+    loss = loss_in_force(trainer)
+
+    def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
+        items = item_count(inputs, trainer.label_names, loss.shifted) if loss.normalises else None
+        return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
+
     config = getattr(trainer.model, "config", None)
     return PredictionStep(
         compute,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -16,7 +16,11 @@ from hexloop.adapters.trainable.torch.loss import (
     takes_item_count,
 )
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.training.columns import is_causal_language_model, shifts_labels
+from hexloop.app.training.columns import is_causal_language_model, shifts_by_loss_type, shifts_labels
+from hexloop.app.training.hooks import is_overridden
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
 
 
 @frozen
@@ -33,18 +37,20 @@ def choose_loss(
 ) -> LossChoice:
     """The user's function, smoothed labels, or the loss that the model returns, in this order.
 
-    With `loss_weighting="reference"` a model counts as one that divides by the item count where the reference library
-    takes it for one: where its forward takes any keyword argument.
+    With `loss_weighting="reference"` items are counted by the reference library's rules. A model divides by the count
+    where its forward takes any keyword argument. The first label of a row, which a shifted loss never compares with
+    anything, is left out of the count by the type of the model's loss, whatever the loss that is computed does.
     """
     exact = args.loss_weighting == "exact"
     divides = takes_item_count(model) if exact else _takes_any_keyword(model)
+    shifted = shifts_labels(model) if exact else shifts_by_loss_type(model)
     if compute_loss_func is not None:
-        return LossChoice(FunctionLoss(compute_loss_func, label_names), True, shifts_labels(model))
+        return LossChoice(FunctionLoss(compute_loss_func, label_names), True, shifted)
     if args.label_smoothing_factor:
-        shifted = is_causal_language_model(model)
-        smoothed = SmoothedLoss(args.label_smoothing_factor, shifted, label_names)
-        return LossChoice(smoothed, exact or divides, shifted)
-    return LossChoice(ModelLoss(divides), divides, shifts_labels(model))
+        shifts = is_causal_language_model(model) or (exact and shifted)
+        smoothed = SmoothedLoss(args.label_smoothing_factor, shifts, label_names)
+        return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
+    return LossChoice(ModelLoss(divides), divides, shifted)
 
 
 def _takes_any_keyword(model: Any) -> bool:
@@ -55,11 +61,30 @@ def _takes_any_keyword(model: Any) -> bool:
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def with_optional_count(compute_loss: Callable[..., Any]) -> ComputeLoss:
-    """A user's `compute_loss`, which is not told the item count where it does not take it."""
+def loss_in_force(trainer: Trainer) -> LossChoice:
+    """The loss that the Trainer's `compute_loss` gives, overridden or not.
+
+    An overridden one is taken to divide by the item count where the model's own loss does and it takes the count,
+    unless `loss_is_scaled_for_ga` says otherwise.
+    """
+    choice = trainer.loss_choice
+    if not is_overridden(trainer, "compute_loss"):
+        return choice
+    compute = trainer.compute_loss
+    takes_count = _takes_count(compute)
+    normalises = choice.normalises and takes_count
+    if trainer.loss_is_scaled_for_ga is not None:
+        normalises = trainer.loss_is_scaled_for_ga
+    return LossChoice(compute if takes_count else _without_count(compute), normalises, choice.shifted)
+
+
+def _takes_count(compute_loss: Callable[..., Any]) -> bool:
     parameters = inspect.signature(compute_loss).parameters.values()
-    if any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters):
-        return compute_loss
+    return any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def _without_count(compute_loss: Callable[..., Any]) -> ComputeLoss:
+    """A user's `compute_loss` that does not take the item count."""
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         return compute_loss(model, inputs, return_outputs=return_outputs)

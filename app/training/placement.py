@@ -14,16 +14,8 @@ def place_model(model: Any, args: TrainingArguments, device: Device) -> Any:
 
     Raises ConfigurationError where activation checkpointing is asked of a model that cannot do it.
     """
-    if args.gradient_checkpointing:
-        enable = getattr(model, "gradient_checkpointing_enable", None)
-        if enable is None:
-            raise ConfigurationError(
-                [
-                    f"You chose gradient_checkpointing=True, but {type(model).__name__} has no method "
-                    "gradient_checkpointing_enable; give it one, or set gradient_checkpointing=False."
-                ]
-            )
-        enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)
+    if args.activation_checkpointing:
+        _checkpoint_activations(model, args.activation_checkpointing_kwargs)
     config: Any = getattr(model, "config", None)
     if not args.use_cache and hasattr(config, "use_cache"):
         config.use_cache = False
@@ -31,3 +23,23 @@ def place_model(model: Any, args: TrainingArguments, device: Device) -> Any:
     if args.place_model_on_device is not False and not placed_already:
         model.to(device.name)
     return model
+
+
+def _checkpoint_activations(model: Any, options: Any) -> None:
+    """Let the model recompute activations, by the method's present name or by its former one.
+
+    `every_n_layers` and `offload` are the method's own options; the others are those of torch's `checkpoint`.
+    """
+    further = dict(options or {})
+    own = {name: further.pop(name) for name in ("every_n_layers", "offload") if name in further}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=further or None, **own)
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=further or None, **own)
+    else:
+        raise ConfigurationError(
+            [
+                f"You chose activation_checkpointing=True, but {type(model).__name__} has no method "
+                "activation_checkpointing_enable; give it one, or set activation_checkpointing=False."
+            ]
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch
-from hexloop.app.training.losses import with_optional_count
+from hexloop.app.training.losses import loss_in_force
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
 from hexloop.app.wiring import Adapters
@@ -75,9 +76,21 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         session = Session(run, control, standard, learner, [each for each in run.counters if hasattr(each, "settle")])  # type: ignore[misc]
         _attach(trainer, session, loader)
         restore(trainer, run, store, resume_from)
+        _announce(trainer, run)
         run.cleanups = (*trainer.watch(run), control.release, trainer.end_session)
         undo.pop_all()
     return session
+
+
+def _announce(trainer: Trainer, run: Run[Any, Any]) -> None:
+    logging.getLogger("hexloop").info(
+        "Training from step %d to %d, in steps of %d samples on %s; %d parameters are trained.",
+        run.state.step,
+        run.plan.total_steps,
+        run.state.global_batch_size,
+        trainer.adapters.device.name,
+        sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
+    )
 
 
 def plan_for(trainer: Trainer, batches: Batches[Any]) -> Plan:
@@ -109,17 +122,12 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
 
 def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
     """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
-    choice = trainer.loss_choice
-    compute, normalises = choice.compute, choice.normalises
-    if is_overridden(trainer, "compute_loss"):
-        compute = with_optional_count(trainer.compute_loss)
-        if trainer.loss_is_scaled_for_ga is not None:
-            normalises = trainer.loss_is_scaled_for_ga
+    choice = loss_in_force(trainer)
     trainable = TorchTrainable(
         wrapped,
         trainer.optimizer,
-        compute,
-        normalises=normalises,
+        choice.compute,
+        normalises=choice.normalises,
         exact=trainer.args.loss_weighting == "exact",
         label_names=trainer.label_names,
         shifted=choice.shifted,
@@ -128,12 +136,27 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
         trainable,
         adapters.precision,
         adapters.parallelism,
-        before_optimizer_step=lambda: trainer.dispatcher.call("on_pre_optimizer_step"),
+        before_optimizer_step=_before_optimizer_step(trainer),
         after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
     )
     if is_overridden(trainer, "training_step"):
         return standard, OverriddenTrainingStep(standard, wrapped, trainer.training_step)
     return standard, standard
+
+
+def _before_optimizer_step(trainer: Trainer) -> Callable[[], None]:
+    """Tell the callbacks; every so many steps, where that is asked for, also empty the device's cache."""
+    every, release = trainer.args.torch_empty_cache_steps, trainer.adapters.device.release_memory
+
+    def tell() -> None:
+        trainer.dispatcher.call("on_pre_optimizer_step")
+
+    def tell_and_release() -> None:
+        tell()
+        if trainer.state.global_step % (every or 1) == 0:
+            release()
+
+    return tell_and_release if every else tell
 
 
 def _inspection(trainer: Trainer) -> Any:

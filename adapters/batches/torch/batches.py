@@ -15,7 +15,6 @@ from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.domain.parts import json_part, only_value
 from hexloop.ports.state import Part
 
-
 Inspect = Callable[[Any], None]
 """Looks at the first batch that is read, and raises DataError where it cannot be trained on."""
 

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.items import IGNORED_LABEL
 from hexloop.domain.errors import DataError
 
@@ -37,13 +38,17 @@ def takes_item_count(model: nn.Module) -> bool:
     declared = getattr(model, "accepts_loss_kwargs", None)
     if declared is False:
         return False
-    forward = inspect.unwrap(type(model).forward)
     parameters = inspect.signature(model.forward).parameters
     if "num_items_in_batch" in parameters:
         return True
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    passes_on = "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
-    return open_ended and (passes_on or declared is True)
+    return open_ended and (calls_loss_function(model) or declared is True)
+
+
+def calls_loss_function(model: nn.Module) -> bool:
+    """Whether forward leaves the loss to the model's exchangeable `loss_function`, as transformers' models do."""
+    forward = inspect.unwrap(type(model).forward)
+    return "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
 def loss_in(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -106,7 +111,7 @@ class FunctionLoss:
     ) -> Any:
         """See `ComputeLoss`."""
         labels, features = _take_labels(inputs, self.label_names)
-        outputs = model(**features)
+        outputs = in_full_precision(model(**features))
         loss = self.function(outputs, labels, num_items_in_batch=num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -139,7 +144,7 @@ class SmoothedLoss:
                 f"{' or '.join(self.label_names)}; give it labels, or set label_smoothing_factor=0."
             )
         outputs = model(**features)
-        loss = self._smoothed(_logits(outputs), labels, num_items_in_batch)
+        loss = self._smoothed(in_full_precision(_logits(outputs)), labels, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _smoothed(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
@@ -147,13 +152,14 @@ class SmoothedLoss:
             logits, labels = logits[..., :-1, :], labels[..., 1:]
         if labels.ndim == logits.ndim:
             labels = labels.squeeze(-1)
-        counted = labels != IGNORED_LABEL
+        ignored = labels == IGNORED_LABEL
+        count = (~ignored).sum() if items is None else items
         log_probabilities = torch.log_softmax(logits, dim=-1)
         likelihood = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        spread = log_probabilities.mean(dim=-1, dtype=torch.float32)
-        total = (1 - self.epsilon) * likelihood + self.epsilon * spread
-        count = counted.sum() if items is None else items
-        return -(total * counted).sum() / count
+        spread = log_probabilities.sum(dim=-1)
+        sharp = likelihood.masked_fill(ignored, 0.0).sum() / count
+        even = spread.masked_fill(ignored, 0.0).sum() / (count * logits.shape[-1])
+        return -((1 - self.epsilon) * sharp + self.epsilon * even)
 
 
 def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, dict[str, Any]]:

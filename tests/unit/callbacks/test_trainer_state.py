@@ -143,7 +143,7 @@ def test_what_is_written_stands_in_the_run() -> None:
         setattr(view, name, value)
     state = run.state
     assert (state.step, state.tokens, state.operations) == (15, 1200, 3.5e9)
-    assert (state.best_metric, state.best_step, state.best_checkpoint) == (0.25, 10, "out/checkpoint-10")
+    assert (state.best_metric, state.best_step, state.best_checkpoint) == (0.25, 10, "checkpoint-10")
     assert state.history is VALUES["log_history"]
     assert state.callbacks is VALUES["stateful_callbacks"]
     assert (run.plan.total_steps, run.plan.epochs) == (30, 3)

@@ -1,0 +1,95 @@
+"""Three stages: up, level, down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from attrs import frozen
+
+from hexloop.domain.schedules.checks import COUNT, NOT_NEGATIVE, SHARE, check, one_of, or_none
+
+_RISES: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "linear": lambda progress: progress,
+        "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
+        "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
+    }
+)
+_FALLS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
+    {
+        "linear": lambda progress, _: 1.0 - progress,
+        "cosine": lambda progress, cycles: 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress)),
+        "1-sqrt": lambda progress, _: 1.0 - math.sqrt(progress),
+    }
+)
+
+
+@frozen
+class WarmupStableDecay:
+    """With W = num_warmup_steps, S = num_stable_steps, D = num_decay_steps, m = min_lr_ratio:
+
+        f(step) = max(0, (1 - m) * up(step / W) + m)               below W
+        f(step) = 1                                                below W + S
+        f(step) = max(0, (1 - m) * down((step - W - S) / D) + m)   below W + S + D
+        f(step) = m                                                then
+
+    up(p) is p (linear), (1 - cos(pi * p)) / 2 (cosine) or 1 - sqrt(1 - p) (1-sqrt); down(p) is 1 - p,
+    (1 + cos(2 * pi * num_cycles * p)) / 2 or 1 - sqrt(p). Where num_stable_steps is None, S is what W and D leave of
+    num_training_steps; where they leave less than nothing, the decay is entered at the warm-up's end, part of it gone.
+    Where both are given, num_stable_steps counts.
+
+    Source: transformers, `get_wsd_schedule`; Hu et al. 2024 (arXiv:2404.06395), the 1-sqrt decay of Hägele et al. 2024
+    (arXiv:2405.18392). Raises ConfigurationError unless the step counts are whole numbers from 0 up, num_stable_steps
+    or num_training_steps is given, the types are known, min_lr_ratio is from 0 to 1 and num_cycles from 0 up.
+    """
+
+    num_warmup_steps: int
+    num_decay_steps: int
+    num_training_steps: int | None = None
+    num_stable_steps: int | None = None
+    warmup_type: str = "linear"
+    decay_type: str = "cosine"
+    min_lr_ratio: float = 0.0
+    num_cycles: float = 0.5
+
+    def __attrs_post_init__(self) -> None:
+        conflict = None
+        if self.num_training_steps is None and self.num_stable_steps is None:
+            conflict = (
+                "You chose a stable stage that fills what is left of the run, but the run's length is not known; "
+                "set num_stable_steps, or max_steps."
+            )
+        check(
+            self,
+            conflict,
+            num_warmup_steps=COUNT,
+            num_decay_steps=COUNT,
+            num_training_steps=or_none(COUNT),
+            num_stable_steps=or_none(COUNT),
+            warmup_type=one_of(*_RISES),
+            decay_type=one_of(*_FALLS),
+            min_lr_ratio=SHARE,
+            num_cycles=NOT_NEGATIVE,
+        )
+
+    def __call__(self, step: int) -> float:
+        """The factor of the base rate at update `step`, from 0."""
+        if step < self.num_warmup_steps:
+            return self._above_floor(_RISES[self.warmup_type](step / self.num_warmup_steps))
+        decay_start = self.num_warmup_steps + self._stable_steps()
+        if step < decay_start:
+            return 1.0
+        if step < decay_start + self.num_decay_steps:
+            progress = (step - decay_start) / self.num_decay_steps
+            return self._above_floor(_FALLS[self.decay_type](progress, self.num_cycles))
+        return self.min_lr_ratio
+
+    def _stable_steps(self) -> int:
+        if self.num_stable_steps is not None:
+            return self.num_stable_steps
+        return (self.num_training_steps or 0) - self.num_warmup_steps - self.num_decay_steps
+
+    def _above_floor(self, factor: float) -> float:
+        return max(0.0, factor * (1.0 - self.min_lr_ratio) + self.min_lr_ratio)

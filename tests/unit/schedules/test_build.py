@@ -1,0 +1,248 @@
+"""From a schedule's name and options to the schedule, or to every reason why not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from attrs import asdict
+
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.schedules import (
+    ADAPTIVE,
+    SHAPES,
+    Constant,
+    CosineWithMinLr,
+    Greedy,
+    Linear,
+    Polynomial,
+    ReduceLROnPlateau,
+    Shape,
+    WarmupStableDecay,
+    build_adaptive,
+    build_shape,
+)
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "cosine_with_min_lr": {"min_lr": 1e-5},
+    "cosine_warmup_with_min_lr": {"min_lr": 1e-5},
+    "warmup_stable_decay": {"num_decay_steps": 10},
+}
+
+
+def shape(name: str, total_steps: int | None = 100, warmup_steps: int = 10, **options: Any) -> Shape:
+    return build_shape(name, base_rate=1e-3, warmup_steps=warmup_steps, total_steps=total_steps, options=options)
+
+
+def problems_of(name: str, total_steps: int | None = 100, **options: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as caught:
+        build_adaptive(name, options) if name in ADAPTIVE else shape(name, total_steps, **options)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_name_builds_its_shape(name: str) -> None:
+    """Every name of the table gives the schedule that stands there."""
+    assert type(shape(name, **NEEDED.get(name, {}))) is SHAPES[name]
+
+
+def test_the_run_says_warm_up_length_and_rate() -> None:
+    """Warm-up, length and base rate come from the run, the rest from the options."""
+    assert shape("linear") == Linear(10, 100)
+    assert shape("constant") == Constant()
+    assert shape("polynomial", power=2.0) == Polynomial(10, 100, 1e-3, power=2.0)
+    assert shape("cosine_with_min_lr", min_lr=1e-5) == CosineWithMinLr(10, 100, 1e-3, min_lr=1e-5)
+    assert shape("warmup_stable_decay", num_decay_steps=20) == WarmupStableDecay(10, 20, 100)
+
+
+def test_each_adaptive_name_builds_its_schedule() -> None:
+    """The two schedules that follow a metric take their options as they are."""
+    assert build_adaptive("reduce_lr_on_plateau", {"min_lr": [0.1, 0.2]}) == ReduceLROnPlateau(min_lr=(0.1, 0.2))
+    assert build_adaptive("greedy", {"verbose": True, "factor": 0.5}) == Greedy(verbose=True, factor=0.5)
+
+
+@pytest.mark.parametrize("name", ["constant", "constant_with_warmup", "inverse_sqrt"])
+def test_a_schedule_without_an_end_needs_no_length(name: str) -> None:
+    """Only those that go by the run's length ask for it."""
+    assert shape(name, total_steps=None)(10) == 1.0
+
+
+def test_a_stable_stage_of_known_length_needs_no_length_of_the_run() -> None:
+    """The stages' own lengths are enough for warmup_stable_decay."""
+    built = shape("warmup_stable_decay", None, num_decay_steps=20, num_stable_steps=5)
+    assert built == WarmupStableDecay(10, 20, None, 5)
+
+
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"constant", "constant_with_warmup", "inverse_sqrt"}))
+def test_an_unknown_length_is_refused_where_it_is_needed(name: str) -> None:
+    """The message says what needs the length, and what to set."""
+    (problem,) = problems_of(name, None, **NEEDED.get(name, {}))
+    assert "run's length" in problem
+    assert "set " in problem
+    assert "max_steps" in problem
+
+
+def test_an_unknown_name_gets_the_nearest_one() -> None:
+    """A name that is nearly right is answered with the right one, any other with the whole list."""
+    (near,) = problems_of("cosine_with_restart")
+    assert near.startswith(
+        "You chose the schedule 'cosine_with_restart', but there is none of that name; did you mean "
+    )
+    assert "'cosine_with_restarts'? There is linear, " in near
+    (far,) = problems_of("zigzag")
+    assert "choose among linear, cosine, " in far
+    assert far.endswith("reduce_lr_on_plateau, greedy.")
+    with pytest.raises(ConfigurationError, match="did you mean 'greedy'"):
+        build_adaptive("greedi", {})
+
+
+def test_a_name_of_the_other_kind_is_sent_to_its_own_builder() -> None:
+    """A schedule that follows a metric is no function of the step, nor the other way about."""
+    with pytest.raises(ConfigurationError, match="follows a metric; build it with build_adaptive"):
+        shape("greedy")
+    with pytest.raises(ConfigurationError, match="function of the step; build it with build_shape"):
+        build_adaptive("linear", {})
+
+
+def test_an_unknown_option_gets_the_nearest_one() -> None:
+    """An option that is nearly right is answered with the right one and all that there are."""
+    (near,) = problems_of("polynomial", pwer=2)
+    assert near.startswith("You chose the option 'pwer' of the schedule 'polynomial', but it has none of that name; ")
+    assert near.endswith("did you mean 'power'? There is lr_end, power.")
+    assert problems_of("linear", power=2)[0].endswith("but it has no options; leave it out of lr_scheduler_kwargs.")
+
+
+@pytest.mark.parametrize("option", ["num_warmup_steps", "num_training_steps", "base_rate"])
+def test_what_the_run_says_is_no_option(option: str) -> None:
+    """The run's own figures cannot be said twice."""
+    (problem,) = problems_of("warmup_stable_decay", num_decay_steps=5, **{option: 3})
+    assert problem.endswith("that is the run's to say; leave it out of lr_scheduler_kwargs.")
+
+
+def test_all_problems_come_at_once() -> None:
+    """Unknown, missing and impossible options and an unknown length are all named in one error."""
+    problems = problems_of("warmup_stable_decay", None, warmup_typ="linear", decay_type="root", min_lr_ratio=2)
+    assert len(problems) == 5
+    for part, problem in zip(
+        ["'warmup_typ'", "'num_decay_steps'", "decay_type='root'", "min_lr_ratio=2", "run's length"],
+        problems,
+        strict=True,
+    ):
+        assert part in problem
+    assert len(problems_of("polynomial", None, power=-1, lr_end=-1)) == 3
+
+
+def test_a_missing_option_is_named() -> None:
+    """An option that cannot be left out is asked for, also where it was given as None."""
+    expected = "You chose the schedule 'warmup_stable_decay', but it needs 'num_decay_steps'; set it in "
+    assert problems_of("warmup_stable_decay") == (f"{expected}lr_scheduler_kwargs.",)
+    assert problems_of("warmup_stable_decay", num_decay_steps=None) == (f"{expected}lr_scheduler_kwargs.",)
+
+
+@pytest.mark.parametrize("name", ["cosine_with_min_lr", "cosine_warmup_with_min_lr"])
+def test_a_floor_is_said_once(name: str) -> None:
+    """Neither of min_lr and min_lr_rate is one too few, both are one too many, whatever else is wrong."""
+    assert "set min_lr or min_lr_rate" in problems_of(name)[0]
+    assert "leave one of them out" in problems_of(name, min_lr=0.0, min_lr_rate=0.0)[0]
+    assert len(problems_of(name, num_cycles=-1)) == 2
+
+
+BAD_VALUES: list[tuple[str, str, Any, str]] = [
+    ("cosine", "num_cycles", -0.5, "a number from 0 up"),
+    ("cosine", "num_cycles", math.inf, "a number from 0 up"),
+    ("cosine_with_restarts", "num_cycles", "2", "a number from 0 up"),
+    ("polynomial", "power", math.nan, "a number from 0 up"),
+    ("polynomial", "power", True, "a number from 0 up"),
+    ("polynomial", "power", None, "a number from 0 up"),
+    ("polynomial", "lr_end", 1e-3, "below the base rate 0.001"),
+    ("polynomial", "lr_end", -1e-9, "a number from 0 up and below"),
+    ("inverse_sqrt", "timescale", 0, "a number above 0, or None"),
+    ("inverse_sqrt", "timescale", math.inf, "a number above 0, or None"),
+    ("cosine_with_min_lr", "min_lr", 2e-3, "a number from 0 to the base rate 0.001, or None"),
+    ("cosine_with_min_lr", "min_lr", -2e-3, "a number from 0 to the base rate 0.001, or None"),
+    ("cosine_with_min_lr", "min_lr_rate", 1.5, "a number from 0 to 1, or None"),
+    ("cosine_warmup_with_min_lr", "warmup_lr_rate", 1.5, "a number from 0 to 1, or None"),
+    ("warmup_stable_decay", "num_decay_steps", 2.5, "a whole number from 0 up"),
+    ("warmup_stable_decay", "num_decay_steps", math.inf, "a whole number from 0 up"),
+    ("warmup_stable_decay", "num_stable_steps", -1, "a whole number from 0 up, or None"),
+    ("warmup_stable_decay", "warmup_type", "exp", "one of 'linear', 'cosine', '1-sqrt'"),
+    ("warmup_stable_decay", "decay_type", 3, "one of 'linear', 'cosine', '1-sqrt'"),
+    ("warmup_stable_decay", "min_lr_ratio", -0.1, "a number from 0 to 1"),
+    ("warmup_stable_decay", "num_cycles", -1, "a number from 0 up"),
+    ("reduce_lr_on_plateau", "mode", "lower", "one of 'min', 'max'"),
+    ("reduce_lr_on_plateau", "factor", 1.0, "a number from 0 up and below 1"),
+    ("reduce_lr_on_plateau", "factor", -0.1, "a number from 0 up and below 1"),
+    ("reduce_lr_on_plateau", "patience", -1, "a whole number from 0 up"),
+    ("reduce_lr_on_plateau", "threshold", math.nan, "a finite number"),
+    ("reduce_lr_on_plateau", "threshold_mode", "both", "one of 'rel', 'abs'"),
+    ("reduce_lr_on_plateau", "cooldown", 0.5, "a whole number from 0 up"),
+    ("reduce_lr_on_plateau", "min_lr", [0.1, "x"], "a number from 0 up, or a list of such"),
+    ("reduce_lr_on_plateau", "min_lr", -0.1, "a number from 0 up, or a list of such"),
+    ("reduce_lr_on_plateau", "eps", -1, "a number from 0 up"),
+    ("greedy", "mode", "", "one of 'min', 'max'"),
+    ("greedy", "factor", 0.0, "a number above 0 and below 1"),
+    ("greedy", "factor", 1, "a number above 0 and below 1"),
+    ("greedy", "patience", None, "a whole number from 0 up"),
+    ("greedy", "threshold", math.inf, "a finite number"),
+    ("greedy", "threshold_mode", "x", "one of 'rel', 'abs'"),
+    ("greedy", "cooldown", -1, "a whole number from 0 up"),
+    ("greedy", "warmup", -1, "a whole number from 0 up"),
+    ("greedy", "min_lr", math.inf, "a number from 0 up, or a list of such"),
+    ("greedy", "max_lr", 0, "a number above 0, or a list of such"),
+    ("greedy", "max_lr", math.nan, "a number above 0, or a list of such"),
+    ("greedy", "eps", math.nan, "a number from 0 up"),
+    ("greedy", "verbose", 1, "True or False"),
+    ("greedy", "smooth", "yes", "True or False"),
+    ("greedy", "window_size", 0, "a whole number from 1 up"),
+    ("greedy", "window_size", 1.5, "a whole number from 1 up"),
+    ("greedy", "reset_start", -1, "a whole number from 0 up"),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value", "wanted"), BAD_VALUES)
+def test_an_impossible_value_is_named_with_what_is_possible(name: str, option: str, value: Any, wanted: str) -> None:
+    """The message holds the option, the value and what the option has to be."""
+    needed = {} if option in ("min_lr", "min_lr_rate") else NEEDED.get(name, {})
+    (problem,) = problems_of(name, **{**needed, option: value})
+    shown = tuple(value) if isinstance(value, list) else value
+    assert problem.startswith(f"You chose {option}={shown!r}, but {option} has to be ")
+    assert wanted in problem
+    assert problem.endswith("; set it so.")
+
+
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"constant"}))
+def test_step_counts_are_whole_and_not_negative(name: str) -> None:
+    """A warm-up or a length that cannot be is refused by every schedule that goes by it."""
+    with pytest.raises(ConfigurationError, match=r"num_warmup_steps=-1, .* a whole number from 0 up"):
+        shape(name, warmup_steps=-1, **NEEDED.get(name, {}))
+    if name not in ("constant_with_warmup", "inverse_sqrt"):
+        assert any("num_training_steps=-5" in problem for problem in problems_of(name, -5, **NEEDED.get(name, {})))
+
+
+@pytest.mark.parametrize("base_rate", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["polynomial", "cosine_with_min_lr", "cosine_warmup_with_min_lr"])
+def test_a_rate_in_proportion_needs_a_base_rate(name: str, base_rate: float) -> None:
+    """Where a rate is taken as a share of the base rate, that one has to be above 0 and finite."""
+    with pytest.raises(ConfigurationError, match=r"base_rate=.* a number above 0"):
+        build_shape(name, base_rate=base_rate, warmup_steps=1, total_steps=9, options=NEEDED.get(name, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cosine", {"num_cycles": 0}),
+        ("polynomial", {"lr_end": 0, "power": 0}),
+        ("cosine_with_min_lr", {"min_lr": 1e-3}),
+        ("cosine_with_min_lr", {"min_lr_rate": 1}),
+        ("cosine_warmup_with_min_lr", {"min_lr": 0, "warmup_lr_rate": 0}),
+        ("warmup_stable_decay", {"num_decay_steps": 20.0, "num_stable_steps": 0, "min_lr_ratio": 1}),
+        ("inverse_sqrt", {"timescale": 0.5}),
+        ("reduce_lr_on_plateau", {"factor": 0, "patience": 0, "threshold": -1, "min_lr": (0, 1), "eps": 0}),
+        ("greedy", {"max_lr": math.inf, "min_lr": 0, "window_size": 1, "reset_start": 0}),
+    ],
+)
+def test_values_at_the_edge_are_taken_as_they_are(name: str, options: dict[str, Any]) -> None:
+    """The edges of a range belong to it where the formula can be worked out there."""
+    built: Any = build_adaptive(name, options) if name in ADAPTIVE else shape(name, **options)
+    assert options.items() <= asdict(built).items()
