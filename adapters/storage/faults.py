@@ -41,8 +41,8 @@ class Fault:
 
     at: in which operation, counted from 1; operation: counts only those of this name.
     times: in how many operations in a row.
-    done: the share of the work that TEAR and DIE leave done: of a write's bytes, of the files in a folder that is
-    removed, or that is moved where moves are not atomic. Anything else is done with 1 and not done with less.
+    done: the share of the work that TEAR and DIE leave done: of a write's bytes (0 leaves an empty file), of the files
+    in a folder that is removed, or moved where moves are not atomic. Anything else is done with 1 and not with less.
     """
 
     at: int = field(validator=ge(1))

@@ -1,0 +1,113 @@
+"""A storage in memory that can lose power, fill up and rot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.ports.storage import Entry
+from hexloop.testing import Died, MemoryStorage
+
+
+def dying_after(*chunks: bytes) -> Iterator[bytes]:
+    """Chunks during which the process dies."""
+    yield from chunks
+    raise Died
+
+
+def test_what_was_written_and_moved_survives_a_power_cut() -> None:
+    """A file whose write returned, and a name that a move gave, are there after a crash."""
+    storage = MemoryStorage()
+    storage.write("a/file", [b"1"])
+    storage.move("a", "b")
+
+    storage.crash()
+
+    assert storage.list("") == (Entry("b", True),)
+    assert b"".join(storage.read("b/file")) == b"1"
+
+
+def test_a_removal_alone_may_be_undone_by_a_power_cut() -> None:
+    """What was removed comes back in a crash, unless something durable happened in between."""
+    storage = MemoryStorage()
+    storage.write("a", [b"1"])
+    storage.remove("a")
+    assert storage.list("") == ()
+    storage.crash()
+    assert storage.list("") == (Entry("a", False),)
+
+    storage.remove("a")
+    storage.write("b", [b"2"])
+    storage.crash()
+    assert storage.list("") == (Entry("b", False),)
+
+
+def test_a_write_that_the_process_did_not_survive_leaves_a_torn_file_until_a_power_cut() -> None:
+    """The first bytes are there for the next process to find, and gone if the machine went down as well."""
+    storage = MemoryStorage()
+    with pytest.raises(Died):
+        storage.write("file", dying_after(b"one", b"two"))
+
+    assert b"".join(storage.read("file")) == b"onetwo"
+    assert storage.digest("file").size == 6
+    storage.crash()
+    assert storage.list("") == ()
+
+
+def test_a_full_storage_refuses_what_does_not_fit() -> None:
+    """The file that did not fit leaves nothing behind, others stay, and after a removal there is room again."""
+    storage = MemoryStorage(capacity=10)
+    storage.write("a", [bytes(6)])
+
+    with pytest.raises(StorageFullError, match="10 bytes are full"):
+        storage.write("b", [bytes(2), bytes(3)])
+
+    assert storage.list("") == (Entry("a", False),)
+    assert storage.write("b", [bytes(2), bytes(2)]).size == 4
+    storage.remove("a")
+    assert storage.write("c", [bytes(6)]).size == 6
+
+
+def test_damage_is_found_by_reading_alone() -> None:
+    """A file whose bytes changed behind everybody's back has another digest, also after a crash."""
+    storage = MemoryStorage()
+    stored = storage.write("a", [b"good"])
+
+    storage.damage("a", b"bad!")
+    storage.crash()
+
+    assert b"".join(storage.read("a")) == b"bad!"
+    assert storage.digest("a") != stored
+    assert storage.digest("a").size == stored.size
+    with pytest.raises(StorageError, match="missing"):
+        storage.damage("missing", b"")
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """Files written, moved and removed in several threads at once are all there and whole."""
+    storage = MemoryStorage()
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for number in range(100):
+                storage.write(f"{name}/new", [name.encode(), bytes([number])])
+                storage.move(f"{name}/new", f"{name}/{number}")
+                storage.remove(f"{name}/{number - 2}")
+                storage.list("")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    for name in "abcd":
+        assert [entry.name for entry in storage.list(name)] == ["98", "99"]
+        assert b"".join(storage.read(f"{name}/99")) == name.encode() + b"\x63"

@@ -1,0 +1,134 @@
+"""Clocks and sources of interrupts, beyond their contracts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.domain.errors import ConfigurationError
+from hexloop.testing import ManualClock, ManualInterrupts, NoInterrupts
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    """Both times stand still, go on by what is told or slept, and never back."""
+    clock = ManualClock(wall=1000.0)
+    assert [clock.monotonic(), clock.wall(), clock.monotonic()] == [0.0, 1000.0, 0.0]
+
+    clock.advance(2.5)
+    clock.sleep(3600.0)
+
+    assert (clock.monotonic(), clock.wall()) == (3602.5, 4602.5)
+    with pytest.raises(ValueError, match="go back"):
+        clock.advance(-1.0)
+    with pytest.raises(ValueError, match="go back"):
+        clock.sleep(-1.0)
+
+
+def test_manual_interrupts_tell_their_reason_and_whether_anybody_listens() -> None:
+    """The reason is the caller's; every interrupt is heard, not only the first."""
+    interrupts = ManualInterrupts()
+    asked: list[str] = []
+    assert not interrupts.listening
+    interrupts.start(asked.append)
+    assert interrupts.listening
+
+    interrupts.interrupt("the power goes off")
+    interrupts.interrupt()
+
+    assert asked == ["the power goes off", "interrupted by hand"]
+
+
+def test_nobody_is_never_asked() -> None:
+    """No interrupts can be started and stopped, and leave the process's handlers alone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupts = NoInterrupts()
+
+    interrupts.start(pytest.fail)
+
+    assert {number: signal.getsignal(number) for number in before} == before
+    interrupts.stop()
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """The signals SIGUSR1 and SIGUSR2 that came to the handler of whoever was there before."""
+    numbers: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        numbers.append(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_signal_does_what_it_did_before(handled: list[int]) -> None:
+    """The first of each kind asks for a stop and is named; the second goes to the earlier handler."""
+    asked: list[str] = []
+    interrupts = SignalInterrupts([signal.SIGUSR1, signal.SIGUSR2])
+    interrupts.start(asked.append)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(os.getpid(), number)
+
+    interrupts.stop()
+    assert asked == ["signal SIGUSR1", "signal SIGUSR2"]
+    assert handled == [signal.SIGUSR1]
+
+
+def test_only_the_chosen_signals_are_taken_over_and_all_are_put_back(handled: list[int]) -> None:
+    """Other signals keep their handlers throughout, and the chosen ones have theirs again after a stop."""
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    interrupts = SignalInterrupts([signal.SIGUSR1])
+
+    interrupts.start(lambda reason: None)
+    during = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    interrupts.stop()
+
+    assert during[0] != before[0]
+    assert during[1] == before[1]
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == before
+
+
+def test_control_c_and_termination_are_listened_to_by_default() -> None:
+    """Without a choice, SIGINT and SIGTERM ask for a stop."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    asked: list[str] = []
+    interrupts = SignalInterrupts()
+    interrupts.start(asked.append)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        interrupts.stop()
+
+    assert asked == ["signal SIGTERM", "signal SIGINT"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_signals_in_another_thread_are_refused_with_a_way_out() -> None:
+    """The error names the thread and what to choose instead, and no handler was changed."""
+    before = signal.getsignal(signal.SIGTERM)
+    errors: list[ConfigurationError] = []
+
+    def start() -> None:
+        try:
+            SignalInterrupts().start(lambda reason: None)
+        except ConfigurationError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start, name="worker 7")
+    thread.start()
+    thread.join()
+
+    assert len(errors) == 1
+    assert "'worker 7'" in str(errors[0])
+    assert "request_stop" in str(errors[0])
+    assert signal.getsignal(signal.SIGTERM) is before
