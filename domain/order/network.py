@@ -20,10 +20,9 @@ ROUNDS = 10
 WORD = (1 << 64) - 1
 
 # The finaliser of splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014),
-# with the constants of Stafford's variant 13.
+# with the constants of Stafford's variant 13. Its last step, a shift by 31, is left out: only the high half is used.
 FIRST_SHIFT, FIRST_FACTOR = 30, 0xBF58476D1CE4E5B9
 SECOND_SHIFT, SECOND_FACTOR = 27, 0x94D049BB133111EB
-LAST_SHIFT = 31
 
 
 @frozen
@@ -64,5 +63,4 @@ def round_value(half: int, key: int, bound: int) -> int:
     word = (half + key) & WORD
     word = ((word ^ word >> FIRST_SHIFT) * FIRST_FACTOR) & WORD
     word = ((word ^ word >> SECOND_SHIFT) * SECOND_FACTOR) & WORD
-    word ^= word >> LAST_SHIFT
     return (word >> 32) * bound >> 32

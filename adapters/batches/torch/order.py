@@ -6,7 +6,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from hexloop.domain.order.network import FIRST_FACTOR, FIRST_SHIFT, LAST_SHIFT, SECOND_FACTOR, SECOND_SHIFT, Network
+from hexloop.domain.order.network import FIRST_FACTOR, FIRST_SHIFT, SECOND_FACTOR, SECOND_SHIFT, Network
 from hexloop.domain.order.permutation import KeyedPermutation
 
 Words = NDArray[np.uint64]
@@ -73,7 +73,6 @@ def _round_values(half: Words, key: int, bound: int, scratch: Words) -> Words:
     word *= FIRST_FACTOR
     word ^= np.right_shift(word, SECOND_SHIFT, out=scratch)
     word *= SECOND_FACTOR
-    word ^= np.right_shift(word, LAST_SHIFT, out=scratch)
     word >>= 32
     word *= bound
     word >>= 32

@@ -58,6 +58,12 @@ def test_each_sample_comes_once_where_the_method_changes(length: int) -> None:
     assert sorted(KeyedPermutation(1, 2, length)) == list(range(length))
 
 
+def test_the_longest_table_has_1024_samples() -> None:
+    """An order is a table of its indices up to 1024 samples and takes no memory for them above."""
+    assert KeyedPermutation(1, 2, 1024).bijection == tuple(KeyedPermutation(1, 2, 1024))
+    assert isinstance(KeyedPermutation(1, 2, 1025).bijection, Network)
+
+
 @fixed
 @given(KEYS, KEYS, st.data())
 def test_a_long_order_has_an_inverse(seed: int, epoch: int, data: st.DataObject) -> None:

@@ -28,6 +28,7 @@ def test_the_last_batch_is_kept_or_dropped() -> None:
     """Of 10 samples in batches of 4 the last batch has 2, and is none where the last is dropped."""
     assert global_batches(4, 10, drop_last=False) == 3
     assert global_batches(4, 10, drop_last=True) == 2
+    assert global_batches(5, 10, drop_last=True) == 2
     assert global_batch_range(2, 4, 10, drop_last=False) == range(8, 10)
     assert global_batch_range(1, 4, 10, drop_last=True) == range(4, 8)
 
