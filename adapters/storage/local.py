@@ -57,7 +57,7 @@ class LocalStorage:
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`. What could not be written whole is removed."""
-        with self._reporting("write", path):
+        with self._reporting(f"write {path}"):
             full = self._locate(path)
             top = self._make_folder(os.path.dirname(full))
             descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -66,7 +66,7 @@ class LocalStorage:
                 stored = self._fill(descriptor, path, chunks)
             finally:
                 os.close(descriptor)
-            with self._reporting("write", path):
+            with self._reporting(f"write {path}"):
                 _sync_folders(os.path.dirname(full), top)
         except BaseException:
             with suppress(OSError):
@@ -76,11 +76,11 @@ class LocalStorage:
 
     def read(self, path: str) -> Iterator[memoryview]:
         """The file's bytes, a few MiB at a time; see `Storage.read`."""
-        with self._reporting("read", path):
+        with self._reporting(f"read {path}"):
             descriptor = os.open(self._locate(path), os.O_RDONLY)
         try:
             while True:
-                with self._reporting("read", path):
+                with self._reporting(f"read {path}"):
                     chunk = os.read(descriptor, CHUNK)
                 if not chunk:
                     return
@@ -90,7 +90,7 @@ class LocalStorage:
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """The names in a folder; see `Storage.list`."""
-        with self._reporting("list", folder):
+        with self._reporting(f"list {folder or 'all'}"):
             try:
                 with os.scandir(self._locate(folder) if folder else self._root) as entries:
                     found = [Entry(entry.name, entry.is_dir()) for entry in entries]
@@ -100,7 +100,7 @@ class LocalStorage:
 
     def move(self, source: str, destination: str) -> None:
         """Rename; see `Storage.move`."""
-        with self._reporting(f"move to {destination}", source):
+        with self._reporting(f"move {source} to {destination}"):
             old, new = self._locate(source), self._locate(destination)
             if os.path.lexists(new):
                 raise FileExistsError(errno.EEXIST, f"{destination} is there already")
@@ -111,7 +111,7 @@ class LocalStorage:
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
-        with self._reporting("remove", path):
+        with self._reporting(f"remove {path}"):
             full = self._locate(path)
             if not os.path.lexists(full):
                 return
@@ -135,12 +135,12 @@ class LocalStorage:
         for chunk in chunks:
             rest = memoryview(chunk).cast("B")
             while rest:
-                with self._reporting("write", path):
+                with self._reporting(f"write {path}"):
                     written = os.write(descriptor, rest[:CHUNK])
                 summary.update(rest[:written])
                 size += written
                 rest = rest[written:]
-        with self._reporting("write", path):
+        with self._reporting(f"write {path}"):
             os.fsync(descriptor)
         return self._stored(size, summary)
 
@@ -175,7 +175,7 @@ class LocalStorage:
         return top
 
     @contextmanager
-    def _reporting(self, action: str, path: str) -> Iterator[None]:
+    def _reporting(self, action: str) -> Iterator[None]:
         """Turn what the operating system says into hexloop's errors."""
         try:
             yield
@@ -184,12 +184,12 @@ class LocalStorage:
         except OSError as error:
             if error.errno in _FULL:
                 raise StorageFullError(
-                    f"You chose to {action} {path} in {self._root}, but there is no room left ({error.strerror}); "
+                    f"You chose to {action} in {self._root}, but there is no room left ({error.strerror}); "
                     "make room, or choose a folder on another disk."
                 ) from error
             advice = _ADVICE.get(error.errno or 0, "check the disk, or choose another folder")
             raise StorageError(
-                f"You chose to {action} {path or 'all'} in {self._root}, but {error.strerror or error}; {advice}."
+                f"You chose to {action} in {self._root}, but {error.strerror or error}; {advice}."
             ) from error
 
 

@@ -42,9 +42,10 @@ class Life:
 
 @frozen
 class World:
-    """A storage that another run uses as well, and at which steps the run "mine" was told of a checkpoint.
+    """A storage that another run uses as well.
 
-    A run that goes back to an older checkpoint gives up what it was told after that.
+    told: the steps of which the present life of the run "mine" knows that they have a checkpoint: the one that it went on
+    from, and those that it was told of.
     """
 
     storage: MemoryStorage
@@ -65,7 +66,7 @@ class World:
         choice = good_ones(self.storage)[life.back :][:1]
         if choice:
             state = store.resume(choice[0].name) or state
-        self.told[:] = [step for step in self.told if step <= state.step]
+        self.told[:] = [state.step] if choice else []
         for step in range(state.step + 1, state.step + 1 + life.saves):
             if step % 2:
                 state.best_step = step

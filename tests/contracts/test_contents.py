@@ -1,0 +1,209 @@
+"""The files of a checkpoint: what tools outside of hexloop read in them, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.errors import CheckpointError
+from hexloop.domain.state import RunState
+from hexloop.ports.files import File
+from tests.contracts.keepers import Keeper, assert_equal, blank, weights
+
+
+def written(contents: CheckpointContents, folder: Path, state: RunState | None = None) -> list[str]:
+    """Write every file of a checkpoint; gives back their names."""
+    storage, paths = LocalStorage(folder), []
+    for file in contents.files(state or RunState()):
+        storage.write(file.path, file.chunks)
+        paths.append(file.path)
+    return paths
+
+
+def read_back(contents: CheckpointContents, folder: Path) -> RunState:
+    """Load every file of a folder."""
+    return contents.restore([path.name for path in folder.iterdir()], LocalStorage(folder).read)
+
+
+def all_kept() -> dict[str, Keeper]:
+    return {
+        "model": Keeper(weights()),
+        "optimizer": Keeper({"embedding.weight.exp_avg": np.ones((7, 5), "<f4")}, {"groups": [{"lr": 1e-3}]}),
+        "scaler": Keeper(),
+        "scheduler": Keeper(values={"best": math.inf, "rates": [0.1, 1 / 3]}),
+        "random": Keeper({"cpu": np.arange(200, dtype="u1")}, {"python": [3, [2**31, 5], None]}),
+    }
+
+
+def test_tools_read_the_weights(tmp_path: Path) -> None:
+    """The safetensors library reads the same tensors from model.safetensors, for torch and for numpy."""
+    written(CheckpointContents({"model": Keeper(weights())}), tmp_path)
+    assert_equal(safetensors.numpy.load_file(tmp_path / "model.safetensors"), weights())
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert_equal({name: tensor.numpy() for name, tensor in tensors.items()}, weights())
+    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+
+
+def test_each_keeper_has_its_files(tmp_path: Path) -> None:
+    """Tensors and JSON documents of each go under its name; one that keeps nothing has no file."""
+    assert sorted(written(CheckpointContents(all_kept()), tmp_path)) == [
+        "model.safetensors",
+        "optimizer.json",
+        "optimizer.safetensors",
+        "random.json",
+        "random.safetensors",
+        "run_state.json",
+        "scheduler.json",
+    ]
+    assert json.loads(tmp_path.joinpath("optimizer.json").read_text()) == {"groups": [{"lr": 1e-3}]}
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    """Each keeper gets its own again, bit for bit, and the state is the one that was saved."""
+    kept, state = all_kept(), RunState(run="mine", step=7, history=[{"loss": math.nan}])
+    written(CheckpointContents(kept), tmp_path, state)
+    again = {name: blank(keeper) for name, keeper in kept.items()}
+    assert repr(read_back(CheckpointContents(again), tmp_path)) == repr(state)
+    for name, keeper in kept.items():
+        assert_equal(again[name].arrays, keeper.arrays)
+        assert again[name].values == keeper.values
+        assert again[name].loads == 1
+
+
+def test_weights_alone_come_back(tmp_path: Path) -> None:
+    """Only the model is touched where only the weights are asked for."""
+    written(CheckpointContents(all_kept()), tmp_path)
+    again = {name: blank(keeper) for name, keeper in all_kept().items()}
+    names = [path.name for path in tmp_path.iterdir()]
+    CheckpointContents(again).restore_weights(names, LocalStorage(tmp_path).read)
+    assert_equal(again["model"].arrays, weights())
+    assert [keeper.loads for keeper in again.values()] == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("largest", [1, 100, 200])
+def test_big_weights_are_split(tmp_path: Path, largest: int) -> None:
+    """Above the largest size the weights go into numbered files with an index, in order, and come back from there."""
+    kept = Keeper(weights())
+    paths = written(CheckpointContents({"model": kept}, max_shard_size=largest), tmp_path)
+    shards = [path for path in paths if path.endswith(".safetensors")]
+    assert shards == [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    assert len(shards) > 1
+    index = json.loads(tmp_path.joinpath("model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in kept.arrays.values())
+    held = {shard: safetensors.numpy.load_file(tmp_path / shard) for shard in shards}
+    assert {name: shard for shard, tensors in held.items() for name in tensors} == index["weight_map"]
+    for tensors in held.values():
+        assert len(tensors) == 1 or sum(array.nbytes for array in tensors.values()) <= largest
+    again = blank(kept)
+    read_back(CheckpointContents({"model": again}), tmp_path)
+    assert_equal(again.arrays, kept.arrays)
+
+
+@pytest.mark.parametrize("largest", [5_000_000_000, 20_000])
+def test_the_reference_loads_the_folder(tmp_path: Path, largest: int) -> None:
+    """A checkpoint of a transformers model, whole or split, loads with `from_pretrained`, tied weights included."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from hexloop.adapters.trainable.torch.model_state import ModelState
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    config = [File("config.json", [model.config.to_json_string().encode()])]
+    written(CheckpointContents({"model": ModelState(model)}, lambda: config, largest), tmp_path)
+    assert tmp_path.joinpath("model.safetensors").exists() == (largest > 20_000)
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+
+
+def test_extra_files_are_held_and_never_take_a_name_that_is_taken(tmp_path: Path) -> None:
+    """Further files come first and stand beside the others; those with the name of one that hexloop writes do not."""
+    own = ["model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "run_state.json"]
+    extra = [File(path, [b"extra"]) for path in ("config.json", *own, "optimizer.json", "tokenizer/vocabulary.txt")]
+    contents = CheckpointContents({"model": Keeper(weights()), "optimizer": Keeper()}, lambda: extra)
+    assert written(contents, tmp_path) == [
+        "config.json",
+        "tokenizer/vocabulary.txt",
+        "model.safetensors",
+        "run_state.json",
+    ]
+
+
+def refusing(tmp_path: Path, **changes: Any) -> dict[str, Keeper]:
+    """Keepers that are to load a saved folder, changed by name."""
+    written(CheckpointContents(all_kept()), tmp_path)
+    return {name: blank(keeper) for name, keeper in all_kept().items()} | changes
+
+
+def test_another_models_weights_are_refused(tmp_path: Path) -> None:
+    """Tensors of other shapes are all named, and nothing has changed."""
+    other = Keeper({**weights(), "embedding.weight": np.zeros((8, 5), "<f4"), "half": np.zeros(4, "<f2")})
+    kept = refusing(tmp_path, model=other)
+    with pytest.raises(
+        CheckpointError, match=r"embedding.weight is of shape \(7, 5\) there and \(8, 5\) here; half is"
+    ):
+        read_back(CheckpointContents(kept), tmp_path)
+    assert {keeper.loads for keeper in kept.values()} == {0}
+
+
+def test_what_a_keeper_refuses_is_told_with_its_name(tmp_path: Path) -> None:
+    """A keeper's own refusal becomes a CheckpointError that says whose it is."""
+    kept = refusing(tmp_path, optimizer=Keeper({"another.exp_avg": np.zeros(1)}))
+    with pytest.raises(CheckpointError, match="The checkpoint's optimizer does not fit this run: There are"):
+        read_back(CheckpointContents(kept), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "message"),
+    [
+        ("run_state.json", None, "no run_state.json"),
+        ("run_state.json", b"5", "not a JSON object"),
+        ("run_state.json", b"{", "not a JSON document"),
+        ("model.safetensors", None, "holds no weights"),
+        ("model.safetensors", b"x", "ends after 1 bytes"),
+        ("optimizer.json", b"[]", "optimizer.json is not a JSON object"),
+        ("random.safetensors", struct.pack("<Q", 2) + b"[]", "random.safetensors is not a safetensors file"),
+    ],
+)
+def test_files_that_make_no_sense_change_nothing(tmp_path: Path, path: str, data: bytes | None, message: str) -> None:
+    """Every file is opened before anything is loaded."""
+    kept = refusing(tmp_path)
+    tmp_path.joinpath(path).unlink()
+    if data is not None:
+        tmp_path.joinpath(path).write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        read_back(CheckpointContents(kept), tmp_path)
+    assert {keeper.loads for keeper in kept.values()} == {0}
+
+
+@pytest.mark.parametrize("index", [[], {}, {"weight_map": 5}, {"weight_map": {"a": {}}}, {"weight_map": {"a": "../b"}}])
+def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, index: Any) -> None:
+    """An index names shards of this checkpoint, or is refused."""
+    kept = Keeper(weights())
+    written(CheckpointContents({"model": kept}, max_shard_size=100), tmp_path)
+    tmp_path.joinpath("model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        read_back(CheckpointContents({"model": blank(kept)}), tmp_path)
+
+
+def test_a_whole_run_goes_through_a_store(tmp_path: Path) -> None:
+    """Saved on a disk and resumed from there, everything kept is as it was."""
+    kept, state = all_kept(), RunState(run="mine", step=3, best_step=3, best_metric=math.nan)
+    list(CheckpointStore(LocalStorage(tmp_path), CheckpointContents(kept)).save(state))
+    again = {name: blank(keeper) for name, keeper in kept.items()}
+    resumed = CheckpointStore(LocalStorage(tmp_path), CheckpointContents(again)).resume()
+    assert repr(resumed) == repr(state)
+    assert_equal(again["model"].arrays, weights())

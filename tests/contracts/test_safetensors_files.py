@@ -1,0 +1,122 @@
+"""Tensors as files of the safetensors format."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from attrs import evolve
+
+from hexloop.adapters.contents.checkpoint.stream import Stream
+from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES, join, tensor_file, tensor_parts
+from hexloop.domain.errors import CheckpointError
+from hexloop.ports.state import Part
+from tests.contracts.keepers import array_of, assert_equal, part_of, weights
+
+
+def test_large_items_come_first_so_that_each_tensor_is_aligned() -> None:
+    """Every tensor begins at a multiple of its item's size, and the data at a multiple of 8."""
+    data = b"".join(tensor_file("a", join(part_of(name, array) for name, array in weights().items())).chunks)
+    (length,) = struct.unpack("<Q", data[:8])
+    assert length % 8 == 0
+    for entry in json.loads(data[8 : 8 + length]).values():
+        assert entry["data_offsets"][0] % ITEM_BYTES[entry["dtype"]] == 0
+
+
+def test_one_tensor_at_a_time_is_in_memory() -> None:
+    """Parts are read in turn, each when the file has come to it, when writing and when reading."""
+    order: list[str] = []
+
+    def watched(part: Part) -> Part:
+        def read() -> memoryview:
+            order.append(part.name)
+            return part.read()
+
+        return evolve(part, read=read)
+
+    parts = [watched(part_of(name, np.full(3, index, "<i4"))) for index, name in enumerate("abc")]
+    chunks = iter(tensor_file("a", join(parts)).chunks)
+    data = bytes(next(chunks))
+    assert order == []
+    for name in "abc":
+        data += bytes(next(chunks))
+        assert order[-1] == name
+    opened = 0
+
+    def open_file() -> Iterator[memoryview]:
+        nonlocal opened
+        opened += 1
+        yield from (memoryview(data)[start : start + 5] for start in range(0, len(data), 5))
+
+    read = tensor_parts(Stream(open_file), "a")
+    assert [array_of(part).tolist() for part in read] == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
+    assert opened == 1
+    assert array_of(read[0]).tolist() == [0, 0, 0]
+    assert opened == 2
+
+
+def test_slices_of_a_tensor_are_joined() -> None:
+    """A tensor that leaves in several slices, one after another, is written as one."""
+    whole = np.arange(12, dtype="<i4").reshape(3, 4)
+    flat = whole.reshape(-1)
+
+    def cut(start: int, stop: int) -> Part:
+        return Part("a", "I32", whole.shape, start, stop - start, lambda: memoryview(flat[start:stop].tobytes()))
+
+    data = b"".join(tensor_file("a", join([cut(0, 5), part_of("b", flat), cut(5, 6), cut(6, 12)])).chunks)
+    assert_equal(safetensors.numpy.load(data), {"a": whole, "b": flat})
+    for slices in ([cut(0, 5), cut(6, 12)], [cut(5, 12), cut(0, 5)], [cut(0, 5)], [cut(0, 5), cut(0, 12)]):
+        with pytest.raises(CheckpointError, match="a "):
+            join(slices)
+
+
+def test_a_type_that_the_format_lacks_is_refused() -> None:
+    """A dtype without a safetensors name, and a part that gives too few bytes, are errors that name the tensor."""
+    with pytest.raises(CheckpointError, match=r"a cannot be saved: .* of Q4"):
+        join([Part("a", "Q4", (2,), 0, 2, lambda: memoryview(b"ab"))])
+    short = join([Part("a", "F32", (2,), 0, 2, lambda: memoryview(b"abcd"))])
+    with pytest.raises(CheckpointError, match="a gave 4 bytes for 2 elements of F32"):
+        b"".join(tensor_file("a", short).chunks)
+
+
+def header_of(header: Any, data: bytes = b"") -> bytes:
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x08\0\0",
+        struct.pack("<Q", 1 << 60) + b"{}",
+        struct.pack("<Q", 200) + b"{}",
+        struct.pack("<Q", 4) + b"nope",
+        struct.pack("<Q", 200_000) + b"[" * 200_000,
+        header_of([]),
+        header_of({"a": 5}),
+        header_of({"a": {"dtype": "F32", "shape": [1]}}),
+        header_of({"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}}),
+        header_of({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}),
+        header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}),
+        header_of({"a": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}),
+        header_of({"a": {"dtype": "F32", "shape": "1", "data_offsets": None}}),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
+    """A file that is not in the format is refused by name before anything of it is used."""
+    with pytest.raises(CheckpointError):
+        tensor_parts(Stream(lambda: iter([memoryview(data)])), "model.safetensors")
+
+
+def test_a_file_that_ends_early_is_told() -> None:
+    """Where the bytes end before a tensor does, reading that tensor is an error."""
+    data = header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc")
+    (part,) = tensor_parts(Stream(lambda: iter([memoryview(data)])), "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"ends after {len(data)} bytes"):
+        part.read()
