@@ -44,11 +44,21 @@ class LoaderMaker:
         return self._loader(dataset, batch_size, lambda data, epoch: self._order(data, seed, epoch), seed)
 
     def evaluation(self, dataset: Any) -> OrderedLoader | StreamLoader:
-        """Batches of the evaluation size, every sample once, in the data set's own order."""
-        return self._loader(dataset, self.args.eval_batch_size, lambda data, _epoch: Sequential(len(data)), None)
+        """Batches of the evaluation size, every sample once, in the data set's own order.
+
+        Its workers end with each pass: every evaluation has a loader of its own, which nobody would ask again.
+        """
+        return self._loader(
+            dataset, self.args.eval_batch_size, lambda data, _epoch: Sequential(len(data)), None, keeps_workers=False
+        )
 
     def _loader(
-        self, dataset: Any, batch_size: int, order: Callable[[Any, int], Order], key_seed: int | None
+        self,
+        dataset: Any,
+        batch_size: int,
+        order: Callable[[Any, int], Order],
+        key_seed: int | None,
+        keeps_workers: bool = True,
     ) -> OrderedLoader | StreamLoader:
         args = self.args
         dataset, collate = self._fitted(dataset)
@@ -56,7 +66,7 @@ class LoaderMaker:
             "collate_fn": collate,
             "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and self.pins_memory,
-            "persistent_workers": args.dataloader_persistent_workers,
+            "persistent_workers": args.dataloader_persistent_workers and keeps_workers,
             "multiprocessing_context": args.dataloader_multiprocessing_context,
             "prefetch_factor": args.dataloader_prefetch_factor,
             "in_order": args.dataloader_in_order,
@@ -110,6 +120,12 @@ def batches_of(loader: Any, transfer: Transfer, inspect: Callable[[Any], None]) 
     if isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
     return ForeignBatches(loader, transfer, inspect)
+
+
+def stop_workers(loader: Any) -> None:
+    """End the workers that one of hexloop's own loaders kept for another epoch; others are their maker's."""
+    if isinstance(loader, OrderedLoader | StreamLoader):
+        loader.stop_workers()
 
 
 def check_batch(batch: Any) -> None:

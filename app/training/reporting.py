@@ -37,11 +37,11 @@ def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...
     """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
     args, adapters = trainer.args, trainer.adapters
     watchers = Watchers(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
-    trainer.watchers = watchers
     name = args.run_name or str(args.output_dir)
     configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
+    adapters.interrupts.start(trainer.request_stop)  # may refuse, and then nobody was told of the run yet
     watchers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
-    adapters.interrupts.start(trainer.request_stop)
+    trainer.watchers = watchers
 
     def finish() -> None:
         trainer.watchers = None

@@ -13,13 +13,14 @@ from attrs import define, field
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.callbacks import TrainerControl
 from hexloop.app.training.checkpoints import RunCheckpoints, make_store, refuse_unwritable, restore
 from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
 from hexloop.app.training.hooks import OverriddenTrainingStep, is_overridden
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
-from hexloop.app.training.loaders import batches_of, check_batch
+from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
 from hexloop.app.training.losses import loss_in_force
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
@@ -66,6 +67,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         adapters.device.seed(trainer.args.seed)
         model = trainer.place_model()
         loader = trainer.get_train_dataloader()
+        undo.callback(stop_workers, loader)
         batches = batches_of(loader, transfer_to(adapters.device.name, non_blocking=True), _inspection(trainer))
         plan = plan_for(trainer, batches)
         wrapped = _prepare(trainer, adapters, model, plan)
@@ -73,12 +75,14 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         run = _run(trainer, adapters, plan, batches, learner)
         store = make_store(trainer, run, adapters.storage)
         run.checkpoints = RunCheckpoints(trainer, store)
+        trainer.control.take_over(TrainerControl())  # an earlier run's last switches are not this one's
         session = Session(run, control, standard, learner, [each for each in run.counters if hasattr(each, "settle")])  # type: ignore[misc]
+        undo.callback(trainer.end_session)
         _attach(trainer, session, loader)
         restore(trainer, run, store, resume_from)
         _announce(trainer, run)
-        run.cleanups = (*trainer.watch(run), control.release, trainer.end_session)
-        undo.pop_all()
+        watching = trainer.watch(run)
+        run.cleanups = (undo.pop_all().close, *watching)
     return session
 
 

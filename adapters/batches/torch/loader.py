@@ -7,12 +7,23 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
 
 
-class OrderedLoader(DataLoader[Any]):
+class KeepingLoader(DataLoader[Any]):
+    """A loader that can be told to end the workers that it kept for another epoch."""
+
+    def stop_workers(self) -> None:
+        """End the workers now; the next epoch starts new ones."""
+        kept, self._iterator = self._iterator, None
+        if isinstance(kept, _MultiProcessingDataLoaderIter):
+            kept._shutdown_workers()
+
+
+class OrderedLoader(KeepingLoader):
     """A loader whose batch sampler can be sent to any position.
 
     It has a generator of its own, which workers' base seeds are drawn from, so that reading data leaves torch's alone.
@@ -39,7 +50,7 @@ class OrderedLoader(DataLoader[Any]):
             yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
 
 
-class StreamLoader(DataLoader[Any]):
+class StreamLoader(KeepingLoader):
     """A loader of an iterable data set, which can pass over its first rows without collating them."""
 
     def __init__(self, dataset: Any, **options: Any) -> None:

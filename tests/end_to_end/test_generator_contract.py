@@ -1,0 +1,493 @@
+"""What the stream of a Trainer promises, sentence by sentence, on torch."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hexloop import Trainer, TrainerCallback
+from hexloop.adapters.interrupts.manual import ManualInterrupts
+from hexloop.adapters.logger.recording import RecordingLogger
+from hexloop.domain.errors import RunStateError
+from hexloop.domain.events import (
+    AnyEvent,
+    EvaluationInterrupted,
+    Paused,
+    PredictionStepEnded,
+    StepBegan,
+    StepEnded,
+    TrainBegan,
+    TrainEnded,
+)
+from tests.end_to_end.small.models import Net, net, rows
+from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+
+
+class BrokenError(Exception):
+    """What the tests raise in the middle of a run."""
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    """What the function gives, called in a thread of its own."""
+    outcome: list[Any] = []
+    thread = threading.Thread(target=lambda: outcome.append(function()))
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+def test_next_may_come_from_another_thread_each_time(tmp_path: Path) -> None:
+    """A run whose every step is taken by a new thread ends with the weights of one that `train` drains."""
+    drained = small_trainer(tmp_path)
+    drained.train()
+    trainer = small_trainer(tmp_path, eval_strategy="epoch", parts={"eval_dataset": rows(8)})
+    events = trainer.stream()
+    while in_another_thread(lambda: next(events, None)) is not None:
+        pass
+
+    assert trainer.state.global_step == 4
+    assert same_weights(weights(trainer), weights(drained))
+
+
+def test_nothing_is_open_between_two_events(tmp_path: Path) -> None:
+    """At every event gradients are on, autocast is off, and no inference mode is open, evaluation included."""
+    trainer = small_trainer(
+        tmp_path, bf16=True, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
+        gradient_accumulation_steps=2, parts={"eval_dataset": rows(8)},
+    )  # fmt: skip
+    seen = set()
+    for event in trainer.stream():
+        seen.add(type(event).__name__)
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+
+    assert {"StepEnded", "MicroStepEnded", "PredictionStepEnded", "Evaluated", "Saved", "Logged"} <= seen
+
+
+def break_in_the_consumer(trainer: Trainer) -> None:
+    for event in trainer.stream():
+        if type(event) is StepEnded:
+            raise BrokenError
+
+
+def break_in_a_callback(trainer: Trainer) -> None:
+    class Breaking(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise BrokenError
+
+    trainer.add_callback(Breaking())
+    trainer.train()
+
+
+def break_in_the_model(trainer: Trainer) -> None:
+    calls = 0
+
+    def forward(self: Net, inputs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise BrokenError
+
+    trainer.model.register_forward_pre_hook(forward)
+    trainer.train()
+
+
+class BreakingRows(list[dict[str, Tensor]]):
+    """Rows of which one cannot be read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 5:
+            raise BrokenError
+        return super().__getitem__(index)
+
+
+def break_in_the_dataset(trainer: Trainer) -> None:
+    trainer.train_dataset = BreakingRows(rows(16))
+    trainer.train()
+
+
+def break_in_the_metrics(trainer: Trainer) -> None:
+    def compute_metrics(prediction: Any) -> dict[str, float]:
+        raise BrokenError
+
+    trainer.compute_metrics = compute_metrics
+    trainer.eval_dataset = rows(8)
+    trainer.args.eval_strategy = "steps"
+    trainer.args.eval_steps = 1
+    trainer.train()
+
+
+ENDINGS = [
+    break_in_the_consumer,
+    break_in_a_callback,
+    break_in_the_model,
+    break_in_the_dataset,
+    break_in_the_metrics,
+]
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_an_exception_anywhere_cleans_up_and_goes_on(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
+    """Loggers are finished once, interrupts no longer heard, no run is live, and the error is the one raised."""
+    logger, interrupts = RecordingLogger(), ManualInterrupts()
+    trainer = small_trainer(tmp_path, parts={"loggers": [logger], "interrupts": interrupts})
+
+    with pytest.raises(BrokenError) as raised:
+        end(trainer)
+
+    assert raised.value.__cause__ is None
+    assert logger.finished == 1
+    assert not interrupts.listening
+    assert not trainer.is_in_train
+    assert trainer.model.training
+    assert list(tmp_path.glob("checkpoint-*")) == []
+
+
+def close(events: Any) -> None:
+    events.close()
+
+
+def throw(events: Any) -> None:
+    with pytest.raises(BrokenError):
+        events.throw(BrokenError)
+
+
+@pytest.mark.parametrize("end", [close, throw])
+def test_a_stream_may_be_ended_at_every_event(tmp_path: Path, end: Callable[[Any], None]) -> None:
+    """However far the run is, ending its stream finishes the logger once and lets the next run begin."""
+    logger = RecordingLogger()
+    trainer = small_trainer(
+        tmp_path, eval_strategy="epoch", save_strategy="epoch", gradient_accumulation_steps=2,
+        parts={"loggers": [logger], "eval_dataset": rows(4)},
+    )  # fmt: skip
+    number = len(list(trainer.stream()))
+    for taken in range(number + 1):
+        trainer.model = trainer.model_wrapped = net()
+        logger.finished = 0
+        events = trainer.stream()
+        for _ in range(taken):
+            next(events)
+        end(events)
+        assert logger.finished == (1 if taken else 0)
+        assert not trainer.is_in_train
+        assert list(events) == []
+
+
+def test_a_stream_that_nobody_holds_is_cleaned_up(tmp_path: Path) -> None:
+    """Leaving a for loop by break ends the run as soon as the stream is dropped."""
+    trainer = small_trainer(tmp_path)
+    for event in trainer.stream():
+        if type(event) is StepEnded:
+            break
+    gc.collect()
+
+    assert not trainer.is_in_train
+    assert trainer.train().global_step == 4
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("ending", ["whole", "closed", "broken"])
+def test_workers_are_stopped(tmp_path: Path, ending: str, persistent: bool) -> None:
+    """After any ending no loader worker is left, also where workers are kept between epochs."""
+    trainer = small_trainer(
+        tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=persistent, num_train_epochs=2
+    )
+    if ending == "whole":
+        trainer.train()
+    elif ending == "closed":
+        events = trainer.stream()
+        while type(next(events)) is not StepEnded:
+            pass
+        assert multiprocessing.active_children()
+        events.close()
+    else:
+        with pytest.raises(BrokenError):
+            break_in_a_callback(trainer)
+
+    assert multiprocessing.active_children() == []
+
+
+def test_an_interrupt_in_a_step_saves_nothing(tmp_path: Path) -> None:
+    """KeyboardInterrupt in the model goes through as it is, and no checkpoint is written on the way."""
+
+    class Interrupted(Net):
+        calls = 0
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return super().forward(x, labels)
+
+    trainer = small_trainer(tmp_path, save_strategy="steps", save_steps=1, parts={"model": net(kind=Interrupted)})
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert not trainer.is_in_train
+
+
+def test_a_paused_stream_returns_from_every_next(tmp_path: Path) -> None:
+    """While the run is paused each `next` gives Paused and trains nothing; after `resume` it goes on."""
+    trainer = small_trainer(tmp_path)
+    events = trainer.stream()
+    while type(next(events)) is not StepEnded:
+        pass
+    trainer.pause()
+    paused = [next(events) for _ in range(5)]
+    assert paused[0] in (paused[0], Paused(1))
+    assert paused[1:] == [Paused(1)] * 4
+    before = weights(trainer)
+    next(events)
+    assert same_weights(weights(trainer), before)
+    trainer.resume()
+
+    assert [type(event) for event in events].count(StepEnded) == 3
+
+
+def test_train_waits_while_it_is_paused(tmp_path: Path) -> None:
+    """`train` blocks at a pause, and goes on to the end once another thread resumes."""
+    trainer = small_trainer(tmp_path)
+    standing = threading.Event()
+
+    class Pausing(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                trainer.pause()
+                standing.set()
+
+    trainer.add_callback(Pausing())
+    outcome: list[Any] = []
+    worker = threading.Thread(target=lambda: outcome.append(trainer.train()))
+    worker.start()
+    assert standing.wait(60)
+    worker.join(0.05)
+    assert worker.is_alive()
+    assert trainer.state.global_step == 2
+    trainer.resume()
+    worker.join(60)
+
+    assert outcome[0].global_step == 4
+
+
+def test_a_save_can_be_asked_for_and_waited_on(tmp_path: Path) -> None:
+    """`request_save` from another thread gives a handle whose `wait` returns the name of a folder that is there."""
+    trainer = small_trainer(tmp_path)
+    names: list[str] = []
+
+    def ask() -> None:
+        names.append(trainer.request_save().wait(60))
+
+    asking: list[threading.Thread] = []
+    for event in trainer.stream():
+        if type(event) is StepEnded and event.step == 2 and not asking:
+            asking.append(threading.Thread(target=ask))
+            asking[0].start()
+            while not trainer.requests.pending:
+                pass
+    asking[0].join(60)
+
+    assert names == ["checkpoint-2"]
+    assert (tmp_path / "checkpoint-2" / "manifest.json").is_file()
+
+
+def test_a_stop_is_heeded_at_the_next_boundary(tmp_path: Path) -> None:
+    """After `request_stop` the step under way is the last, and TrainEnded says that the run was stopped."""
+    trainer = small_trainer(tmp_path)
+    steps, ended = 0, None
+    for event in trainer.stream():
+        if type(event) is StepBegan and event.step == 1:
+            trainer.request_stop()
+        steps += type(event) is StepEnded
+        ended = event
+
+    assert steps == 2
+    assert isinstance(ended, TrainEnded)
+    assert ended.stopped
+
+
+def test_a_stop_inside_an_evaluation_ends_it(tmp_path: Path) -> None:
+    """The evaluation breaks off after the batch at hand, and leaves the model in the mode for training."""
+    trainer = small_trainer(tmp_path, eval_strategy="steps", eval_steps=2, parts={"eval_dataset": rows(16)})
+    predicted, kinds = 0, []
+    for event in trainer.stream():
+        if type(event) is PredictionStepEnded:
+            predicted += 1
+            trainer.request_stop()
+        kinds.append(type(event))
+
+    assert predicted == 1
+    assert EvaluationInterrupted in kinds
+    assert trainer.state.global_step == 2
+    assert trainer.model.training
+    assert "eval_loss" not in {name for entry in trainer.state.log_history for name in entry}
+
+
+def test_an_interrupted_evaluation_is_done_again_on_resume(tmp_path: Path) -> None:
+    """A run that was saved and stopped within an evaluation evaluates first when it is resumed."""
+    parts = {"eval_dataset": rows(16)}
+    whole = small_trainer(tmp_path / "whole", eval_strategy="steps", eval_steps=2, parts={**parts, "model": net(0.3)})
+    whole.train()
+    first = small_trainer(tmp_path / "cut", eval_strategy="steps", eval_steps=2, parts={**parts, "model": net(0.3)})
+    for event in first.stream():
+        if type(event) is PredictionStepEnded:
+            first.request_save()
+            first.request_stop()
+    second = small_trainer(tmp_path / "cut", eval_strategy="steps", eval_steps=2, parts={**parts, "model": net(0.3)})
+    kinds = [type(event) for event in second.stream(resume_from_checkpoint=True)]
+
+    assert kinds.index(PredictionStepEnded) < kinds.index(StepBegan)
+    assert kinds.count(PredictionStepEnded) == 8
+    assert same_weights(weights(second), weights(whole))
+
+
+def use(trainer: Trainer, folder: Path) -> None:
+    """Everything that may be called at any time."""
+    assert "eval_loss" in trainer.evaluate()
+    assert trainer.predict(rows(6)).predictions.shape == (6, 1)
+    trainer.save_model(str(folder / "aside"))
+    trainer.log({"mine": 1.0})
+    assert trainer.model.training
+
+
+def test_a_callback_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
+    """Doing all that in a callback changes nothing about the training."""
+
+    class Using(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            use(trainer, tmp_path)
+
+    alone = small_trainer(tmp_path, parts={"model": net(0.3)})
+    alone.train()
+    trainer = small_trainer(tmp_path, parts={"model": net(0.3), "eval_dataset": rows(8), "callbacks": [Using()]})
+    trainer.train()
+
+    assert same_weights(weights(trainer), weights(alone))
+    assert [entry["mine"] for entry in trainer.state.log_history if "mine" in entry] == [1.0] * 4
+
+
+def test_a_consumer_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
+    """Doing all that between any two events changes nothing about the training."""
+    alone = small_trainer(tmp_path, parts={"model": net(0.3)})
+    alone.train()
+    trainer = small_trainer(tmp_path, parts={"model": net(0.3), "eval_dataset": rows(8)})
+    for _ in trainer.stream():
+        use(trainer, tmp_path)
+
+    assert same_weights(weights(trainer), weights(alone))
+
+
+def test_a_second_run_at_once_is_refused(tmp_path: Path) -> None:
+    """`train` and `stream` raise RunStateError while a run is live, and that run goes on."""
+    trainer = small_trainer(tmp_path)
+    events = trainer.stream()
+    next(events)
+    with pytest.raises(RunStateError, match="one is live"):
+        trainer.train()
+    with pytest.raises(RunStateError, match="one is live"):
+        trainer.stream()
+
+    assert [type(event) for event in events].count(StepEnded) == 4
+
+
+def test_of_two_streams_only_the_first_begins(tmp_path: Path) -> None:
+    """A stream that was made before another began is refused at its first `next`."""
+    trainer = small_trainer(tmp_path)
+    one, other = trainer.stream(), trainer.stream()
+    next(one)
+    with pytest.raises(RunStateError, match="one is live"):
+        next(other)
+    one.close()
+
+
+def end_whole(trainer: Trainer) -> None:
+    trainer.train()
+
+
+def end_closed(trainer: Trainer) -> None:
+    events = trainer.stream()
+    while type(next(events)) is not StepEnded:
+        pass
+    events.close()
+
+
+def end_broken(trainer: Trainer) -> None:
+    with pytest.raises(BrokenError):
+        break_in_the_consumer(trainer)
+
+
+def end_stopped(trainer: Trainer) -> None:
+    for event in trainer.stream():
+        if type(event) is StepEnded:
+            trainer.request_stop()
+
+
+@pytest.mark.parametrize("end", [end_whole, end_closed, end_broken, end_stopped])
+def test_a_second_run_starts_afresh_from_the_current_weights(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
+    """It equals the first run of a new Trainer that is given these weights: steps, losses, optimizer, history."""
+    trainer = small_trainer(tmp_path, parts={"model": net(0.3)})
+    end(trainer)
+    other = small_trainer(tmp_path, parts={"model": net(0.3)})
+    other.model.load_state_dict(weights(trainer))
+    again, first = trainer.train(), other.train()
+
+    assert again.global_step == first.global_step == 4
+    assert again.training_loss == first.training_loss
+    assert same_weights(weights(trainer), weights(other))
+    assert len(trainer.state.log_history) == len(other.state.log_history)
+
+
+def test_a_run_may_live_in_a_worker_thread(tmp_path: Path) -> None:
+    """`train` in a thread gives what it gives in the main thread."""
+    main, worker = small_trainer(tmp_path), small_trainer(tmp_path)
+    output = in_another_thread(worker.train)
+
+    assert output.training_loss == main.train().training_loss
+    assert same_weights(weights(worker), weights(main))
+
+
+def test_a_run_that_cannot_begin_leaves_no_trace(tmp_path: Path) -> None:
+    """Where construction fails (no checkpoint to resume from), no run is live and the next one trains."""
+    trainer = small_trainer(tmp_path)
+    for _ in range(2):
+        with pytest.raises(Exception, match="resume_from_checkpoint=True"):
+            trainer.train(resume_from_checkpoint=True)
+        assert not trainer.is_in_train
+
+    assert trainer.train().global_step == 4
+
+
+def test_an_exception_at_the_very_first_event_cleans_up(tmp_path: Path) -> None:
+    """A callback that fails as the run begins leaves nothing behind."""
+
+    class Breaking(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise BrokenError
+
+    logger = RecordingLogger()
+    trainer = small_trainer(tmp_path, parts={"loggers": [logger], "callbacks": [Breaking()]})
+    with pytest.raises(BrokenError):
+        trainer.train()
+    trainer.remove_callback(Breaking)
+
+    assert logger.finished == 1
+    assert trainer.train().global_step == 4
+
+
+def test_the_events_of_a_step_come_in_order(tmp_path: Path) -> None:
+    """The stream begins with TrainBegan, ends with TrainEnded, and counts the steps without a gap."""
+    events: list[AnyEvent] = list(small_trainer(tmp_path).stream())
+
+    assert type(events[0]) is TrainBegan
+    assert type(events[-1]) is TrainEnded
+    assert [event.step for event in events if type(event) is StepEnded] == [1, 2, 3, 4]
