@@ -40,6 +40,7 @@ from hexloop.adapters.trainable.least_squares.sharded import (
     sharded_least_squares,
 )
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.app.simulated_run import simulated_run
 
 if TYPE_CHECKING:
     from hexloop.app.contracts.batches import BatchesContract
@@ -112,6 +113,7 @@ __all__ = [
     "TrainableContract",
     "least_squares",
     "sharded_least_squares",
+    "simulated_run",
 ]
 
 

@@ -17,9 +17,8 @@ from tests.contracts.least_squares import ROWS, WINDOW, small_trainable
 Batch = Sequence[Row]
 
 
-class TestStandardLearner(LearnerContract[Batch, Scalar]):
-    def make(self) -> Learner[Batch, Scalar]:
-        return StandardLearner(small_trainable(), PlainPrecision(), SingleProcess())
+class OnLeastSquares(LearnerContract[Batch, Scalar]):
+    """A learner, tried on floats."""
 
     def window(self) -> Sequence[Batch]:
         return WINDOW
@@ -28,6 +27,11 @@ class TestStandardLearner(LearnerContract[Batch, Scalar]):
         return ROWS
 
 
-class TestStandardLearnerWithALossScale(TestStandardLearner):
+class TestStandardLearner(OnLeastSquares):
+    def make(self) -> Learner[Batch, Scalar]:
+        return StandardLearner(small_trainable(), PlainPrecision(), SingleProcess())
+
+
+class TestStandardLearnerWithALossScale(OnLeastSquares):
     def make(self) -> Learner[Batch, Scalar]:
         return StandardLearner(small_trainable(), SimulatedScaling(), SingleProcess())

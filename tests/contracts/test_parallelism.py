@@ -17,9 +17,8 @@ from tests.contracts.least_squares import ROWS
 Batch = Sequence[Row]
 
 
-class TestSingleProcess(ParallelismContract[LinearModel, Batch, Scalar]):
-    def make(self) -> Parallelism[Scalar]:
-        return SingleProcess()
+class OnLeastSquares(ParallelismContract[LinearModel, Batch, Scalar]):
+    """A way of spreading a model, tried on floats."""
 
     def model(self) -> LinearModel:
         return LinearModel()
@@ -32,3 +31,8 @@ class TestSingleProcess(ParallelismContract[LinearModel, Batch, Scalar]):
 
     def batch(self) -> Batch:
         return ROWS
+
+
+class TestSingleProcess(OnLeastSquares):
+    def make(self) -> Parallelism[Scalar]:
+        return SingleProcess()

@@ -16,15 +16,19 @@ from tests.contracts.least_squares import PLANE, ROWS, WINDOW, small_trainable
 Batch = Sequence[Row]
 
 
-class TestLeastSquares(TrainableContract[Batch, Scalar]):
-    def make(self) -> LeastSquares:
-        return small_trainable()
+class OfOneFeature(TrainableContract[Batch, Scalar]):
+    """A model, tried on the small problem."""
 
     def window(self) -> Sequence[Batch]:
         return WINDOW
 
     def whole(self) -> Batch:
         return ROWS
+
+
+class TestLeastSquares(OfOneFeature):
+    def make(self) -> LeastSquares:
+        return small_trainable()
 
 
 class TestLeastSquaresOfTwoFeatures(TrainableContract[Batch, Scalar]):

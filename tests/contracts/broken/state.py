@@ -1,0 +1,174 @@
+"""Adapters of data and of state, each of which breaks one promise; `broken` names the test that has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TypeVar
+
+from hexloop.domain.parts import json_part
+from hexloop.ports.batches import Batches
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.state import Part
+from hexloop.testing import (
+    BatchesContract,
+    ExportableContract,
+    InMemoryBatches,
+    LeastSquares,
+    LossesContract,
+    PlainLosses,
+    ShardedLeastSquares,
+    SimulatedWorld,
+    least_squares,
+    sharded_least_squares,
+)
+
+Result = TypeVar("Result")
+ROWS = [f"row {number}" for number in range(20)]
+
+
+class Replaying(InMemoryBatches[str]):
+    def epoch(self, epoch: int, position: int) -> Generator[list[str], None, None]:
+        yield from super().epoch(epoch, 0)
+
+
+class Wandering(InMemoryBatches[str]):
+    begun = 0
+
+    def epoch(self, epoch: int, position: int) -> Generator[list[str], None, None]:
+        Wandering.begun += 1
+        first = Wandering.begun % 2
+        yield from [batch[first:] + batch[:first] for batch in super().epoch(epoch, position)]
+
+
+class Miscounting(InMemoryBatches[str]):
+    def batches_per_epoch(self) -> int:
+        return super().batches_per_epoch() - 1
+
+
+class BatchesTest(BatchesContract[list[str]]):
+    kind: type[InMemoryBatches[str]]
+
+    def make(self) -> Batches[list[str]]:
+        return self.kind(ROWS, 3)
+
+    def samples(self, batch: list[str]) -> list[object]:
+        return list(batch)
+
+
+class TestReplaying(BatchesTest):
+    broken = "test_an_epoch_can_begin_at_every_batch"
+    kind = Replaying
+
+
+class TestWandering(BatchesTest):
+    broken = "test_the_epochs_follow_each_other_alike"
+    kind = Wandering
+
+
+class TestMiscounting(BatchesTest):
+    broken = "test_the_lengths_are_those_of_an_epoch"
+    kind = Miscounting
+
+
+class NeverEmptied(PlainLosses):
+    def drain(self) -> float:
+        total = super().drain()
+        self.add(total)
+        return total
+
+
+class EmptiedByExport(PlainLosses):
+    def export(self) -> Iterator[Part]:
+        yield json_part("undrained", self.drain())
+
+
+class LossesTest(LossesContract[float]):
+    kind: type[PlainLosses]
+
+    def make(self) -> PlainLosses:
+        return self.kind()
+
+    def loss(self, value: float) -> float:
+        return value
+
+
+class TestNeverEmptied(LossesTest):
+    broken = "test_a_drain_starts_again_from_zero"
+    kind = NeverEmptied
+
+
+class TestEmptiedByExport(LossesTest):
+    broken = "test_an_export_changes_nothing"
+    kind = EmptiedByExport
+
+
+class Forgetful(LeastSquares):
+    def export(self) -> Iterator[Part]:
+        yield from self.model.export()
+
+    def load(self, parts: Iterable[Part]) -> None:
+        self.model.load(parts)
+        self.optimizer.velocity[:] = [0.0] * len(self.optimizer.velocity)
+
+
+class NeverReading(LeastSquares):
+    def load(self, parts: Iterable[Part]) -> None:
+        held = [part for part in parts if "momentum" not in part.name]
+        super().load([*held, *(part for part in self.export() if "momentum" in part.name)])
+
+
+class Indulgent(LeastSquares):
+    def load(self, parts: Iterable[Part]) -> None:
+        super().load(part for part in parts if not part.name.startswith("nobody"))
+
+
+class ExportableTest(ExportableContract[LeastSquares]):
+    kind: type[LeastSquares]
+
+    def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
+        return SimulatedWorld(size).run(function)
+
+    def make(self, collectives: Collectives) -> LeastSquares:
+        made = least_squares()
+        return self.kind(made.model, made.optimizer)
+
+    def advance(self, kept: LeastSquares) -> None:
+        kept.loss([((1.0,), 2.0)], 1).backward()
+        kept.optimizer.step()
+
+
+class TestForgetful(ExportableTest):
+    broken = "test_it_can_be_rebuilt_at_every_boundary"
+    kind = Forgetful
+
+
+class TestNeverReading(ExportableTest):
+    broken = "test_a_loaded_object_stands_alone"
+    kind = NeverReading
+
+
+class TestIndulgent(ExportableTest):
+    broken = "test_what_does_not_fit_is_refused"
+    kind = Indulgent
+
+
+class Whole(ShardedLeastSquares):
+    """Every rank exports everything."""
+
+    def export(self) -> Iterator[Part]:
+        yield from least_squares(2).export()
+
+
+class TestWhole(ExportableContract[Whole]):
+    broken = "test_parts_are_well_formed"
+    sizes = (2,)
+
+    def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
+        return SimulatedWorld(size).run(function)
+
+    def make(self, collectives: Collectives) -> Whole:
+        made = sharded_least_squares(collectives, 2)
+        return Whole(made.model, made.optimizer)
+
+    def advance(self, kept: Whole) -> None:
+        kept.optimizer.step()

@@ -1,0 +1,221 @@
+"""Adapters that take part in a step, each of which breaks one promise; `broken` names the test that has to notice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hexloop.adapters.trainable.least_squares.scalar import Scalar
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.domain.best import BestMetric
+from hexloop.domain.parts import only_value
+from hexloop.domain.schedules.plateau import ReduceLROnPlateau
+from hexloop.domain.scheduling import AdaptiveRates
+from hexloop.domain.step import StandardLearner
+from hexloop.ports.scheduler import Scheduler
+from hexloop.ports.state import Part
+from hexloop.ports.trainable import Optimizer
+from hexloop.testing import (
+    LeastSquares,
+    PlainPrecision,
+    SimulatedScaling,
+    SingleProcess,
+)
+from tests.contracts.least_squares import small_trainable
+from tests.contracts.test_learner import OnLeastSquares as LearnerTest
+from tests.contracts.test_parallelism import OnLeastSquares as ParallelismTest
+from tests.contracts.test_precision import OnLeastSquares as PrecisionTest
+from tests.contracts.test_scheduler import Groups, OfGroups
+from tests.contracts.test_trainable import OfOneFeature as TrainableTest
+
+Batch = Sequence[Row]
+
+
+class MeanOfMeans(LeastSquares):
+    def count_items(self, window: Sequence[Batch]) -> int:
+        return len(window)
+
+    def loss(self, batch: Batch, window_items: Any) -> Scalar:
+        return super().loss(batch, len(batch) * window_items)
+
+
+class NeverClipping(LeastSquares):
+    def clip(self, max_norm: float) -> float:
+        return super().clip(0.0)
+
+
+class NeverCleared(LeastSquares):
+    def clear_gradients(self) -> None:
+        """Keep them."""
+
+
+class Stubborn(LeastSquares):
+    def set_learning_rates(self, rates: Sequence[float]) -> None:
+        """Keep the old ones."""
+
+
+class TellingTheClippedNorm(LeastSquares):
+    def clip(self, max_norm: float) -> float:
+        super().clip(max_norm)
+        return super().clip(0.0)
+
+
+def made(kind: type[LeastSquares]) -> LeastSquares:
+    """The small problem's model, of another kind."""
+    plain = small_trainable()
+    return kind(plain.model, plain.optimizer)
+
+
+class TestMeanOfMeans(TrainableTest):
+    broken = "test_a_window_may_be_cut_anywhere"
+
+    def make(self) -> LeastSquares:
+        return made(MeanOfMeans)
+
+
+class TestNeverClipping(TrainableTest):
+    broken = "test_clipping_scales_down_to_the_norm"
+
+    def make(self) -> LeastSquares:
+        return made(NeverClipping)
+
+
+class TestNeverCleared(TrainableTest):
+    broken = "test_gradients_pile_up_until_they_are_cleared"
+
+    def make(self) -> LeastSquares:
+        return made(NeverCleared)
+
+
+class TestStubborn(TrainableTest):
+    broken = "test_the_rates_in_force_are_those_that_were_set"
+
+    def make(self) -> LeastSquares:
+        return made(Stubborn)
+
+
+class TestLearningMeanOfMeans(LearnerTest):
+    broken = "test_a_window_may_be_cut_anywhere"
+
+    def make(self) -> StandardLearner[Batch, Scalar]:
+        return StandardLearner(made(MeanOfMeans), PlainPrecision(), SingleProcess())
+
+
+class TestTellingTheClippedNorm(LearnerTest):
+    broken = "test_the_norm_is_that_before_clipping"
+
+    def make(self) -> StandardLearner[Batch, Scalar]:
+        return StandardLearner(made(TellingTheClippedNorm), PlainPrecision(), SingleProcess())
+
+
+class TestLearningWithoutClearing(LearnerTest):
+    broken = "test_gradients_are_forgotten_after_a_step"
+
+    def make(self) -> StandardLearner[Batch, Scalar]:
+        return StandardLearner(made(NeverCleared), PlainPrecision(), SingleProcess())
+
+
+class NeverUnscaling(SimulatedScaling):
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Leave them scaled."""
+
+
+class NeverStepping(PlainPrecision):
+    def step(self, optimizer: Optimizer) -> bool:
+        return False
+
+
+class LosingTheScale(SimulatedScaling):
+    def load(self, parts: Iterable[Part]) -> None:
+        only_value(parts, "scaler")
+
+
+class TestNeverUnscaling(PrecisionTest):
+    broken = "test_gradients_are_those_without_it"
+
+    def make(self) -> SimulatedScaling:
+        return NeverUnscaling()
+
+
+class TestNeverStepping(PrecisionTest):
+    broken = "test_a_safe_step_is_taken"
+
+    def make(self) -> PlainPrecision:
+        return NeverStepping()
+
+
+class TestLosingTheScale(PrecisionTest):
+    broken = "test_it_can_be_rebuilt_at_every_boundary"
+
+    def make(self) -> SimulatedScaling:
+        return LosingTheScale(growth_interval=2)
+
+
+class OptimizingACopy(SingleProcess):
+    def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
+        return model, make_optimizer(copy.deepcopy(model))
+
+
+class UnwrappingACopy(SingleProcess):
+    def unwrap(self, model: Any) -> Any:
+        return copy.deepcopy(model)
+
+
+class KeepingTheFirst(SingleProcess):
+    done = False
+
+    def backward(self, loss: Any) -> None:
+        if not self.done:
+            loss.backward()
+            self.done = True
+
+
+class TestOptimizingACopy(ParallelismTest):
+    broken = "test_the_optimizer_is_made_of_the_wrapped_model"
+
+    def make(self) -> SingleProcess:
+        return OptimizingACopy()
+
+
+class TestUnwrappingACopy(ParallelismTest):
+    broken = "test_the_users_model_can_be_had_back"
+
+    def make(self) -> SingleProcess:
+        return UnwrappingACopy()
+
+
+class TestKeepingTheFirst(ParallelismTest):
+    broken = "test_gradients_pile_up_over_a_window"
+
+    def make(self) -> SingleProcess:
+        return KeepingTheFirst()
+
+
+class ObservingInSecret(AdaptiveRates):
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        enforce, self.set_rates = self.set_rates, lambda rates: None
+        super().observe(metrics)
+        self.set_rates = enforce
+
+
+class ForgettingMetrics(AdaptiveRates):
+    def load(self, parts: Iterable[Part]) -> None:
+        list(parts)
+
+
+class SchedulerTest(OfGroups):
+    kind: type[AdaptiveRates]
+
+    def make_for(self, groups: Groups) -> Scheduler:
+        return self.kind(ReduceLROnPlateau(patience=0), BestMetric("loss"), (0.1,), groups.set_rates)
+
+
+class TestObservingInSecret(SchedulerTest):
+    broken = "test_rates_are_in_force"
+    kind = ObservingInSecret
+
+
+class TestForgettingMetrics(SchedulerTest):
+    broken = "test_it_can_be_rebuilt_at_every_boundary"
+    kind = ForgettingMetrics

@@ -1,0 +1,146 @@
+"""Storages and hubs, each of which breaks one promise; `broken` names the test that has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from hexloop.ports.files import File
+from hexloop.ports.hub import Hub
+from hexloop.ports.storage import Entry, Storage, Stored
+from hexloop.testing import (
+    HubContract,
+    MemoryHub,
+    MemoryStorage,
+    StorageContract,
+)
+
+
+class StorageTest(StorageContract):
+    kind: type[Storage]
+
+    @pytest.fixture
+    def storage(self) -> Storage:
+        return self.kind()
+
+
+class Overwriting(MemoryStorage):
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        self.remove(path)
+        return super().write(path, chunks)
+
+
+class TestOverwriting(StorageTest):
+    broken = "test_a_file_is_never_overwritten"
+    kind = Overwriting
+
+
+class LeavingRests(MemoryStorage):
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        try:
+            return super().write(path, chunks)
+        except EOFError:
+            super().write(path, [b"some"])
+            raise
+
+
+class TestLeavingRests(StorageTest):
+    broken = "test_a_write_that_fails_leaves_no_file"
+    kind = LeavingRests
+
+
+class DigestingChunks(MemoryStorage):
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        held = list(chunks)
+        stored = super().write(path, held)
+        return Stored(stored.size, f"{stored.digest}{len(held):02x}")
+
+
+class TestDigestingChunks(StorageTest):
+    broken = "test_a_digest_tells_the_bytes_and_not_the_chunks"
+    kind = DigestingChunks
+
+
+class Unsorted(MemoryStorage):
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        return super().list(folder)[::-1]
+
+
+class TestUnsorted(StorageTest):
+    broken = "test_names_are_listed_in_order"
+    kind = Unsorted
+
+
+class MovingOntoOthers(MemoryStorage):
+    def move(self, source: str, destination: str) -> None:
+        self.remove(destination)
+        super().move(source, destination)
+
+
+class TestMovingOntoOthers(StorageTest):
+    broken = "test_a_move_never_overwrites"
+    kind = MovingOntoOthers
+
+
+class RemovingByPrefix(MemoryStorage):
+    def remove(self, path: str) -> None:
+        for entry in self.list(""):
+            if entry.name.startswith(path):
+                super().remove(entry.name)
+
+
+class TestRemovingByPrefix(StorageTest):
+    broken = "test_what_is_removed_is_gone"
+    kind = RemovingByPrefix
+
+
+class ReadingNothing(MemoryStorage):
+    def read(self, path: str) -> Iterator[memoryview]:
+        return super().read(path) if path in {entry.name for entry in self.list("")} else iter(())
+
+
+class TestReadingNothing(StorageTest):
+    broken = "test_what_is_not_there_cannot_be_read"
+    kind = ReadingNothing
+
+
+class FollowingPaths(MemoryStorage):
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        return super().write(path.replace("..", "dots"), chunks)
+
+
+class TestFollowingPaths(StorageTest):
+    broken = "test_no_path_leads_out"
+    kind = FollowingPaths
+
+
+class OldestFirst(MemoryHub):
+    def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
+        return super().fetch(name, version or "1")
+
+
+class PublishingHalf(MemoryHub):
+    def publish(self, name: str, files: Iterable[File], message: str) -> str:
+        held = list(files)
+        if len(held) == 2:
+            super().publish(name, held[:1], message)
+        return super().publish(name, held, message)
+
+
+class HubTest(HubContract):
+    kind: type[Hub]
+
+    @pytest.fixture
+    def hub(self) -> Hub:
+        return self.kind()
+
+
+class TestOldestFirst(HubTest):
+    broken = "test_the_newest_version_is_fetched_unless_another_is_named"
+    kind = OldestFirst
+
+
+class TestPublishingHalf(HubTest):
+    broken = "test_a_failure_publishes_nothing"
+    kind = PublishingHalf

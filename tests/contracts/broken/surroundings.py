@@ -1,0 +1,208 @@
+"""Adapters of what surrounds a step, each of which breaks one promise; `broken` names the test that has to notice."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import pytest
+
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.ports.collectives import Collectives, Json
+from hexloop.ports.device import Device
+from hexloop.ports.evaluator import Evaluator
+from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.logger import Logger, Record
+from hexloop.ports.state import Part
+from hexloop.testing import (
+    ClockContract,
+    CollectivesContract,
+    DeviceContract,
+    EvaluatorContract,
+    InterruptsContract,
+    LeastSquaresEvaluator,
+    LinearModel,
+    LoggerContract,
+    ManualClock,
+    ManualInterrupts,
+    NoLogger,
+    SimulatedDevice,
+    SimulatedOutOfMemoryError,
+    SimulatedWorld,
+    SingleProcessCollectives,
+)
+from tests.contracts.least_squares import ROWS
+
+Result = TypeVar("Result")
+Batch = Sequence[Row]
+
+
+class NeverAsleep(ManualClock):
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds / 2)
+
+
+class TestNeverAsleep(ClockContract):
+    broken = "test_sleep_lasts"
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return NeverAsleep()
+
+
+class NeverSilent(ManualInterrupts):
+    def stop(self) -> None:
+        """Go on listening."""
+
+
+class TestNeverSilent(InterruptsContract):
+    broken = "test_after_a_stop_nobody_is_asked"
+
+    @pytest.fixture
+    def interrupts(self) -> Interrupts:
+        return NeverSilent()
+
+    @pytest.fixture
+    def provoke(self, interrupts: Interrupts) -> Callable[[], None]:
+        assert isinstance(interrupts, NeverSilent)
+        return interrupts.interrupt
+
+
+class AfraidOfNan(NoLogger):
+    def write(self, record: Record) -> None:
+        if any(isinstance(value, float) and math.isnan(value) for value in record.values.values()):
+            raise ValueError
+
+
+class TestAfraidOfNan(LoggerContract):
+    broken = "test_every_kind_of_value_can_be_written"
+
+    @pytest.fixture
+    def logger(self) -> Logger:
+        return AfraidOfNan()
+
+
+class SeedingHalf(SimulatedDevice):
+    def seed(self, seed: int) -> None:
+        state = random.getstate()
+        super().seed(seed)
+        random.setstate(state)
+
+
+class LosingGaussians(SimulatedDevice):
+    def load(self, parts: Iterable[Part]) -> None:
+        super().load(parts)
+        version, numbers, _ = random.getstate()
+        random.setstate((version, numbers, None))
+
+
+class BlamingMemory(SimulatedDevice):
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, RuntimeError)
+
+
+class DeviceTest(DeviceContract):
+    kind: type[SimulatedDevice]
+
+    @pytest.fixture
+    def device(self) -> Device:
+        return self.kind()
+
+    def draw(self, device: Device) -> float:
+        assert isinstance(device, SimulatedDevice)
+        return device.draw()
+
+    def out_of_memory(self, device: Device) -> BaseException:
+        return SimulatedOutOfMemoryError()
+
+
+class TestSeedingHalf(DeviceTest):
+    broken = "test_a_seed_starts_every_stream"
+    kind = SeedingHalf
+
+
+class TestLosingGaussians(DeviceTest):
+    broken = "test_streams_can_be_put_back_anywhere"
+    kind = LosingGaussians
+
+
+class TestBlamingMemory(DeviceTest):
+    broken = "test_it_knows_its_own_error"
+    kind = BlamingMemory
+
+
+class Remembering(LeastSquaresEvaluator):
+    def begin(self) -> None:
+        kept = self._errors
+        super().begin()
+        self._errors = kept
+
+
+class StuckInEvaluation(LeastSquaresEvaluator):
+    def end(self) -> None:
+        """Leave the model as it is."""
+
+
+class EvaluatorTest(EvaluatorContract[Batch]):
+    kind: type[LeastSquaresEvaluator]
+
+    @pytest.fixture
+    def evaluator(self) -> Evaluator[Batch]:
+        self.model = LinearModel()
+        return self.kind(self.model, ROWS, batch_size=4)
+
+    def in_training(self, evaluator: Evaluator[Batch]) -> bool:
+        return self.model.training
+
+
+class TestRemembering(EvaluatorTest):
+    broken = "test_an_interrupted_evaluation_leaves_no_trace"
+    kind = Remembering
+
+
+class TestStuckInEvaluation(EvaluatorTest):
+    broken = "test_the_model_is_back_in_training_at_the_end"
+    kind = StuckInEvaluation
+
+
+class Deaf(SingleProcessCollectives):
+    """Hears only itself."""
+
+    def __init__(self, rank: Collectives) -> None:
+        self._rank = rank
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        return self._rank.rank
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return self._rank.world_size
+
+    def gather(self, value: Json) -> list[Json]:
+        return [value] * self.world_size
+
+
+class DeafTest(CollectivesContract):
+    world_size = 3
+
+    def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
+        return SimulatedWorld(3).run(lambda rank: function(Deaf(rank)))
+
+
+class TestDeafToReductions(DeafTest):
+    broken = "test_numbers_are_reduced_one_by_one"
+
+
+class TestDeafToGatherings(DeafTest):
+    broken = "test_everybody_has_what_everybody_said"
+
+
+class TestDeafToBroadcasts(DeafTest):
+    broken = "test_everybody_hears_one"
+
+
+class TestDeafToBarriers(DeafTest):
+    broken = "test_a_barrier_holds_until_all_are_there"

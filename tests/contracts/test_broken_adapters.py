@@ -1,0 +1,47 @@
+"""The contracts can fail: of adapters that each break one promise, each is noticed by the test of that promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+FILES = ("state", "steps", "storage", "surroundings")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_broken_promise_is_noticed(file: str, tmp_path: Path) -> None:
+    """The test that a broken adapter names fails on it."""
+    report = tmp_path / "report.xml"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "junit_family=xunit2",
+            f"--junitxml={report}",
+            f"tests/contracts/broken/{file}.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    failed = {
+        (case.get("classname", "").rpartition(".")[2], case.get("name", "").partition("[")[0])
+        for case in ElementTree.parse(report).iter("testcase")
+        if case.find("failure") is not None
+    }
+
+    module = import_module(f"tests.contracts.broken.{file}")
+    promises = {(name, suite.broken) for name, suite in vars(module).items() if hasattr(suite, "broken")}
+    assert len(promises) > 5
+    assert promises - failed == set()
