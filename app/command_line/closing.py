@@ -1,0 +1,60 @@
+"""What `hexloop train` says at the end: what came of the run, where it is, and how to go on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hexloop.app.command_line.driving import Progress
+from hexloop.app.command_line.resuming import resume_command, source_of_resume
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+def summary(trainer: Trainer, progress: Progress) -> str:
+    """How the run ended, and its best metric where there is one."""
+    state = trainer.state
+    how = "Done"
+    if progress.stopped:
+        how = f"Stopped by {progress.reasons[0]}" if progress.reasons else "Stopped on request"
+    text = f"{how} after {progress.step:,} of {state.max_steps:,} steps"
+    if state.best_metric is not None:
+        name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+        text += f"; the best eval_{name} was {state.best_metric:.4g}, at step {state.best_global_step:,}"
+    if progress.stopped and not progress.saved_last_step:
+        text += "; what came after the last checkpoint is not saved"
+    return f"{text}."
+
+
+def where_to_go_on(trainer: Trainer, options: Namespace, progress: Progress, look_at: Sequence[str] = ()) -> str:
+    """One line: where the checkpoints are, the exact command that goes on from the last one, and what to look at."""
+    args = trainer.args
+    finished = progress.ended is not None and progress.step >= trainer.state.max_steps
+    if progress.published is not None:
+        command = resume_command(options.words, args, progress.published[0], finished)
+    elif source_of_resume(options, args):
+        command = shlex.join(["hexloop", *options.words])
+    else:
+        command = ""
+    parts = [f"Checkpoints are in {args.output_dir}" if command else "No checkpoint was written"]
+    if look_at:
+        parts.append(f"look at {', '.join(look_at)}")
+    if command:
+        parts.append(f"{'train longer' if finished else 'go on'} with: {command}")
+    return "; ".join(parts)
+
+
+def results(folder: str, since: float) -> list[str]:
+    """What a person can look at of what a run wrote to its folder after the time `since`, in seconds of the epoch."""
+    found = [
+        str(path)
+        for path in sorted(Path(folder).glob("*"))
+        if path.is_file() and not path.name.startswith(".") and path.stat().st_mtime >= since - 1
+    ]
+    events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]
+    return found + [f"`tensorboard --logdir {shlex.quote(os.path.join(folder))}`"] * bool(events)

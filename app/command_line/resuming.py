@@ -1,0 +1,66 @@
+"""Where a run goes on from, and the command that makes it do so."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Sequence
+
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.app.arguments import TrainingArguments
+from hexloop.domain.checkpoints.reading import checkpoint_steps
+
+RESUME = ("resume", "resume_from_checkpoint")
+
+
+def source_of_resume(options: Namespace, arguments: TrainingArguments) -> str | bool | None:
+    """What `--resume` says, else what the argument `resume_from_checkpoint` does."""
+    chosen: str | bool | None = options.resume
+    return arguments.resume_from_checkpoint if chosen is None else chosen
+
+
+def nothing_to_resume(source: str | bool | None, arguments: TrainingArguments) -> Iterator[str]:
+    """A problem where there is no checkpoint to go on from."""
+    folder = str(arguments.output_dir)
+    if source is True and not checkpoint_steps(LocalStorage(folder)):
+        yield (
+            f"--resume: You chose to go on from the newest checkpoint, but there is none in {folder}; leave --resume "
+            "out to train from the start, or set output_dir."
+        )
+    elif isinstance(source, str) and not os.path.isdir(source):
+        yield f"--resume: You chose to go on from {source!r}, but there is no such folder; name a checkpoint's folder."
+
+
+def resume_command(words: Sequence[str], arguments: TrainingArguments, step: int, finished: bool) -> str:
+    """The command line `words`, made to go on from the checkpoint of `step`, the last of its run.
+
+    The checkpoint is named where another run's in the same folder would be taken for the newest. A run that has
+    `finished` gets twice its length, as there is nothing left to do of the one that it had.
+    """
+    folder = str(arguments.output_dir)
+    newest = max(checkpoint_steps(LocalStorage(folder)), default=step)
+    source = ["--resume", *([] if newest == step else [os.path.join(folder, f"checkpoint-{step}")])]
+    if not finished:
+        return shlex.join(["hexloop", *_without(words, RESUME), *source])
+    longer, value = _twice_the_length(arguments)
+    return shlex.join(["hexloop", *_without(words, (*RESUME, longer)), *source, f"--{longer}", value])
+
+
+def _twice_the_length(arguments: TrainingArguments) -> tuple[str, str]:
+    if arguments.max_steps > 0:
+        return "max_steps", str(2 * arguments.max_steps)
+    return "num_train_epochs", f"{2 * arguments.num_train_epochs:g}"
+
+
+def _without(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """The words without the options `names`, in whatever spelling, and without the values of these."""
+    kept, left = [], list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.partition("=")
+        if not word.startswith("--") or name.removeprefix("--").replace("-", "_") not in names:
+            kept.append(word)
+        elif not equals and left and not left[0].startswith("--"):
+            left.pop(0)
+    return kept

@@ -1,0 +1,69 @@
+"""The weights that a checkpoint holds, put into a Trainer's model."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hexloop.adapters.contents.checkpoint import CheckpointContents, state_codec
+from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.app.arguments import TrainingArguments
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, newest, open_checkpoint
+from hexloop.domain.errors import CheckpointError
+from hexloop.ports.storage import Storage
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+def nothing_to_load(options: Namespace, arguments: TrainingArguments) -> Iterator[str]:
+    """A problem where the checkpoint that is wanted is not there."""
+    folder = str(arguments.output_dir)
+    if options.checkpoint is not None:
+        if not os.path.isdir(options.checkpoint):
+            yield (
+                f"--checkpoint: You chose {options.checkpoint!r}, but there is no such folder; name a checkpoint's "
+                "folder."
+            )
+    elif not options.as_made and not checkpoint_steps(LocalStorage(folder)):
+        yield (
+            f"No checkpoint is in {folder}; train first, name one with --checkpoint, or give --no-checkpoint to take "
+            "the model as the recipe makes it."
+        )
+
+
+def load_weights(trainer: Trainer, options: Namespace) -> str | None:
+    """Load the weights of the checkpoint that the options choose; gives its folder, None for the model as it was made.
+
+    Raises CheckpointError where it is not good, or is one of another model.
+    """
+    from hexloop.adapters.trainable.torch.model_state import ModelState
+
+    if options.as_made:
+        return None
+    storage = trainer.adapters.storage
+    if options.checkpoint is not None:
+        parent, name = os.path.split(os.path.abspath(options.checkpoint))
+        storage = LocalStorage(parent)
+        checkpoint = open_checkpoint(storage, name)
+    else:
+        checkpoint = _last(storage, trainer.args.load_best_model_at_end)
+    contents = CheckpointContents({"model": ModelState(trainer.adapters.parallelism.unwrap(trainer.model))})
+    contents.restore_weights(checkpoint.manifest.files, lambda path: storage.read(f"{checkpoint.name}/{path}"))
+    return f"{storage.capabilities.location}/{checkpoint.name}"
+
+
+def _last(storage: Storage, best: bool) -> Checkpoint:
+    """The checkpoint that the newest run ends with: its best, where it has one and that is wanted, else its newest."""
+    found = newest(storage)
+    if found is None:
+        raise CheckpointError(
+            f"There is no good checkpoint in {storage.capabilities.location}; name another with --checkpoint."
+        )
+    if not best:
+        return found
+    state = state_codec.from_bytes(b"".join(storage.read(f"{found.name}/{RUN_STATE}")))
+    return found if state.best_checkpoint in (None, found.name) else open_checkpoint(storage, state.best_checkpoint)

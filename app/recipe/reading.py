@@ -1,0 +1,152 @@
+"""From a file to a recipe, with everything that is wrong with it told at once."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, frozen
+
+from hexloop.app.arguments import Document, TrainingArguments, from_document, override, read_yaml, unknown_options
+from hexloop.app.arguments.problems import RefusalError, problem
+from hexloop.app.recipe.advice import advice
+from hexloop.app.recipe.part_reading import PartReader, Sort
+from hexloop.app.recipe.parts import Part
+from hexloop.app.recipe.recipe import ARGUMENTS, PARTS, TRAINER, Recipe, is_trainer
+from hexloop.domain.errors import ConfigurationError
+
+KEYS = (*PARTS, TRAINER, ARGUMENTS)
+
+
+@frozen
+class _OnlyArguments:
+    arguments: TrainingArguments = Factory(TrainingArguments)
+
+
+def read_recipe(
+    path: str | Path,
+    needed: Sequence[str] = ("model",),
+    options: Namespace | None = None,
+    unknown: Sequence[str] = (),
+    check: Callable[[TrainingArguments, Collection[str]], Iterator[str]] = lambda arguments, given: iter(()),
+) -> Recipe:
+    """The recipe in a YAML file, whose folder is put first on `sys.path`.
+
+    The code that it names is imported, and nothing of it called.
+
+    needed: the parts that it must have. options: arguments of a command line, which count instead of the recipe's;
+    unknown: words of it that are no argument. check: further problems with the arguments and
+    the names of the parts that are given.
+    Raises ConfigurationError with everything that is wrong, with lines.
+    """
+    document = _document(path)
+    if options is not None:
+        override(document, TrainingArguments, options, at=(ARGUMENTS,))
+    document.problems += unknown_options(TrainingArguments, unknown)
+    document.problems += _unknown_keys(document)
+    document.problems += _missing_parts(document, str(path), needed)
+    folder = str(Path(path).resolve().parent)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    reader = PartReader(document)
+    parts = dict(_parts(reader))
+    trainer_class = _trainer_class(reader)
+    arguments = _arguments(document)
+    if arguments is not None:
+        document.problems += _adapter_problems(arguments)
+        document.problems += check(arguments, parts)
+    if arguments is None or document.problems:
+        cause = BaseExceptionGroup("What the recipe's modules raised", reader.causes) if reader.causes else None
+        raise ConfigurationError(document.problems) from cause
+    return Recipe(str(path), document, parts, arguments, trainer_class)
+
+
+def _document(path: str | Path) -> Document:
+    try:
+        document = read_yaml(path)
+    except ConfigurationError as error:
+        if r"'\t'" in str(error):
+            raise ConfigurationError([f"{error} YAML is indented with spaces, never with tabs."]) from None
+        raise
+    if not document.values:
+        raise ConfigurationError([f"{path}: The recipe is empty; give it at least a model and a train_dataset."])
+    if not isinstance(document.values, dict):
+        raise ConfigurationError([f"{path}: A recipe is a mapping of keys to values; write it as 'model: ...'."])
+    return document
+
+
+def _unknown_keys(document: Document) -> Iterator[str]:
+    for name, value in document.values.items():
+        if name not in KEYS:
+            yield document.located([(name,)], problem({name: value}, _unknown_key(str(name))))
+
+
+def _unknown_key(name: str) -> RefusalError:
+    because = "a recipe has no such key"
+    if name in TrainingArguments.__dataclass_fields__:
+        return RefusalError(because, f"{name} is an argument, so put it under {ARGUMENTS}")
+    return RefusalError(because, advice(name, KEYS, f"the keys are {', '.join(KEYS)}"))
+
+
+def _missing_parts(document: Document, source: str, needed: Sequence[str]) -> Iterator[str]:
+    given = {name for name, value in document.values.items() if value is not None}
+    if {"model", "model_init"} <= given:
+        yield document.located(
+            [("model",), ("model_init",)], "You gave model and model_init, and one is enough; remove the other."
+        )
+    if "model_init" in given:
+        given.add("model")
+    for name in needed:
+        if name not in given:
+            yield (
+                f"{source}: {name} is missing; say what makes it, as in "
+                f"'{name}: {{call: my_module.make_{name.removesuffix('_dataset')}}}'."
+            )
+
+
+def _parts(reader: PartReader) -> Iterator[tuple[str, Part]]:
+    for name, value in reader.document.values.items():
+        if name not in PARTS or value is None:
+            continue
+        if name == "callbacks":
+            yield name, reader.parts((name,), PARTS[name])
+        elif name == "eval_dataset":
+            yield name, reader.part_or_parts_by_name((name,), PARTS[name])
+        else:
+            yield name, reader.part((name,), PARTS[name])
+
+
+def _trainer_class(reader: PartReader) -> Any:
+    from hexloop.app.trainer import Trainer
+
+    document = reader.document
+    if document.at((TRAINER,)) is None:
+        return Trainer
+    found = reader.part((TRAINER,), Sort.CLASS).make()
+    if found is not None and not is_trainer(found):
+        refusal = RefusalError("that is no subclass of hexloop.Trainer", "derive it from hexloop.Trainer")
+        document.problems.append(document.located([(TRAINER,)], problem({TRAINER: document.at((TRAINER,))}, refusal)))
+    return found
+
+
+def _arguments(document: Document) -> TrainingArguments | None:
+    """The arguments; None, and their problems put among the document's, where they cannot be made."""
+    given = {ARGUMENTS: document.values.get(ARGUMENTS) or {}}
+    try:
+        return from_document(_OnlyArguments, Document(given, document.places)).arguments
+    except ConfigurationError as error:
+        document.problems += error.problems
+        return None
+
+
+def _adapter_problems(arguments: TrainingArguments) -> Iterator[str]:
+    """What no adapter at hand can do."""
+    from hexloop.app.wiring import choose_adapters
+
+    try:
+        choose_adapters(arguments, {})
+    except ConfigurationError as error:
+        yield from error.problems

@@ -1,0 +1,176 @@
+"""Recipes as files: what they may say, and everything that is wrong with one at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+from hexloop import Trainer
+from hexloop.app.arguments import TrainingArguments, add_arguments
+from hexloop.app.recipe import read_recipe
+from hexloop.domain.errors import ConfigurationError
+from tests.unit.recipe.small_project import Project
+
+
+def problems_of(path: Path, *needed: str) -> list[str]:
+    """What is wrong with a recipe, without the name of its file."""
+    with pytest.raises(ConfigurationError) as caught:
+        read_recipe(path, needed or ("model",))
+    return [problem.replace(f"{path}", "file") for problem in caught.value.problems]
+
+
+def test_a_recipe_is_read_without_calling_anything(project: Project) -> None:
+    """Modules of the recipe's folder are found, arguments are made, and nothing of the user's is called yet."""
+    recipe = read_recipe(project.recipe("model: {call: project.fails}\narguments: {seed: 3}\n"))
+    assert set(recipe.parts) == {"model"}
+    assert recipe.arguments.seed == 3
+    assert recipe.trainer_class is Trainer
+    with pytest.raises(LookupError, match="no such file"):
+        recipe.make("model")
+
+
+def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
+    """Misspelt keys, paths that lead nowhere, calls that do not fit and bad arguments are told together."""
+    path = project.recipe("""\
+        modle: {call: project.Line}
+        learning_rate: 3
+        model: {call: project.Lime}
+        train_dataset:
+          call: project.points
+          cuont: 3
+        eval_dataset: {call: projct.points}
+        data_collator: project.Line
+        compute_metrics: {call: project.error}
+        processing_class: project
+        model_init: project.empty
+        callbacks:
+          - hexloop.EarlyStoppingCallbak
+          - 3
+          - project.error
+        trainer: project.Line
+        arguments:
+          learning_rat: 3
+          seed: x
+        """)
+    assert problems_of(path, "model", "train_dataset") == [
+        "file, line 1: You chose modle={'call': 'project.Line'}, but a recipe has no such key; did you mean model?",
+        "file, line 2: You chose learning_rate=3, but a recipe has no such key; learning_rate is an argument, so put "
+        "it under arguments.",
+        "file, lines 3 and 11: You gave model and model_init, and one is enough; remove the other.",
+        "file, line 3: You chose model.call='project.Lime', but the module project has no Lime; did you mean Line?",
+        "file, line 6: You chose train_dataset.cuont=3, but points takes no cuont; did you mean count?",
+        "file, line 5: You chose train_dataset.call='project.points', but points needs count as well; give what is "
+        "missing as keys beside call.",
+        "file, line 7: You chose eval_dataset.call='projct.points', but there is no module projct; did you mean "
+        "project?",
+        "file, line 8: You chose data_collator='project.Line', but that is a class, and a function is needed; to call "
+        "it, write '{call: project.Line}'.",
+        "file, line 9: You chose compute_metrics.call='project.error', but error needs prediction as well; to name it "
+        "and not call it, write 'compute_metrics: project.error'.",
+        "file, line 10: You chose processing_class='project', but that is a module; name something in it, as in "
+        "project.MyModel.",
+        "file, line 11: You chose model_init='project.empty', but that is None; name something else.",
+        "file, line 13: You chose callbacks.0='hexloop.EarlyStoppingCallbak', but the module hexloop has no "
+        "EarlyStoppingCallbak; did you mean EarlyStoppingCallback?",
+        "file, line 14: You chose callbacks.1=3, but it takes an import path; give one, or a mapping whose key call "
+        "has one.",
+        "file, line 15: You chose callbacks.2='project.error', but that is a function, and a class, or an instance of "
+        "one is needed; to call it, write '{call: project.error}'.",
+        "file, line 16: You chose trainer='project.Line', but that is no subclass of hexloop.Trainer; derive it from "
+        "hexloop.Trainer.",
+        "file, line 18: You chose learning_rat=3, but there is no argument of that name; did you mean learning_rate?",
+        "file, line 19: You chose seed='x', but it takes a whole number; give one.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ["file: The recipe is empty; give it at least a model and a train_dataset."]),
+        ("# nothing but this\n", ["file: The recipe is empty; give it at least a model and a train_dataset."]),
+        ("- model\n", ["file: A recipe is a mapping of keys to values; write it as 'model: ...'."]),
+        ("arguments: {max_steps: 3}\n", ["file: model is missing; say what makes it, as in 'model: {call: my_module."]),
+        ("model:\n", ["file: model is missing;"]),
+        ("model: {width: 3}\n", ["file, line 1: You chose model={'width': 3}, but it takes an import path; give one"]),
+        ("model: {call: [a]}\n", ["file, line 1: You chose model.call=['a'], but it takes an import path; give one."]),
+        (
+            "model: {call: project.number}\n",
+            ["file, line 1: You chose model.call='project.number', but number cann"],
+        ),
+        ("model: project.Line\n", ["file, line 1: You chose model='project.Line', but that is a class, and an object"]),
+        (
+            "model: project.instance\ncallbacks: hexloop.X\n",
+            ["file, line 2: You chose callbacks='hexloop.X', but it t"],
+        ),
+        (
+            "model: project.instance\narguments: [1]\n",
+            ["file, line 2: You chose arguments=[1], but it takes a mapping"],
+        ),
+        ("model: project.instance\nmodel: 3\n", ["file, lines 1 and 2: You gave 'model' twice", "file, line 2: "]),
+        (
+            "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
+            ["You chose report_to='nobody', but no logger of that name is installed"],
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_be_one_is_refused(project: Project, text: str, told: list[str]) -> None:
+    """Empty files, lists, missing models, calls of nothing and unknown adapters are each told."""
+    found = problems_of(project.recipe(text))
+    assert len(found) == len(told), found
+    for sentence, beginning in zip(found, told, strict=True):
+        assert sentence.startswith(beginning)
+
+
+def test_a_tab_is_told_as_one(project: Project) -> None:
+    """YAML that is indented with tabs is told so, with the line."""
+    told = problems_of(project.recipe("model:\n\tcall: project.Line\n"))
+    assert len(told) == 1
+    assert told[0].startswith("file, line 2: ")
+    assert told[0].endswith("YAML is indented with spaces, never with tabs.")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """A recipe that does not exist is told with its name."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml', but it cannot be read \(No such file"):
+        read_recipe(tmp_path / "nowhere.yaml")
+
+
+def test_what_a_module_raised_is_the_cause(project: Project) -> None:
+    """The errors of the recipe's own modules can be shown with their tracebacks."""
+    project.write("fails_early.py", "x = 1 / 0\n")
+    with pytest.raises(ConfigurationError, match="ZeroDivisionError") as caught:
+        read_recipe(project.recipe("model: {call: fails_early.Net}\n"))
+    assert isinstance(caught.value.__cause__, BaseExceptionGroup)
+    assert isinstance(caught.value.__cause__.exceptions[0], ZeroDivisionError)
+
+
+def test_options_count_instead_of_what_the_recipe_says(project: Project) -> None:
+    """Options of a command line replace arguments of the recipe, and are told by their names where they are wrong."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, TrainingArguments)
+    path = project.recipe()
+    recipe = read_recipe(path, options=parser.parse_args(["--max_steps", "9"]))
+    assert (recipe.arguments.max_steps, recipe.arguments.save_strategy) == (9, "no")
+    with pytest.raises(ConfigurationError) as caught:
+        read_recipe(path, options=parser.parse_args(["--seed", "x"]), unknown=["--sede", "3"])
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["--sede", "--seed"]
+
+
+def test_further_checks_see_the_arguments_and_what_is_given(project: Project) -> None:
+    """A command's own checks are told together with everything else."""
+
+    def check(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
+        yield f"{arguments.max_steps} {sorted(given)}"
+
+    with pytest.raises(ConfigurationError) as caught:
+        read_recipe(project.recipe(), ("model", "test_dataset"), check=check)
+    assert len(caught.value.problems) == 2
+    assert caught.value.problems[1] == "4 ['model', 'train_dataset']"
+
+
+def test_a_model_init_stands_for_a_model(project: Project) -> None:
+    """Where there is a function that makes models, no model is missing."""
+    assert "model_init" in read_recipe(project.recipe("model_init: project.Line\n")).parts

@@ -1,0 +1,69 @@
+"""Whether a call fits, found out without making it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hexloop.app.recipe.signatures import misfits
+
+
+def make(width: int, depth: int = 2, *, name: str) -> None:
+    """A function with parameters of the usual kinds."""
+
+
+def anything(*values: int, **names: int) -> None:
+    """A function that takes whatever comes."""
+
+
+def by_position(first: int, second: int, /) -> None:
+    """A function whose arguments have no names."""
+
+
+class Thing:
+    """A class whose construction needs something."""
+
+    def __init__(self, size: int) -> None: ...
+
+
+def decorator(function: Callable[..., None]) -> Callable[..., None]:
+    """A decorator that takes more keywords than it shows."""
+
+    @functools.wraps(function)
+    def outer(*values: Any, **names: Any) -> None:
+        names.pop("extra", None)
+        function(*values, **names)
+
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "told"),
+    [
+        (make, ["width", "name"], []),
+        (make, ["width", "name", "depth"], []),
+        (make, ["wdth", "name"], [("wdth", "make takes no wdth; did you mean width?"), (None, "needs width as well")]),
+        (make, [], [(None, "make needs width and name as well; give what is missing as keys beside call")]),
+        (make, ["width", "name", "q"], [("q", "make takes no q; it takes width, depth and name")]),
+        (anything, ["a", "b"], []),
+        (by_position, [], [(None, "takes first and second by position only")]),
+        (Thing, [], [(None, "Thing needs size as well")]),
+        (functools.partial(make, width=3), ["name"], []),
+        (functools.cache(make), ["wdth", "width", "name"], [("wdth", "did you mean width?")]),
+        (print, ["sep"], []),
+        (dict, ["anything"], []),
+        (decorator(make), ["width", "name", "extra"], []),
+        (3, [], [(None, "it cannot be called; name a class or a function")]),
+        (object, ["a"], [("a", "object takes no a; it takes nothing, so leave it out")]),
+    ],
+)
+def test_what_does_not_fit_is_told(function: Any, given: list[str], told: list[tuple[str | None, str]]) -> None:
+    """Unknown and missing keywords are told; of functions that do not tell what they take, nothing is claimed."""
+    name = getattr(function, "__name__", "it")
+    found = [(keyword, str(refusal)) for keyword, refusal in misfits(function, name, given)]
+    assert [keyword for keyword, _ in found] == [keyword for keyword, _ in told]
+    for (_, sentence), (_, part) in zip(found, told, strict=True):
+        assert part in sentence
