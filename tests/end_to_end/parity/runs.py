@@ -1,0 +1,106 @@
+"""The same training by the reference library's Trainer and by hexloop's, and what can be compared of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from attrs import define, field
+from torch import Tensor, nn
+
+import hexloop
+
+BOTH: Mapping[str, Any] = {
+    "train_sampling_strategy": "sequential",
+    "disable_tqdm": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "seed": 0,
+    "use_cpu": True,
+}
+"""Arguments of every comparison; a case's own come over them."""
+
+
+EVENTS = tuple(name for name in vars(transformers.TrainerCallback) if name.startswith("on_"))
+SWITCHES = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+
+
+@define
+class Outcome:
+    """One run.
+
+    log: everything logged. output: what `train` gave. weights: by name, after the run. gradients: by name, as the
+    first update found them. events: (event, step, epoch, switches) as a callback saw them.
+    """
+
+    trainer: Any = None
+    log: list[dict[str, float]] = field(factory=list)
+    output: Any = None
+    weights: dict[str, Tensor] = field(factory=dict)
+    gradients: dict[str, Tensor] = field(factory=dict)
+    events: list[tuple[Any, ...]] = field(factory=list)
+
+    def series(self, name: str) -> list[float]:
+        """What was logged under a name, in order."""
+        return [entry[name] for entry in self.log if name in entry]
+
+
+def recorder(library: Any, outcome: Outcome) -> Any:
+    """A callback of that library that writes down what it sees."""
+
+    def listener(event: str) -> Callable[..., None]:
+        def listen(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            switches = tuple(getattr(control, switch) for switch in SWITCHES)
+            outcome.events.append((event, state.global_step, state.epoch, switches))
+            if event == "on_pre_optimizer_step" and state.global_step == 0:
+                found = keywords["model"].named_parameters()
+                outcome.gradients = {name: each.grad.clone() for name, each in found if each.grad is not None}
+
+        return listen
+
+    return type("Recorder", (library.TrainerCallback,), {event: listener(event) for event in EVENTS})()
+
+
+def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
+    """Train a copy of `model`.
+
+    parts: further arguments of the Trainer; `callbacks` is called with the library and gives those to add.
+    """
+    torch.set_num_threads(1)
+    outcome = Outcome()
+    further = parts.pop("callbacks", lambda _library: [])(library)
+    outcome.trainer = library.Trainer(
+        model=deepcopy(model),
+        args=library.TrainingArguments(output_dir=str(folder), **{**BOTH, **arguments}),
+        callbacks=[*further, recorder(library, outcome)],
+        **parts,
+    )
+    outcome.trainer.remove_callback(library.PrinterCallback)
+    outcome.output = outcome.trainer.train()
+    outcome.log = outcome.trainer.state.log_history
+    outcome.weights = {name: each.detach().clone() for name, each in outcome.trainer.model.named_parameters()}
+    return outcome
+
+
+def run_hexloop(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
+    """Train with hexloop, weighing losses as the arguments say."""
+    return run(hexloop, folder / "hexloop", model, arguments, **parts)
+
+
+def run_reference(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
+    """Train with the reference library."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reference's own business
+        return run(transformers, folder / "reference", model, arguments, **parts)
+
+
+def run_both(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> tuple[Outcome, Outcome]:
+    """The same training by hexloop, which weighs losses as the reference does, and by the reference."""
+    ours = run_hexloop(folder, model, {"loss_weighting": "reference", **arguments}, **parts)
+    return ours, run_reference(folder, model, arguments, **parts)

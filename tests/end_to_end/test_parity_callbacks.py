@@ -1,0 +1,183 @@
+"""What callbacks see, what is logged, evaluated and saved: the same as in the reference library, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.parity.compare import assert_close, assert_same_log
+from tests.end_to_end.parity.data import samples_for
+from tests.end_to_end.parity.models import make_model
+from tests.end_to_end.parity.runs import Outcome, run_both
+
+STEPS: dict[str, Any] = {"eval_strategy": "steps", "save_strategy": "steps"}
+EPOCHS: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
+BEST: dict[str, Any] = {"load_best_model_at_end": True}
+BY_ACCURACY: dict[str, Any] = {"metric_for_best_model": "accuracy"}
+
+RHYTHMS: dict[str, dict[str, Any]] = {
+    "steps, best by loss": {**STEPS, **BEST, "eval_steps": 7, "save_steps": 7},
+    "steps, best by accuracy": {**STEPS, **BEST, **BY_ACCURACY, "eval_steps": 3, "save_steps": 6},
+    "epochs accumulated": {**EPOCHS, **BEST, **BY_ACCURACY, "gradient_accumulation_steps": 4},
+    "first step and delay": {**STEPS, "logging_first_step": True, "eval_delay": 8, "eval_steps": 5, "save_steps": 11},
+    "delay by epochs": {"eval_strategy": "epoch", "eval_delay": 2, "num_train_epochs": 3},
+    "save the best only": {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "best", **BY_ACCURACY},
+    "shares of the run": {**STEPS, "logging_steps": 0.1, "eval_steps": 0.25, "save_steps": 0.5},
+    "steps within an epoch": {**STEPS, "max_steps": 25, "gradient_accumulation_steps": 4, "save_steps": 10},
+    "fraction of an epoch": {"num_train_epochs": 0.3, "gradient_accumulation_steps": 3},
+    "one and a half epochs": {"num_train_epochs": 1.5, "eval_strategy": "epoch", "gradient_accumulation_steps": 4},
+    "few checkpoints": {**STEPS, **BEST, "eval_steps": 3, "save_steps": 3, "save_total_limit": 2},
+    "last batch dropped": {"dataloader_drop_last": True, "gradient_accumulation_steps": 3, "eval_strategy": "epoch"},
+    "never logged": {"logging_strategy": "no", "eval_strategy": "epoch"},
+    "nothing but training": {},
+}
+QUICK_RHYTHMS = {"steps, best by accuracy", "epochs accumulated", "first step and delay", "shares of the run"}
+
+STATE = (
+    *("global_step", "max_steps", "num_train_epochs", "epoch", "train_batch_size", "total_flos"),
+    *("logging_steps", "eval_steps", "save_steps", "best_metric", "best_global_step"),
+)
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def train_both(folder: Path, arguments: Mapping[str, Any], **parts: Any) -> tuple[Outcome, Outcome]:
+    """Two epochs of 18 batches by both libraries, with 30 samples to evaluate on in batches of 8."""
+    common = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 8,
+        "num_train_epochs": 2,
+        "learning_rate": 3e-3,
+        "logging_steps": 5,
+    }
+    parts = {"eval_dataset": samples_for("convolution", 30, seed=1), "compute_metrics": accuracy, **parts}
+    train = samples_for("convolution", 70)
+    return run_both(folder, make_model("convolution"), {**common, **arguments}, train_dataset=train, **parts)
+
+
+def assert_alike(ours: Outcome, reference: Outcome, folder: Path) -> None:
+    """The same events with the same switches, the same log, the same state in the end, the same checkpoints."""
+    assert ours.events == reference.events
+    assert_same_log(ours.log, reference.log, 1e-6, exact=("step", "epoch"))
+    for name in STATE:
+        assert getattr(ours.trainer.state, name) == getattr(reference.trainer.state, name), name
+    kept = [{path.name for path in (folder / library).glob("checkpoint-*")} for library in ("hexloop", "reference")]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.filterwarnings("ignore:The run ends with the weights of checkpoint-")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(arguments, id=name, marks=() if name in QUICK_RHYTHMS else pytest.mark.matrix)
+        for name, arguments in RHYTHMS.items()
+    ],
+)
+def test_rhythms(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """A callback sees the same events, steps, epochs and switches, and the history has the same entries."""
+    ours, reference = train_both(tmp_path, arguments)
+    assert_alike(ours, reference, tmp_path)
+
+
+def test_stopping_early(tmp_path: Path) -> None:
+    """Each library's EarlyStoppingCallback ends the run at the same step, with the best weights."""
+    arguments = {**STEPS, **BEST, **BY_ACCURACY, "eval_steps": 3, "save_steps": 3, "num_train_epochs": 5}
+    ours, reference = train_both(
+        tmp_path, arguments, callbacks=lambda library: [library.EarlyStoppingCallback(2, 0.05)]
+    )
+    assert ours.output.global_step < 90, "nothing was stopped"
+    assert_alike(ours, reference, tmp_path)
+    assert all(weights.equal(reference.weights[name]) for name, weights in ours.weights.items())
+
+
+def setter(event: str, switch: str) -> Callable[[Any], list[Any]]:
+    """Callbacks that set a switch at `event` after steps 3 to 11."""
+
+    def listen(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if 3 <= state.global_step < 12:
+            setattr(control, switch, True)
+
+    return lambda library: [type("Setter", (library.TrainerCallback,), {event: listen})()]
+
+
+ACTIONS = ("should_log", "should_evaluate", "should_save")
+ANYWHERE = (
+    "on_step_end",
+    "on_log",
+    "on_evaluate",
+    "on_prediction_step",
+    "on_save",
+    "on_epoch_end",
+    "on_optimizer_step",
+)
+DECISIONS = [
+    *((event, switch) for event in ANYWHERE for switch in (*ACTIONS, "should_training_stop")),
+    *(("on_step_begin", switch) for switch in ACTIONS),
+    *(("on_train_begin", switch) for switch in (*ACTIONS, "should_training_stop", "should_epoch_stop")),
+]
+QUICK_DECISIONS = {
+    ("on_step_end", "should_training_stop"),
+    ("on_step_begin", "should_save"),
+    ("on_prediction_step", "should_training_stop"),
+    ("on_log", "should_evaluate"),
+}
+
+
+@pytest.mark.parametrize(
+    ("event", "switch"),
+    [pytest.param(*each, marks=() if each in QUICK_DECISIONS else pytest.mark.matrix) for each in DECISIONS],
+)
+def test_decisions_of_a_callback(event: str, switch: str, tmp_path: Path) -> None:
+    """A switch that a callback sets has the same consequences at the same time."""
+    arguments = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 6}
+    ours, reference = train_both(tmp_path, arguments, callbacks=setter(event, switch))
+    assert_alike(ours, reference, tmp_path)
+
+
+def test_several_evaluation_sets(tmp_path: Path) -> None:
+    """Data sets in a dictionary are evaluated under their names."""
+    several = {"few": samples_for("convolution", 10, seed=2), "many": samples_for("convolution", 21, seed=3)}
+    ours, reference = train_both(tmp_path, {"eval_strategy": "epoch"}, eval_dataset=several)
+    assert {"eval_few_accuracy", "eval_many_loss"} <= set().union(*ours.log)
+    assert_alike(ours, reference, tmp_path)
+
+
+@pytest.mark.parametrize("model", ["plain GPT", "GPT-2"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_evaluation(model: str, smoothing: float, bf16: bool, tmp_path: Path) -> None:
+    """Metrics of ragged labels are the same, in training, called alone, and for predictions."""
+    arguments = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 8,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "label_smoothing_factor": smoothing,
+        "bf16": bf16,
+    }
+    held_out = samples_for(model, 27, seed=1)
+    runs = run_both(
+        tmp_path,
+        make_model(model),
+        arguments,
+        train_dataset=samples_for(model, 70),
+        eval_dataset=held_out,
+        compute_metrics=accuracy,
+    )
+    ours, reference = runs
+    assert_same_log(ours.log, reference.log, 1e-6)
+    alone = [each.trainer.evaluate() for each in runs]
+    predicted = [each.trainer.predict(held_out) for each in runs]
+    for one, other in (alone, [each.metrics for each in predicted]):
+        for name in (each for each in one if each.endswith(("loss", "accuracy"))):
+            assert_close(one[name], other[name], 1e-6, name)
+    assert {"eval_loss", "eval_accuracy", "epoch"} <= alone[0].keys() == alone[1].keys()
+    assert predicted[0].predictions.dtype == predicted[1].predictions.dtype
+    assert predicted[0].predictions == pytest.approx(predicted[1].predictions, rel=1e-5, abs=1e-6)
+    assert (predicted[0].label_ids == predicted[1].label_ids).all()

@@ -1,0 +1,132 @@
+"""Accumulating over four batches is training on one batch four times as large, whatever the labels leave out."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from tests.end_to_end.parity.compare import ADAM, SGD, Tolerance, assert_same_run
+from tests.end_to_end.parity.data import IGNORED, Samples, samples_for
+from tests.end_to_end.parity.models import MAKERS, make_model
+from tests.end_to_end.parity.runs import Outcome, run_hexloop, run_reference
+
+SAMPLES = 230
+"""14 whole windows of 16 samples in an epoch, and one of 6: a batch of 4 and one of 2."""
+
+RATES = {"adamw_torch_fused": 3e-3, "sgd": 0.1}
+
+TYPES = {"adamw_torch_fused": torch.float32, "sgd": torch.float64}
+"""With SGD each tensor is compared; in float32 some that begin at zero are still little but rounding in the end."""
+
+
+def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """A user's loss, divided by the count of items that it is handed."""
+    logits = outputs["logits"].flatten(0, -2)
+    loss: Tensor = cross_entropy(logits, labels.flatten(), reduction="sum") / num_items_in_batch
+    return loss
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "the model's": {},
+    "smoothed": {"label_smoothing_factor": 0.1},
+    "a function's": {"compute_loss_func": summed},
+}
+
+QUICK = {
+    ("plain GPT", "the model's", "sgd"),
+    ("GPT-2", "the model's", "adamw_torch_fused"),
+    ("plain GPT", "smoothed", "adamw_torch_fused"),
+    ("convolution", "a function's", "sgd"),
+}
+
+
+def train_both_ways(folder: Path, model: str, weighting: str, **arguments: Any) -> tuple[Outcome, Outcome]:
+    """By four batches of 4 samples, and by one of 16."""
+    parts = {name: arguments.pop(name) for name in ("compute_loss_func",) if name in arguments}
+    common = {"num_train_epochs": 4, "warmup_steps": 5, "weight_decay": 0.05, "loss_weighting": weighting, **arguments}
+    small = {**common, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    large = {**common, "per_device_train_batch_size": 16}
+    kind = TYPES[arguments["optim"]]
+    start, data = make_model(model).to(kind), samples_for(model, SAMPLES).to(kind)
+    accumulated = run_hexloop(folder / "small", start, small, train_dataset=data, **parts)
+    at_once = run_hexloop(folder / "large", start, large, train_dataset=data, **parts)
+    for entry in (*accumulated.log, *at_once.log):
+        entry.pop("epoch")  # counts batches, of which the two have different numbers
+    return accumulated, at_once
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "optim"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.matrix)
+        for case in product(MAKERS, LOSSES, RATES)
+        if case[:2] != ("GPT-2", "a function's")  # GPT-2 wants labels that are shifted, which `summed` does not do
+    ],
+)
+def test_accumulation_is_a_larger_batch(model: str, loss: str, optim: str, tmp_path: Path) -> None:
+    """Four batches of unequal counts of labels give the losses, norms and weights of one."""
+    arguments = {"optim": optim, "learning_rate": RATES[optim], **LOSSES[loss]}
+    accumulated, at_once = train_both_ways(tmp_path, model, "exact", **arguments)
+    assert_same_run(accumulated, at_once, SGD if optim == "sgd" else ADAM)
+
+
+def test_means_of_means_are_something_else(tmp_path: Path) -> None:
+    """The comparison above tells weightings apart: with the reference's, the same two runs have other losses."""
+    accumulated, at_once = train_both_ways(tmp_path, "plain GPT", "reference", optim="sgd", learning_rate=0.1)
+    with pytest.raises(AssertionError, match="loss at 1:"):
+        assert_same_run(accumulated, at_once, Tolerance(logged=1e-3))
+
+
+def test_labels_that_are_never_compared_are_not_counted(tmp_path: Path) -> None:
+    """GPT-2's loss of one batch is the mean over the labels that it compares, which leaves out each row's first."""
+    data = samples_for("GPT-2", SAMPLES)
+    once = {"max_steps": 1, "per_device_train_batch_size": 16, "learning_rate": 0.0}
+    ours = run_hexloop(tmp_path, make_model("GPT-2"), once, train_dataset=data)
+    batch = Samples(**{name: column[:16] for name, column in data.columns.items()}).columns
+    with torch.no_grad():
+        mean = make_model("GPT-2")(**batch).loss
+    assert (batch["labels"][:, 0] != IGNORED).any()
+    assert ours.series("loss")[0] == pytest.approx(float(mean), rel=1e-6)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_a_users_loss_is_the_reference_s(bf16: bool, tmp_path: Path) -> None:
+    """A loss function is handed the same outputs, labels and counts as by the reference, in evaluation too."""
+    seen: dict[str, list[Any]] = {}
+
+    def watched(library: str) -> Any:
+        seen[library] = []
+
+        def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+            logits = outputs["logits"]
+            seen[library].append((logits.dtype, tuple(labels.shape), int(num_items_in_batch)))
+            chosen = torch.log_softmax(logits, dim=-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            mean: Tensor = -chosen[labels != IGNORED].sum() / num_items_in_batch
+            return mean
+
+        return loss
+
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 8,
+        "gradient_accumulation_steps": 4,
+        "max_steps": 62,
+        "learning_rate": 1e-2,
+        "optim": "sgd",
+        "bf16": bf16,
+        "eval_strategy": "epoch",
+    }
+    data = {"train_dataset": samples_for("plain GPT", SAMPLES), "eval_dataset": samples_for("plain GPT", 20, seed=1)}
+    model = make_model("plain GPT")
+    ours = run_hexloop(
+        tmp_path, model, {**arguments, "loss_weighting": "reference"}, compute_loss_func=watched("hexloop"), **data
+    )
+    reference = run_reference(tmp_path, model, arguments, compute_loss_func=watched("reference"), **data)
+    assert seen["hexloop"] == seen["reference"]
+    assert_same_run(ours, reference, Tolerance(gradient=None) if bf16 else SGD)
