@@ -29,6 +29,7 @@ def begin(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     """Put the learning rates in force, tell that the run begins, and do what an interrupted boundary still owes."""
     state, control = run.state, run.control
     run.begin_session()
+    run.gradient_norm = state.gradient_norm
     run.scheduler.start(state.updates)
     yield TrainBegan(state.step)
     control.set_due(state.due)
@@ -37,7 +38,7 @@ def begin(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         control.should_evaluate = True
     yield from settle(run)
     if state.epoch_ended and not run.stopped:
-        if state.step >= run.plan.total_steps:
+        if state.step >= run.plan.total_steps or (state.pass_complete and run.plan.is_last(state.epoch)):
             control.should_training_stop = True
         elif state.pass_complete:
             state.begin_next_epoch()
@@ -54,6 +55,8 @@ def end_epoch(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     run.triggers.after_epoch(state, run.plan, control)
     yield EpochEnded(state.step, state.epoch)
     yield from settle(run)
+    if run.plan.is_last(state.epoch):
+        control.should_training_stop = True
     if not control.should_training_stop:
         state.begin_next_epoch()
 

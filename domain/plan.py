@@ -26,6 +26,10 @@ class Plan:
     batches_per_epoch: int | None
     accumulation: int
 
+    def is_last(self, epoch: int) -> bool:
+        """Whether no pass comes after pass `epoch`."""
+        return self.epochs is not None and epoch + 1 >= self.epochs
+
     def epoch_at(self, epoch: int, batches: int) -> float:
         """How many passes are done after `batches` micro-batches of pass `epoch`, as a fraction.
 

@@ -1,0 +1,274 @@
+"""The loop, on the fakes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.domain.control import Control
+from hexloop.domain.errors import DataError
+from hexloop.domain.events import AnyEvent, EpochBegan, EpochEnded, Logged, MicroStepEnded, StepBegan, StepEnded
+from hexloop.domain.loop import train, windows
+from hexloop.testing import InMemoryBatches
+from tests.unit.loop.small import ROWS, every, make_small, names
+
+
+class Unbounded(InMemoryBatches[Any]):
+    """Batches that do not say how many they are."""
+
+    def batches_per_epoch(self) -> Any:
+        return None
+
+
+class Once(Unbounded):
+    """Batches that can be read in the first epoch only."""
+
+    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        if epoch == 0:
+            yield from super().epoch(epoch, position)
+
+
+def test_events_come_in_the_order_of_what_happens() -> None:
+    """A run announces itself, each epoch, each step, and its end."""
+    small = make_small(rows=ROWS[:4], epochs=1)
+    step = ["StepBegan", "StepEnded"]
+    assert names(small.events()) == ["TrainBegan", "EpochBegan", *step, *step, "EpochEnded", "Logged", "TrainEnded"]
+
+
+def test_micro_steps_are_announced_but_for_the_last_of_their_window() -> None:
+    """A window of three has two micro-step events, and one of the two that are left over has one."""
+    small = make_small(rows=ROWS[:10], accumulation=3, epochs=1)
+    events = small.events()
+    micro = [event for event in events if isinstance(event, MicroStepEnded)]
+    ended = [event for event in events if isinstance(event, StepEnded)]
+    assert [event.step for event in micro] == [0, 0, 1]
+    assert [(event.step, len(event.losses)) for event in ended] == [(1, 3), (2, 2)]
+    assert float(micro[0].loss) == float(ended[0].losses[0])  # type: ignore[arg-type]
+
+
+def test_the_first_step_can_be_checked_by_hand() -> None:
+    """One step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, without clipping."""
+    small = make_small(rows=ROWS[:2], epochs=1, max_norm=0)
+    small.events()
+    gradient_weight = 2 * (1 * 1 + 0.75 * 0.875) / 2  # errors and features are of opposite sign
+    gradient_bias = 2 * (1 + 0.75) / 2
+    assert small.parameters == pytest.approx([0.1 * gradient_weight, -0.1 * gradient_bias])
+    assert small.logs[-1]["train_loss"] == pytest.approx((1 + 0.75**2) / 2)
+
+
+def test_losses_fall() -> None:
+    """The loss of the last steps is far below that of the first."""
+    small = make_small(epochs=20, triggers=every(log=8))
+    small.events()
+    losses = [log["loss"] for log in small.logs if "loss" in log]
+    assert losses[-1] < losses[0] / 50
+    assert small.parameters == pytest.approx([2, 1], abs=0.1)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.floats(0.1, 3))
+def test_every_sample_of_the_plan_is_trained_on(rows: int, batch_size: int, accumulation: int, epochs: float) -> None:
+    """Steps and samples are those of the plan, whatever the sizes."""
+    small = make_small(rows=(ROWS * 3)[:rows], batch_size=batch_size, accumulation=accumulation, epochs=epochs)
+    events = small.events()
+    plan, state = small.run.plan, small.run.state
+    assert sum(isinstance(event, StepEnded) for event in events) == state.step == plan.total_steps
+    assert plan.steps_per_epoch is not None
+    whole, rest = divmod(plan.total_steps, plan.steps_per_epoch)
+    assert state.samples == whole * rows + min(rest * batch_size * accumulation, rows)
+    assert sum(isinstance(event, EpochEnded) for event in events) == plan.epochs
+
+
+def test_accumulation_equals_a_batch_as_large_as_the_window() -> None:
+    """Four micro-batches of two rows train as one batch of eight, the partial last window included."""
+    whole = make_small(rows=ROWS[:14], batch_size=8)
+    pieces = make_small(rows=ROWS[:14], batch_size=2, accumulation=4)
+    whole.events(), pieces.events()
+    assert pieces.parameters == pytest.approx(whole.parameters, rel=1e-12)
+    assert pieces.run.state.samples == whole.run.state.samples
+
+
+def test_a_run_of_unknown_length_goes_by_steps() -> None:
+    """Data without a length are read again and again until max_steps, and the whole run counts as one pass."""
+    small = make_small(batches=Unbounded(ROWS, 4), max_steps=10)
+    events = small.events()
+    assert [event.epoch for event in events if isinstance(event, EpochBegan)] == [0, 1, 2]
+    assert small.run.state.step == 10
+
+
+def test_data_that_run_dry_end_the_run_with_a_warning() -> None:
+    """An iterator that is used up after its first epoch trains once and says so."""
+    small = make_small(batches=Once(ROWS, 4), max_steps=10)
+    with pytest.warns(UserWarning, match="no batch in epoch 1, so training ends after step 4 of 10"):
+        small.events()
+    assert small.run.state.step == 4
+
+
+def test_no_data_at_all_are_an_error() -> None:
+    """Data of unknown length that turn out to be empty are refused."""
+    small = make_small(batches=Unbounded([], 4), max_steps=10)
+    with pytest.raises(DataError, match="gave no batch"):
+        small.events()
+
+
+def test_a_callback_may_end_the_epoch() -> None:
+    """should_epoch_stop goes to the end of the epoch, and the next begins as usual."""
+    small = make_small(rows=ROWS, epochs=2)
+    seen: list[AnyEvent] = []
+    for event in train(small.run):
+        seen.append(event)
+        if isinstance(event, StepEnded) and event.step == 3:
+            small.run.control.should_epoch_stop = True
+    ended = [event.step for event in seen if isinstance(event, EpochEnded)]
+    assert ended == [3, 11]
+    assert small.run.state.step == 11
+
+
+def test_a_callback_may_end_the_run_with_the_actions_of_the_epochs_end() -> None:
+    """should_training_stop ends the run after this step, announcing the end of the epoch as the reference does."""
+    small = make_small()
+    for event in train(small.run):
+        if isinstance(event, StepEnded) and event.step == 2:
+            small.run.control.should_training_stop = True
+            small.run.control.should_log = True
+    assert small.run.state.step == 2
+    assert [log for log in small.logs if "loss" in log]
+    assert not small.run.stopped
+
+
+def test_actions_that_callbacks_switch_on_are_done_once() -> None:
+    """A switch set while a log is handled is acted upon, and is off at the next step."""
+    small = make_small(triggers=every(log=3))
+    for event in train(small.run):
+        if isinstance(event, Logged) and event.step == 3 and "loss" in event.values:
+            small.run.control.should_evaluate = True
+    assert sum("eval_loss" in log for log in small.logs) == 1
+
+
+def test_a_switch_set_too_late_is_cleared() -> None:
+    """What a callback switches on after its action's turn is not done at the next step."""
+    small = make_small(triggers=every(save=3))
+    for event in train(small.run):
+        if type(event).__name__ == "CheckpointPublished":
+            small.run.control.should_log = True
+    assert not [log for log in small.logs if "loss" in log]
+
+
+def test_next_may_come_from_another_thread_each_time() -> None:
+    """Nothing of the run is tied to a thread."""
+    alone, threaded = make_small(), make_small()
+    alone.events()
+    events = train(threaded.run)
+
+    def step() -> None:
+        next(events, None)
+
+    while threaded.run.state.step < threaded.run.plan.total_steps:
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    list(events)
+    assert threaded.parameters == alone.parameters
+
+
+@pytest.mark.parametrize(
+    "stop_at", ["TrainBegan", "EpochBegan", "StepBegan", "StepEnded", "Logged", "PredictionStepEnded"]
+)
+def test_closing_releases_everything_and_saves_nothing(stop_at: str) -> None:
+    """However far a run has come, close() calls every cleanup once and yields and saves nothing more."""
+    called: list[str] = []
+    small = make_small(triggers=every(log=2, evaluate=2, save=8), cleanups=[lambda: called.append("cleanup")])
+    events = train(small.run)
+    for event in events:
+        if type(event).__name__ == stop_at:
+            break
+    saved = small.storage.list("")
+    request = small.run.requests.request_save()
+    events.close()
+    assert called == ["cleanup"]
+    assert small.storage.list("") == saved
+    assert request.done
+    assert list(events) == []
+
+
+def test_an_error_in_the_data_goes_on_after_the_cleanup() -> None:
+    """The original exception comes out, and the run is released."""
+
+    class Broken(InMemoryBatches[Any]):
+        def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+            yield ROWS[:2]
+            raise OSError("the disk is gone")
+
+    called: list[str] = []
+    small = make_small(batches=Broken(ROWS, 2), cleanups=[lambda: called.append("cleanup")])
+    with pytest.raises(OSError, match="the disk is gone"):
+        small.events()
+    assert called == ["cleanup"]
+
+
+def test_every_cleanup_is_called_whatever_the_others_do() -> None:
+    """A cleanup that fails does not keep the others from being called; its error is raised in the end."""
+    called: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("cannot close")
+
+    small = make_small(cleanups=[lambda: called.append("first"), fail, lambda: called.append("last")])
+    with pytest.raises(RuntimeError, match="cannot close"):
+        small.events()
+    assert sorted(called) == ["first", "last"]
+
+
+def test_data_are_closed_with_the_run() -> None:
+    """The generator of batches is closed when the run is, so that its workers can stop."""
+    closed: list[bool] = []
+
+    class Watched(InMemoryBatches[Any]):
+        def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+            try:
+                yield from super().epoch(epoch, position)
+            finally:
+                closed.append(True)
+
+    small = make_small(batches=Watched(ROWS, 2))
+    events = train(small.run)
+    while not isinstance(next(events), StepBegan):
+        pass
+    events.close()
+    assert closed == [True]
+
+
+def test_windows_read_no_batch_before_its_turn() -> None:
+    """A window is handed out before the next one's first batch is read."""
+    read: list[int] = []
+
+    def batches() -> Generator[int, None, None]:
+        for number in range(5):
+            read.append(number)
+            yield number
+
+    groups = windows(batches(), 2)
+    assert next(groups) == [0, 1]
+    assert read == [0, 1]
+    assert list(groups) == [[2, 3], [4]]
+
+
+def test_the_counters_see_every_micro_batch() -> None:
+    """Each counter is called once for each micro-batch that was trained on."""
+    counted: list[int] = []
+    small = make_small(accumulation=3, epochs=1, counters=[lambda batch: counted.append(len(batch))])
+    small.events()
+    assert counted == [2] * 8
+
+
+def test_switches_are_read_and_set_by_name() -> None:
+    """`due` lists the actions in their order, and `set_due` sets exactly those."""
+    control = Control(should_save=True, should_log=True, should_training_stop=True)
+    assert control.due() == ["log", "save"]
+    control.set_due(["evaluate"])
+    assert control.due() == ["evaluate"]
+    assert control.should_training_stop

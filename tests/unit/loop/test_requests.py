@@ -1,0 +1,211 @@
+"""Stop, pause and save, asked of a live run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.domain.agreement import LocalAgreement, SharedAgreement, agreement_for
+from hexloop.domain.errors import HexloopError, StorageError
+from hexloop.domain.events import AnyEvent, EpochEnded, Paused, PredictionStepEnded, StepEnded, TrainEnded
+from hexloop.domain.loop import train
+from hexloop.domain.requests import Asked, Requests, SaveRequest
+from hexloop.testing import Effect, Fault, FaultyStorage, SimulatedWorld, SingleProcessCollectives
+from tests.unit.loop.small import Small, every, make_small, names, resume
+
+
+def drive(small: Small, at: type[AnyEvent], step: int, ask: str) -> list[AnyEvent]:
+    """The events of a run of which something is asked at the first event of a kind at a step."""
+    seen: list[AnyEvent] = []
+    asked = False
+    for event in train(small.run):
+        seen.append(event)
+        if not asked and type(event) is at and event.step == step:
+            asked = True
+            getattr(small.run.requests, ask)()
+    return seen
+
+
+def test_a_stop_ends_the_run_at_this_boundary_without_the_epochs_end() -> None:
+    """Nothing is trained or evaluated after the stop, and the run says that it was stopped."""
+    small = make_small(triggers=every(log=4))
+    events = drive(small, StepEnded, 3, "request_stop")
+    ended = events[-1]
+    assert isinstance(ended, TrainEnded)
+    assert (ended.step, ended.stopped) == (3, True)
+    assert not [event for event in events if isinstance(event, EpochEnded)]
+
+
+def test_a_save_is_taken_at_the_next_boundary_and_answered() -> None:
+    """The handle gives the checkpoint's name once it is published."""
+    small = make_small()
+    events = train(small.run)
+    request = None
+    for event in events:
+        if isinstance(event, StepEnded) and event.step == 3:
+            request = small.run.requests.request_save()
+            assert not request.done
+            with pytest.raises(TimeoutError, match="not done after 0 s"):
+                request.wait(0)
+    assert request is not None
+    assert request.wait(0) == "checkpoint-3"
+    assert [entry.name for entry in small.storage.list("")] == ["checkpoint-3"]
+
+
+def test_a_failed_save_answers_with_its_error_and_the_run_goes_on() -> None:
+    """A full disk fails the request and not the run."""
+    small = make_small()
+    small.store.storage = FaultyStorage(small.storage, [Fault(1, Effect.FULL, "write")])
+    requests: list[SaveRequest] = []
+
+    def run() -> None:
+        for event in train(small.run):
+            if isinstance(event, StepEnded) and event.step == 3:
+                requests.append(small.run.requests.request_save())
+
+    with pytest.warns(UserWarning, match="checkpoint-3 was not saved"):
+        run()
+    with pytest.raises(StorageError):
+        requests[0].wait(0)
+    assert small.run.state.step == small.run.plan.total_steps
+
+
+def test_a_save_that_a_run_never_comes_to_fails() -> None:
+    """Whoever waits for a save of a run that was closed is told."""
+    small = make_small()
+    events = train(small.run)
+    next(events)
+    request = small.run.requests.request_save()
+    events.close()
+    with pytest.raises(HexloopError, match="ended before it came to the save"):
+        request.wait(0)
+
+
+def test_a_paused_run_returns_from_every_next() -> None:
+    """Every `next` gives Paused at the same step until somebody resumes the run."""
+    small = make_small()
+    events = train(small.run)
+    for event in events:
+        if isinstance(event, StepEnded) and event.step == 2:
+            break
+    small.run.requests.pause()
+    paused = [next(events) for _ in range(5)]
+    assert paused == [Paused(2)] * 5
+    small.run.requests.resume()
+    assert isinstance([*events][-1], TrainEnded)
+
+
+def test_a_paused_run_still_saves_and_stops() -> None:
+    """A save asked for while the run stands still is taken, and a stop ends the pause."""
+    small = make_small()
+    events = train(small.run)
+    for event in events:
+        if isinstance(event, StepEnded) and event.step == 2:
+            break
+    small.run.requests.pause()
+    assert next(events) == Paused(2)
+    request = small.run.requests.request_save()
+    assert names([next(events), next(events)]) == ["Saved", "CheckpointPublished"]
+    assert request.wait(0) == "checkpoint-2"
+    assert next(events) == Paused(2)
+    small.run.requests.request_stop("enough")
+    assert small.run.requests.reasons == ("enough",)
+    rest = list(events)
+    assert isinstance(rest[-1], TrainEnded)
+    assert rest[-1].stopped
+
+
+def test_a_stop_within_an_evaluation_leaves_it_due() -> None:
+    """The evaluation breaks off; saved before, the resumed run begins with that evaluation."""
+    small = make_small(triggers=every(log=2, evaluate=4))
+    seen = []
+    for event in train(small.run):
+        seen.append(event)
+        if isinstance(event, PredictionStepEnded) and event.batch == 2 and event.step == 4:
+            small.run.requests.request_save()
+            small.run.requests.request_stop()
+    assert "EvaluationInterrupted" in names(seen)
+    assert not [log for log in small.logs if "eval_loss" in log]
+    assert small.run.state.due == []
+    again = make_small(triggers=every(log=2, evaluate=4), storage=small.storage)
+    resume(again)
+    assert again.run.state.due == ["evaluate"]
+    events = names(again.events())
+    assert events[:2] == ["TrainBegan", "EvaluationBegan"]
+
+
+def test_what_is_asked_before_the_first_step_is_done_before_it() -> None:
+    """A stop that was asked for before the run began ends it before its first step."""
+    small = make_small()
+    small.run.requests.request_stop()
+    events = small.events()
+    assert names(events) == ["TrainBegan", "Logged", "TrainEnded"]
+
+
+def test_whoever_waits_for_the_end_of_a_pause_is_woken() -> None:
+    """A waiting thread goes on when another resumes the run, or stops it."""
+    for wake in ("resume", "request_stop", "clear"):
+        requests = Requests()
+        requests.pause()
+        assert not requests.wait_while_paused(0.001)
+        thread = threading.Thread(target=requests.wait_while_paused)
+        thread.start()
+        getattr(requests, wake)()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_clearing_forgets_everything() -> None:
+    """After `clear` nothing is asked for, and saves that were are answered with an error."""
+    requests = Requests()
+    requests.request_stop("why")
+    requests.pause()
+    request = requests.request_save()
+    assert requests.asked == Asked(stop=True, save=True, pause=True)
+    requests.clear()
+    assert (requests.pending, requests.asked, requests.reasons) == (False, Asked(), ())
+    assert request.done
+
+
+def test_one_process_agrees_with_itself() -> None:
+    """In a world of one a request is agreed on at once, and there is nothing to ask while there is none."""
+    requests = Requests()
+    agreement = agreement_for(requests, SingleProcessCollectives())
+    assert isinstance(agreement, LocalAgreement)
+    assert not agreement.waiting
+    requests.request_stop()
+    assert agreement.waiting
+    assert agreement.reached() == Asked(stop=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(2, 6), st.integers(0, 5), st.sampled_from(["request_stop", "request_save", "pause"]), st.integers(0, 6)
+)
+def test_ranks_act_at_the_same_boundary(world_size: int, rank: int, ask: str, boundary: int) -> None:
+    """What one rank is asked at a boundary all ranks do at the next, together, and a save once."""
+    rank %= world_size
+
+    def boundaries(collectives: object) -> Iterator[Asked]:
+        requests = Requests()
+        agreement = agreement_for(requests, collectives)  # type: ignore[arg-type]
+        assert isinstance(agreement, SharedAgreement)
+        assert agreement.waiting
+        for number in range(9):
+            if number == boundary and collectives.rank == rank:  # type: ignore[attr-defined]
+                getattr(requests, ask)()
+            agreed = agreement.reached()
+            if agreed.save:
+                requests.take_saves()
+            yield agreed
+
+    outcomes = SimulatedWorld(world_size).run(lambda collectives: list(boundaries(collectives)))
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    acted = [number for number, asked in enumerate(outcomes[0]) if asked != Asked()]
+    assert acted[0] == boundary + 1
+    if ask == "request_save":
+        assert acted == [boundary + 1]

@@ -1,0 +1,225 @@
+"""The values that the loop decides by: plan, triggers, state, best metric, speed, parts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.domain.best import BestMetric
+from hexloop.domain.control import Control
+from hexloop.domain.errors import CheckpointError, CollectiveError, ConfigurationError
+from hexloop.domain.parts import json_part, json_value, only_value
+from hexloop.domain.plan import Plan, make_plan
+from hexloop.domain.speed import speed_metrics
+from hexloop.domain.state import SCHEMA_VERSION, RunState, migrate
+from hexloop.domain.triggers import Interval, Trigger, Triggers, whole_steps
+from hexloop.ports.state import Part
+from tests.unit.loop.small import every
+
+
+@given(st.integers(1, 500), st.integers(1, 20), st.floats(0.01, 10))
+def test_a_plan_by_epochs_rounds_partial_windows_and_steps_up(batches: int, accumulation: int, epochs: float) -> None:
+    """A partial last window is a step, and a fraction of an epoch is rounded up to whole steps."""
+    plan = make_plan(batches, accumulation, epochs, -1)
+    steps = -(-batches // accumulation)
+    assert plan == Plan(math.ceil(epochs * steps), math.ceil(plan.total_steps / steps), steps, batches, accumulation)
+
+
+@given(st.integers(1, 500), st.integers(1, 20), st.integers(1, 3000))
+def test_a_plan_by_steps_goes_before_epochs(batches: int, accumulation: int, max_steps: int) -> None:
+    """max_steps decides, and the epochs are as many as that takes."""
+    plan = make_plan(batches, accumulation, 3, max_steps)
+    assert plan.total_steps == max_steps
+    assert plan.epochs is not None
+    assert plan.steps_per_epoch is not None
+    assert (plan.epochs - 1) * plan.steps_per_epoch < max_steps <= plan.epochs * plan.steps_per_epoch
+    assert plan.is_last(plan.epochs - 1)
+    assert not plan.is_last(plan.epochs - 2)
+
+
+def test_a_plan_needs_data_or_a_number_of_steps() -> None:
+    """Data without length need max_steps, and data without a batch are refused."""
+    assert make_plan(None, 2, 3, 7) == Plan(7, None, None, None, 2)
+    assert not make_plan(None, 2, 3, 7).is_last(10**9)
+    with pytest.raises(ConfigurationError, match="the training data has no length"):
+        make_plan(None, 1, 3, 0)
+    with pytest.raises(ConfigurationError, match="gives no batch"):
+        make_plan(0, 1, 3, 5)
+
+
+def test_epochs_are_fractions_of_micro_batches() -> None:
+    """Seven of ten batches into the third pass are 2.7; without a length the whole run is one pass."""
+    assert make_plan(10, 4, 3, -1).epoch_at(2, 7) == 2.7
+    assert make_plan(None, 4, 3, 5).epoch_at(0, 10) == 0.5
+
+
+def test_a_number_of_steps_below_one_is_a_share_of_the_run() -> None:
+    """Shares are rounded up, and 1 is one step."""
+    assert [whole_steps(steps, 101) for steps in (0.1, 0.999, 1, 7.0)] == [11, 101, 1, 7]
+
+
+@given(
+    st.builds(Trigger, st.sampled_from(list(Interval)), st.integers(0, 7)),
+    st.builds(Trigger, st.sampled_from(list(Interval)), st.integers(0, 7)),
+    st.builds(Trigger, st.sampled_from(list(Interval)), st.integers(0, 7)),
+    st.booleans(),
+    st.floats(0, 20),
+    st.integers(1, 30),
+)
+def test_nothing_is_due_while_triggers_are_quiet(
+    log: Trigger, evaluate: Trigger, save: Trigger, first: bool, delay: float, total: int
+) -> None:
+    """Looking only at the steps that `quiet_until` names switches on the same as looking at every step."""
+    triggers, plan = Triggers(log, evaluate, save, first, delay), Plan(total, 1, total, total, 1)
+    look_at = 0
+    for step in range(1, total + 1):
+        control, state = Control(), RunState(step=step)
+        triggers.after_step(state, plan, control)
+        if step >= look_at:
+            look_at = triggers.quiet_until(step, plan)
+            assert look_at > step or step == total
+        else:
+            assert control == Control()
+
+
+def test_what_is_due_after_a_step() -> None:
+    """The rhythm, the first step, the delay, and the last step off its rhythm."""
+
+    def due(step: int, triggers: Triggers) -> list[str]:
+        control = Control()
+        triggers.after_step(RunState(step=step), Plan(10, 1, 10, 10, 1), control)
+        assert control.should_training_stop == (step >= 10)
+        return control.due()
+
+    triggers = every(log=3, evaluate=4, save=6, log_first_step=True, evaluation_delay=5)
+    assert [due(step, triggers) for step in (1, 2, 3, 4, 5, 6, 8, 9, 10)] == [
+        *(["log"], [], ["log"], [], [], ["log", "save"], ["evaluate"], ["log"], ["evaluate", "save"]),
+    ]
+    assert due(1, every(log=3)) == []
+    assert due(10, Triggers(Trigger(Interval.EPOCH), Trigger(Interval.EPOCH), Trigger(Interval.EPOCH))) == []
+    assert due(10, every(evaluate=4, evaluation_delay=11)) == []
+    assert due(10, every(evaluate=4, evaluation_delay=10)) == ["evaluate"]
+
+
+def test_what_is_due_at_the_end_of_an_epoch() -> None:
+    """What goes by epochs, the evaluation from the delayed epoch on."""
+    by_epoch = Trigger(Interval.EPOCH)
+    triggers, plan = Triggers(by_epoch, by_epoch, by_epoch, evaluation_delay=2), Plan(30, 3, 10, 10, 1)
+    for epoch, expected in ((0, ["log", "save"]), (1, ["log", "evaluate", "save"])):
+        control = Control()
+        triggers.after_epoch(RunState(epoch=epoch, batches=10), plan, control)
+        assert control.due() == expected
+    control = Control()
+    every(log=1, evaluate=1, save=1).after_epoch(RunState(), plan, control)
+    assert control.due() == []
+
+
+def test_the_last_step_counts_as_due_once() -> None:
+    """quiet_until is never beyond the last step, and the first step counts where it is logged."""
+    plan = Plan(10, 1, 10, 10, 1)
+    assert Triggers().quiet_until(0, plan) == 10
+    assert every(log=4).quiet_until(4, plan) == 8
+    assert every(log=4, log_first_step=True).quiet_until(0, plan) == 1
+    assert every(log=4, log_first_step=True).quiet_until(1, plan) == 4
+
+
+@pytest.mark.parametrize(("greater", "values", "best"), [(True, [1, 3, 2, 3], [1, 3]), (False, [2, 2, 1, 5], [2, 1])])
+def test_the_best_metric_is_noted_with_its_step(greater: bool, values: list[float], best: list[float]) -> None:
+    """Only what is strictly better counts, in the chosen direction."""
+    metric, state, improvements = BestMetric("accuracy", greater), RunState(), []
+    for step, value in enumerate(values, 1):
+        state.step = step
+        if metric.observe(state, {"eval_accuracy": value, "eval_loss": 9}):
+            improvements.append(value)
+            assert (state.best_metric, state.best_step) == (value, step)
+    assert improvements == best
+
+
+def test_a_metric_that_is_not_a_number_is_never_the_best() -> None:
+    """NaN improves on nothing, not even on the beginning."""
+    state = RunState()
+    assert not BestMetric("loss").observe(state, {"eval_loss": math.nan})
+    assert state.best_step is None
+
+
+def test_without_a_name_nothing_is_best() -> None:
+    """No metric, no comparison."""
+    state = RunState()
+    assert not BestMetric().observe(state, {"eval_loss": 1.0})
+    assert state.best_metric is None
+
+
+def test_an_unknown_metric_is_refused_with_those_that_there_are() -> None:
+    """The error names the wish and the choices."""
+    with pytest.raises(ConfigurationError, match=r"'f1'.*no 'eval_f1'; choose one of: eval_loss, eval_runtime"):
+        BestMetric("f1").value({"eval_runtime": 1, "eval_loss": 2})
+    with pytest.raises(ConfigurationError, match=r"choose one of: \(none\)"):
+        BestMetric("eval_f1").value({})
+
+
+def test_speed_is_rounded_as_in_the_reference_library() -> None:
+    """Four decimals of a second, three of a rate, and no rate for what is not known."""
+    assert speed_metrics("train", 3.00004, samples=10, steps=2, tokens=7) == {
+        "train_runtime": 3.0,
+        "train_samples_per_second": 3.333,
+        "train_steps_per_second": 0.667,
+        "train_tokens_per_second": 2.333,
+    }
+    assert speed_metrics("eval", 2, samples=1) == {"eval_runtime": 2, "eval_samples_per_second": 0.5}
+    assert speed_metrics("eval", 0, samples=1) == {"eval_runtime": 0}
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
+def test_small_values_travel_as_parts(value: Any) -> None:
+    """A JSON part gives back what it was made of, even if that has changed since."""
+    part = json_part("kept", value)
+    assert json_value(part) == value
+    assert only_value([part], "kept") == value
+
+
+def test_a_part_holds_what_its_value_was() -> None:
+    """A list that grows later does not grow in the part."""
+    value = [1]
+    part = json_part("kept", value)
+    value.append(2)
+    assert json_value(part) == [1]
+
+
+def test_the_wrong_parts_are_refused() -> None:
+    """Another name, another number of parts, or a tensor is not the one document that was expected."""
+    tensor = Part("kept", "F32", (1,), 0, 1, lambda: memoryview(bytes(4)))
+    for parts in ([], [json_part("other", 1)], [json_part("kept", 1)] * 2, [tensor]):
+        with pytest.raises(ValueError, match="Expected one JSON document named 'kept'"):
+            only_value(parts, "kept")
+
+
+def test_older_states_are_migrated_version_by_version() -> None:
+    """Each migration takes the dictionary one version on, and the document given is left as it is."""
+    old = {"schema_version": 1, "steps": 5}
+    migrations = {
+        1: lambda state: {"schema_version": 2, "step": state["steps"]},
+        2: lambda state: {**state, "schema_version": 3, "updates": state["step"]},
+    }
+    assert migrate(old, migrations, 3) == {"schema_version": 3, "step": 5, "updates": 5}
+    assert old == {"schema_version": 1, "steps": 5}
+    assert migrate({"schema_version": SCHEMA_VERSION, "step": 1}) == {"schema_version": SCHEMA_VERSION, "step": 1}
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, None, "1"])
+def test_states_of_unknown_versions_are_refused(version: object) -> None:
+    """What is newer, older than any migration, or no version at all names the version."""
+    with pytest.raises(CheckpointError, match=f"schema version {version!r}"):
+        migrate({"schema_version": version})
+
+
+def test_one_problem_is_its_own_message_and_several_are_a_list() -> None:
+    """Problems are kept one by one, whatever the message looks like."""
+    assert str(ConfigurationError(["You chose a."])) == "You chose a."
+    several = ConfigurationError(["You chose a.", "You chose b."])
+    assert several.problems == ("You chose a.", "You chose b.")
+    assert str(several) == "2 problems in the configuration:\n  1. You chose a.\n  2. You chose b."
+    assert CollectiveError("gone", [3, 1]).missing == (3, 1)
