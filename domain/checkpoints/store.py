@@ -21,8 +21,6 @@ from hexloop.domain.state import RunState
 from hexloop.ports.contents import Contents, OpenFile
 from hexloop.ports.storage import Storage, Stored
 
-__all__ = ["CheckpointPolicy", "CheckpointStore"]
-
 FAILURES = 3
 """How many saves may fail, one after the other, before the run does."""
 

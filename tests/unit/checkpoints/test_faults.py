@@ -27,7 +27,11 @@ IN_THE_WAY, IN_THE_MAKING = 3, 90
 """The steps of the other run's checkpoint, and of its unfinished one."""
 
 LIMIT = 2
-STRIKES = [(Effect.FAIL, 1.0), (Effect.FULL, 1.0), *((Effect.DIE, done) for done in (0.0, 0.5, 1.0))]
+STRIKES = [
+    (Effect.FAIL, 1.0, False),
+    (Effect.FULL, 1.0, False),
+    *((Effect.DIE, done, power_cut) for done in (0.0, 0.5, 1.0) for power_cut in (False, True)),
+]
 
 
 @frozen
@@ -44,8 +48,8 @@ class Life:
 class World:
     """A storage that another run uses as well.
 
-    told: the steps of which the present life of the run "mine" knows that they have a checkpoint: the one that it went on
-    from, and those that it was told of.
+    told: the steps of which the present life of the run "mine" knows that they have a checkpoint: the one that it went
+    on from, and those that it was told of.
     """
 
     storage: MemoryStorage
@@ -134,8 +138,7 @@ def operations_of_second_life(publication: Publication) -> int:
     return len(world.live(SECOND).operations)
 
 
-@pytest.mark.parametrize("power_cut", [False, True], ids=["", "power cut"])
-@pytest.mark.parametrize(("effect", "done"), STRIKES)
+@pytest.mark.parametrize(("effect", "done", "power_cut"), STRIKES)
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_fault_in_any_operation(publication: Publication, effect: Effect, done: float, power_cut: bool) -> None:
     """After a death, a failure or a full disk in any operation, the next process goes on from the last published."""
