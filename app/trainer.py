@@ -21,7 +21,7 @@ from hexloop.app.training.columns import find_label_names, used_columns
 from hexloop.app.training.counters import operations_by_parameters
 from hexloop.app.training.hooks import standard
 from hexloop.app.training.learning_rates import make_learning_rates
-from hexloop.app.training.live import any_live
+from hexloop.app.training.live import seeded
 from hexloop.app.training.loaders import LoaderMaker, example_count
 from hexloop.app.training.losses import LossChoice, choose_loss
 from hexloop.app.training.placement import place_model
@@ -80,9 +80,8 @@ class Trainer:
         if self.args.log_level != "passive":
             logging.getLogger("hexloop").setLevel(self.args.get_process_log_level())
         self.adapters = choose_adapters(self.args, injected)
-        if not any_live():
-            self.adapters.device.seed(self.args.seed)
-        self.model = self.call_model_init() if model_init is not None else model
+        with seeded(self.adapters.device, self.args.seed):
+            self.model = self.call_model_init() if model_init is not None else model
         self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -152,7 +151,8 @@ class Trainer:
     def _drive(self, resume_from: str | bool | None, ignore_keys: list[str] | None) -> Generator[AnyEvent, None, None]:
         self._refuse_second_run()
         if self.model_init is not None and self.state.global_step > 0:
-            self.model = self.model_wrapped = self.call_model_init()
+            with seeded(self.adapters.device, self.args.seed):
+                self.model = self.model_wrapped = self.call_model_init()
         self.ignore_keys_for_eval = ignore_keys
         session = open_session(self, resume_from)
         dispatch, take_control = self.dispatcher.dispatch, session.control.take

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import define, field
@@ -86,6 +87,13 @@ def begin_control(device: Device, switches: GlobalSwitches) -> Control:
     return control
 
 
-def any_live() -> bool:
-    """Whether a run is live in this process."""
-    return bool(_live.runs)
+@contextmanager
+def seeded(device: Device, seed: int) -> Iterator[None]:
+    """Begin the random streams anew; afterwards those of a live run are where it left them."""
+    kept = list(device.export()) if _live.runs else None
+    device.seed(seed)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            device.load(kept)

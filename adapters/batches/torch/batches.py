@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
 import torch
 
-from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader, skip_batches
+from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader, pass_over
 from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.streams import kept_streams, own_generators, state_of, text_of
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.domain.parts import json_part, only_value
 from hexloop.ports.state import Part
@@ -65,16 +65,17 @@ class LoaderBatches:
 class ForeignBatches:
     """Answers the Batches port for any iterable of batches, taken as it comes.
 
-    It cannot begin anywhere, so the batches before a position are read and dropped. Torch's generator is put back
-    first to where it stood when the epoch began, so that a sampler that draws its order from it draws the same again,
-    and afterwards to where the run left it.
+    It cannot begin anywhere, so the batches before a position are read and dropped. First torch's generator, and those
+    that the loader and its samplers have of their own, are put back to where they stood when the epoch began, so that
+    the same order is drawn again; afterwards the streams that training shares are put back to where the run left them.
     """
 
     def __init__(self, loader: Iterable[Any], transfer: Transfer, inspect: Inspect = _inspect_nothing) -> None:
         self.loader = loader
         self._transfer = transfer
         self._inspect = inspect
-        self._epoch_began_with = torch.get_rng_state()
+        self._generators = [torch.default_generator, *own_generators(loader)]
+        self._epoch_began_with = self._states()
 
     def batches_per_epoch(self) -> int | None:
         """The loader's length, where it has one."""
@@ -90,15 +91,15 @@ class ForeignBatches:
             set_epoch = getattr(holder, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
-        present = torch.get_rng_state()
         if position == 0:
-            self._epoch_began_with = present
+            self._epoch_began_with = self._states()
+            batches = iter(self.loader)
         else:
-            torch.set_rng_state(self._epoch_began_with)
-        batches = skip_batches(self.loader, position)
+            with kept_streams():
+                self._put_back(self._epoch_began_with)
+                batches = iter(self.loader)
+                pass_over(batches, position)
         for batch in batches:
-            if position > 0:
-                torch.set_rng_state(present)
             self._inspect(batch)
             yield self._transfer(batch)
             break
@@ -109,13 +110,27 @@ class ForeignBatches:
         return row_count(batch)
 
     def export(self) -> Iterator[Part]:
-        """Where torch's generator stood when the epoch began."""
-        yield json_part("epoch_began_with", base64.b64encode(self._epoch_began_with.numpy().tobytes()).decode())
+        """Where the generators stood when the epoch began, and where they stand."""
+        yield json_part("generators", {"began": self._epoch_began_with, "now": self._states()})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Begin the next epoch from an exported generator state."""
-        state = base64.b64decode(only_value(parts, "epoch_began_with"))
-        self._epoch_began_with = torch.frombuffer(bytearray(state), dtype=torch.uint8).clone()
+        """Go on from exported generators. Raises ValueError where this loader has more of them, or fewer."""
+        kept = only_value(parts, "generators")
+        if len(kept["now"]) != len(self._generators):
+            raise ValueError(
+                f"The saved data loader had {len(kept['now']) - 1} random generators of its own, and this one has "
+                f"{len(self._generators) - 1}; resume with the loader that the run was saved with."
+            )
+        self._epoch_began_with = kept["began"]
+        for generator, state in zip(self._generators[1:], kept["now"][1:], strict=True):
+            generator.set_state(state_of(state))
+
+    def _states(self) -> list[str]:
+        return [text_of(generator.get_state()) for generator in self._generators]
+
+    def _put_back(self, states: list[str]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state_of(state))
 
 
 def length_of(data: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -62,7 +62,9 @@ class StreamLoader(KeepingLoader):
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
         if self.num_workers > 0 or self.pin_memory or self.batch_size is None:
-            yield from skip_batches(self, position)
+            batches = iter(self)
+            pass_over(batches, position)
+            yield from batches
             return
         rows = iter(self.dataset)
         for _ in zip(range(position), rows, strict=False):
@@ -77,14 +79,14 @@ class StreamLoader(KeepingLoader):
             yield self.collate_fn(batch)
 
 
-def skip_batches(loader: Iterable[Any], position: int) -> Iterator[Any]:
-    """The batches of a loader that knows no positions, after those that hold its first `position` rows."""
+def pass_over(batches: Iterator[Any], position: int) -> None:
+    """Read and drop the batches that hold the first `position` rows."""
     passed = 0
-    for batch in loader:
-        if passed < position:
-            passed += row_count(batch)
-        else:
-            yield batch
+    while passed < position:
+        batch = next(batches, None)
+        if batch is None:
+            return
+        passed += row_count(batch)
 
 
 def is_iterable(dataset: Any) -> bool:

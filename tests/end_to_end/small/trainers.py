@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,13 @@ def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
-def history(trainer: Trainer) -> list[dict[str, float]]:
-    """Everything logged but for readings of the clock."""
+def history(trainer: Trainer) -> list[dict[str, float | str]]:
+    """Everything logged but for readings of the clock; what is not a number equals itself here."""
     return [
-        {name: value for name, value in entry.items() if not name.endswith(CLOCK_READINGS)}
+        {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in entry.items()
+            if not name.endswith(CLOCK_READINGS)
+        }
         for entry in trainer.state.log_history
     ]

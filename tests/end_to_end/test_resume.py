@@ -1,0 +1,267 @@
+"""A run that was interrupted and resumed equals the one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from hexloop import EarlyStoppingCallback, Trainer
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.events import StepEnded
+from tests.end_to_end.small.models import Net, Noisy, Stream, net, rows
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+
+STEPS = 8
+
+Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+
+
+def parts(**further: Any) -> dict[str, Any]:
+    return {"model": net(0.3), "train_dataset": Noisy(22), "eval_dataset": rows(6), **further}
+
+
+CASES: dict[str, Case] = {
+    "dropout, augmentation, accumulation with a partial window": (
+        {"gradient_accumulation_steps": 2, "max_steps": STEPS, "logging_steps": 3},
+        parts,
+    ),
+    "evaluation and logs of different rhythms": (
+        {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 2, "max_steps": STEPS},
+        parts,
+    ),
+    "evaluation and logs by epoch": (
+        {"eval_strategy": "epoch", "logging_strategy": "epoch", "num_train_epochs": 2, "save_total_limit": 3},
+        lambda: parts(train_dataset=Noisy(14)),
+    ),
+    "data of unknown length": ({"max_steps": STEPS}, lambda: parts(train_dataset=Stream(14))),
+    "data of unknown length in workers": (
+        {"max_steps": 5, "dataloader_num_workers": 1},
+        lambda: parts(train_dataset=Stream(14)),
+    ),
+    "workers and keyed augmentation": ({"max_steps": 5, "dataloader_num_workers": 2}, parts),
+    "loss scaling": ({"fp16": True, "max_steps": STEPS}, parts),
+    "reduced precision": ({"bf16": True, "max_steps": STEPS}, parts),
+    "a schedule that follows a metric": (
+        {
+            "lr_scheduler_type": "reduce_lr_on_plateau",
+            "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 0.5},
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "metric_for_best_model": "loss",
+            "max_steps": STEPS,
+        },
+        parts,
+    ),
+    "warm-up, decay, clipping": (
+        {"warmup_steps": 3, "weight_decay": 0.1, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine", "max_steps": STEPS},
+        parts,
+    ),
+    "momentum": ({"optim": "sgd", "optim_args": "momentum=0.9,nesterov=True", "max_steps": STEPS}, parts),
+    "a torch scheduler": ({"max_steps": STEPS}, lambda: with_torch_scheduler(net(0.3))),
+    "the best model at the end": (
+        {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "max_steps": STEPS,
+         "learning_rate": 0.5, "save_total_limit": 2},
+        parts,
+    ),
+    "order by length": (
+        {"train_sampling_strategy": "group_by_length", "length_column_name": "long", "max_steps": STEPS},
+        lambda: parts(train_dataset=[{**row, "long": index % 5} for index, row in enumerate(rows(22))]),
+    ),
+    "token counts": ({"include_num_input_tokens_seen": "all", "max_steps": 4}, parts),
+}  # fmt: skip
+
+
+def with_torch_scheduler(model: Net) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return parts(model=model, optimizers=(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)))
+
+
+def trainer_of(folder: Path, case: Case, kind: type[Trainer] = Trainer) -> Any:
+    given, make = case
+    return small_trainer(folder, kind, make(), **{"save_strategy": "steps", "save_steps": 1, **given})
+
+
+def assert_same_end(one: Trainer, other: Trainer) -> None:
+    assert same_weights(weights(one), weights(other))
+    assert history(one) == history(other)
+    assert one.state.global_step == other.state.global_step
+    assert one.state.best_metric == other.state.best_metric
+    assert one.state.best_global_step == other.state.best_global_step
+
+
+def cut_after(trainer: Trainer, step: int) -> None:
+    """Train, and drop everything once the checkpoint of that step is published."""
+    with_events = trainer.stream()
+    for event in with_events:
+        if type(event).__name__ == "CheckpointPublished" and event.step == step:
+            break
+    with_events.close()
+
+
+def in_memory(case: Case) -> Case:
+    """The same case, its checkpoints held in memory, where `given` stays."""
+    given, make = case
+    storage = MemoryStorage()
+    return given, lambda: {**make(), "storage": storage}
+
+
+def resume_everywhere(folder: Path, case: Case, kind: type[Trainer] = Trainer, steps: int | None = None) -> None:
+    """Cut the run after each of its steps (or the first few), and compare what resumes with the whole run."""
+    whole = trainer_of(folder, in_memory(case), kind)
+    whole.train()
+    assert whole.state.global_step > 2
+    for step in range(1, (steps or whole.state.global_step) + 1):
+        cut = in_memory(case)
+        cut_after(trainer_of(folder, cut, kind), step)
+        torch.rand(17)
+        resumed = trainer_of(folder, cut, kind)
+        resumed.train(resume_from_checkpoint=True)
+        assert_same_end(resumed, whole)
+
+
+MATRIX = (
+    "evaluation and logs by epoch",
+    "data of unknown length in workers",
+    "reduced precision",
+    "warm-up, decay, clipping",
+    "momentum",
+    "order by length",
+    "token counts",
+)
+"""Cases that `make test` leaves out."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.matrix] * (name in MATRIX)) for name in CASES])
+def test_it_resumes_exactly_at_every_step(tmp_path: Path, name: str) -> None:
+    """Cut after any step and resumed, weights, log, best metric and step are those of the run that was not cut."""
+    resume_everywhere(tmp_path, CASES[name])
+
+
+def test_patience_is_kept(tmp_path: Path) -> None:
+    """Cut while early stopping counts and resumed, the run stops where the run that was not cut stops."""
+    given = {
+        "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "max_steps": STEPS,
+        "learning_rate": 0.5, "metric_for_best_model": "loss",
+    }  # fmt: skip
+    case: Case = (given, lambda: parts(callbacks=[EarlyStoppingCallback(3)]))
+    whole = trainer_of(tmp_path, in_memory(case))
+    whole.train()
+
+    stopped = whole.state.global_step
+    assert 3 < stopped < STEPS
+    resume_everywhere(tmp_path, case, steps=stopped - 1)
+
+
+class PlainLoader(Trainer):
+    """Reads its data with torch's own loader, which shuffles by torch's global stream."""
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, batch_size=4, shuffle=True, collate_fn=self.data_collator)
+
+
+class OwnGenerator(Trainer):
+    """Its sampler has a generator of its own, which goes on from epoch to epoch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sampler = RandomSampler(self.train_dataset, generator=torch.Generator().manual_seed(3))
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, batch_size=4, sampler=self.sampler, collate_fn=self.data_collator)
+
+
+class LoaderGenerator(Trainer):
+    """Its loader has a generator of its own."""
+
+    def get_train_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        return DataLoader(self.train_dataset, 4, shuffle=True, generator=generator, collate_fn=self.data_collator)
+
+
+@pytest.mark.parametrize("kind", [PlainLoader, OwnGenerator, LoaderGenerator])
+def test_a_loader_of_the_users_resumes_exactly(tmp_path: Path, kind: type[Trainer]) -> None:
+    """A loader that is taken as it comes, with random augmentation in it, goes on where it was, over epochs too."""
+    resume_everywhere(tmp_path, ({"num_train_epochs": 3}, lambda: parts(train_dataset=Noisy(10))), kind)
+
+
+def test_a_run_resumes_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:
+    """An earlier checkpoint, named by its folder, is gone on from although there are newer ones."""
+    case: Case = ({"max_steps": 5}, parts)
+    whole = trainer_of(tmp_path / "whole", case)
+    whole.train()
+    resumed = trainer_of(tmp_path / "other", case)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2") + os.sep)
+
+    assert_same_end(resumed, whole)
+
+
+def test_a_checkpoint_that_was_asked_for_resumes_exactly(tmp_path: Path) -> None:
+    """A save by request, at a step that no rhythm names, loses nothing."""
+    case: Case = ({"max_steps": 6, "save_strategy": "no", "logging_steps": 4}, parts)
+    whole = trainer_of(tmp_path / "whole", case)
+    whole.train()
+    cut = trainer_of(tmp_path / "cut", case)
+    for event in cut.stream():
+        if type(event) is StepEnded and event.step == 3:
+            cut.request_save()
+            cut.request_stop()
+    resumed = trainer_of(tmp_path / "cut", case)
+    resumed.train(resume_from_checkpoint=True)
+
+    assert_same_end(resumed, whole)
+
+
+def test_a_longer_plan_goes_on(tmp_path: Path) -> None:
+    """A finished run that is resumed with more steps trains these and no others."""
+    short = trainer_of(tmp_path, ({"max_steps": 3, "lr_scheduler_type": "constant"}, parts))
+    short.train()
+    longer = trainer_of(tmp_path, ({"max_steps": 7, "lr_scheduler_type": "constant"}, parts))
+    whole = trainer_of(tmp_path / "whole", ({"max_steps": 7, "lr_scheduler_type": "constant"}, parts))
+    whole.train()
+    steps = [event.step for event in longer.stream(resume_from_checkpoint=True) if type(event) is StepEnded]
+
+    assert steps == [4, 5, 6, 7]
+    assert same_weights(weights(longer), weights(whole))
+
+
+FRESH = """
+import json, sys
+from pathlib import Path
+from tests.end_to_end.small.trainers import history, weights
+from tests.end_to_end.test_resume import CASES, trainer_of
+
+trainer = trainer_of(Path(sys.argv[1]), CASES[sys.argv[2]])
+trainer.train(resume_from_checkpoint=True)
+values = {name: tensor.double().tolist() for name, tensor in weights(trainer).items()}
+print(json.dumps({"history": history(trainer), "weights": values}))
+"""
+
+
+def test_it_resumes_exactly_in_a_fresh_process(tmp_path: Path) -> None:
+    """A new process, which knows the folder alone, ends with the same numbers."""
+    name = "dropout, augmentation, accumulation with a partial window"
+    whole = trainer_of(tmp_path / "whole", CASES[name])
+    whole.train()
+    cut_after(trainer_of(tmp_path / "cut", CASES[name]), 3)
+    fresh = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path / "cut"), name],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert fresh.returncode == 0, fresh.stderr
+    found = json.loads(fresh.stdout)
+    assert found["history"] == history(whole)
+    assert found["weights"] == {name: tensor.double().tolist() for name, tensor in weights(whole).items()}
