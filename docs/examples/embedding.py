@@ -1,0 +1,63 @@
+"""A run inside a program of one's own: driven step by step, and asked for things from another thread."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hexloop import Trainer, TrainingArguments
+from hexloop.domain.events import Logged, Paused, StepEnded, TrainEnded
+
+
+class Curve(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.mse_loss(self.layers(x), labels)}
+
+
+def make_trainer(folder: str | Path) -> Trainer:
+    points = torch.linspace(-3, 3, 64).unsqueeze(-1)
+    rows = [{"x": x, "labels": x.sin()} for x in points]
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=200, logging_steps=50, save_strategy="no", learning_rate=0.01
+    )
+    return Trainer(model=Curve(), args=arguments, train_dataset=rows, loggers=[])
+
+
+def drive(folder: str | Path) -> list[float]:
+    """Take the run from event to event; the losses that it logged."""
+    trainer, losses = make_trainer(folder), []
+    for event in trainer.stream():
+        match event:
+            case StepEnded(step=10):
+                trainer.pause()
+            case Paused():
+                trainer.resume()  # where a program would wait for whoever paused the run
+            case Logged(values={"loss": loss}):
+                losses.append(loss)
+            case TrainEnded(step=step):
+                print(f"{step} steps are done")
+    return losses
+
+
+def ask_from_another_thread(folder: str | Path) -> str:
+    """Train in one thread, and from this one save a checkpoint and stop; the checkpoint's name."""
+    trainer = make_trainer(folder)
+    trainer.args.max_steps = 1_000_000
+    training = threading.Thread(target=trainer.train)
+    training.start()
+    name = trainer.request_save().wait()
+    trainer.request_stop("enough for today")
+    training.join()
+    return name
+
+
+if __name__ == "__main__":
+    print(drive("runs/embedding"))
+    print(ask_from_another_thread("runs/embedding"))

@@ -1,0 +1,185 @@
+"""A web service that trains: start, watch, pause, save and stop a run over HTTP.
+
+    python docs/examples/web_service.py
+
+POST /start {"resume": true}, POST /pause, POST /resume, POST /save, POST /stop, GET /progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+from aiohttp import web
+from torch import Tensor, nn
+
+from hexloop import Trainer, TrainingArguments
+from hexloop.domain.errors import HexloopError
+from hexloop.domain.events import AnyEvent, Logged, Paused, StepEnded, TrainBegan, TrainEnded
+
+
+class Training:
+    """One run at a time, each on a Trainer that `make_trainer` makes.
+
+    Every `next` of the run happens on the one thread of `worker`, so that the event loop only ever waits for it. All
+    else here happens in the event loop, so that nothing needs a lock.
+    """
+
+    def __init__(self, make_trainer: Callable[[], Trainer]) -> None:
+        self.make_trainer = make_trainer
+        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
+        self.trainer: Trainer | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.asked = asyncio.Event()
+        self.closing = False
+        self.progress: dict[str, Any] = {"state": "idle", "step": 0, "loss": None, "error": None}
+
+    def start(self, resume: bool) -> None:
+        """Begin a run; with `resume`, where the newest checkpoint left off."""
+        self.progress |= {"state": "starting", "step": 0, "loss": None, "error": None}
+        self.task = asyncio.create_task(self._drive(resume))
+
+    def is_live(self) -> bool:
+        """Whether a run has begun and not ended."""
+        return self.task is not None and not self.task.done()
+
+    def ask(self, request: Callable[[], Any]) -> Any:
+        """Pass a request on to the run, and wake it up where it is paused."""
+        answer = request()
+        self.asked.set()
+        return answer
+
+    async def close(self) -> None:
+        """End the run and the thread."""
+        self.closing = True
+        if self.trainer is not None:
+            self.ask(self.trainer.request_stop)
+        if self.task is not None:
+            await asyncio.wait([self.task])
+        self.worker.shutdown()
+
+    async def _drive(self, resume: bool) -> None:
+        """Take the run from event to event."""
+        in_worker = asyncio.get_running_loop().run_in_executor
+        try:
+            self.trainer = await in_worker(self.worker, self.make_trainer)
+            if self.closing:
+                self.trainer.request_stop()
+            events = self.trainer.stream(resume_from_checkpoint=resume)
+            try:
+                while (event := await in_worker(self.worker, next, events, None)) is not None:
+                    self._note(event)
+                    if isinstance(event, Paused):
+                        await self.asked.wait()
+                        self.asked.clear()
+            finally:
+                await in_worker(self.worker, events.close)
+        except Exception as error:
+            self.progress |= {"state": "failed", "error": str(error)}
+        finally:
+            self.trainer = None
+
+    def _note(self, event: AnyEvent) -> None:
+        """Bring what an event tells into the progress."""
+        match event:
+            case TrainBegan(step=step) | StepEnded(step=step):
+                self.progress |= {"state": "running", "step": step}
+            case Logged(values=values) if "loss" in values:
+                self.progress["loss"] = values["loss"]
+            case Paused():
+                self.progress["state"] = "paused"
+            case TrainEnded(stopped=stopped):
+                self.progress["state"] = "stopped" if stopped else "done"
+
+
+TRAINING = web.AppKey("training", Training)
+routes = web.RouteTableDef()
+
+
+def live_trainer(request: web.Request) -> Trainer:
+    """The Trainer of the run that is live; answers 409 where there is none."""
+    trainer = request.app[TRAINING].trainer
+    if trainer is None:
+        raise web.HTTPConflict(text="no run is live; POST /start begins one")
+    return trainer
+
+
+@routes.post("/start")
+async def start(request: web.Request) -> web.Response:
+    """Begin a run."""
+    training = request.app[TRAINING]
+    wishes = await request.json() if request.can_read_body else {}
+    if training.is_live():
+        raise web.HTTPConflict(text="a run is live; POST /stop ends it")
+    training.start(resume=bool(wishes.get("resume", False)))
+    return web.json_response(training.progress, status=202)
+
+
+@routes.get("/progress")
+async def progress(request: web.Request) -> web.Response:
+    """Where the run stands."""
+    return web.json_response(request.app[TRAINING].progress)
+
+
+@routes.post("/{action:pause|resume|stop}")
+async def control(request: web.Request) -> web.Response:
+    """Pass a request on to the run, which heeds it at its next step."""
+    trainer, training = live_trainer(request), request.app[TRAINING]
+    actions = {"pause": trainer.pause, "resume": trainer.resume, "stop": trainer.request_stop}
+    training.ask(actions[request.match_info["action"]])
+    return web.json_response(training.progress, status=202)
+
+
+@routes.post("/save")
+async def save(request: web.Request) -> web.Response:
+    """Save, and answer with the checkpoint's name once it is there for good."""
+    saving = request.app[TRAINING].ask(live_trainer(request).request_save)
+    try:
+        name = await asyncio.to_thread(saving.wait)
+    except HexloopError as error:
+        raise web.HTTPConflict(text=str(error)) from error
+    return web.json_response({"checkpoint": name})
+
+
+def make_app(make_trainer: Callable[[], Trainer]) -> web.Application:
+    """The web application around the runs of `make_trainer`."""
+
+    async def training(app: web.Application) -> AsyncIterator[None]:
+        app[TRAINING] = Training(make_trainer)
+        yield
+        await app[TRAINING].close()
+
+    app = web.Application()
+    app.add_routes(routes)
+    app.cleanup_ctx.append(training)
+    return app
+
+
+class Curve(nn.Module):
+    """Learns a curve: x (rows, 1) to y (rows, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.mse_loss(self.layers(x), labels)}
+
+
+def curve_trainer(folder: str = "runs/web_service") -> Trainer:
+    """A Trainer that says nothing: whoever asks is told over HTTP."""
+    points = torch.linspace(-3, 3, 256).unsqueeze(-1)
+    rows = [{"x": x, "labels": x.sin()} for x in points]
+    arguments = TrainingArguments(
+        output_dir=folder, max_steps=1_000_000, logging_steps=20, save_steps=10_000, save_total_limit=3
+    )
+    return Trainer(model=Curve(), args=arguments, train_dataset=rows, loggers=[])
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        web.run_app(make_app(curve_trainer), host="127.0.0.1", port=8080)
