@@ -22,6 +22,8 @@ def summary(trainer: Trainer, progress: Progress) -> str:
     how = "Done"
     if progress.stopped:
         how = f"Stopped by {progress.reasons[0]}" if progress.reasons else "Stopped on request"
+    elif progress.step < state.max_steps:
+        how = "Done early,"
     text = f"{how} after {progress.step:,} of {state.max_steps:,} steps"
     if state.best_metric is not None:
         name = str(trainer.args.metric_for_best_model).removeprefix("eval_")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Collection, Iterator
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 def run(options: Namespace) -> ExitCode:
     """Train, and say at the end where everything is and how to go on."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that a log that goes into a file or a pipe can be followed
 
     def problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
         yield from _nothing_to_evaluate(arguments, given)
@@ -34,7 +38,7 @@ def run(options: Namespace) -> ExitCode:
     except BaseException as error:
         if progress.began:
             where = where_to_go_on(trainer, options, progress)
-            error.add_note(f"The run ended after step {progress.step:,}. {where}")
+            error.add_note(f"The run ended after step {trainer.state.global_step:,}. {where}")
         raise
     print(summary(trainer, progress))
     print(where_to_go_on(trainer, options, progress, results(str(trainer.args.output_dir), began)), flush=True)

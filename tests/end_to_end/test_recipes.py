@@ -1,0 +1,77 @@
+"""The recipes of the documentation, run by the console script: shortened, and in full."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.console import hexloop
+
+ROOT = Path(__file__).parents[2]
+
+SHORT: dict[str, list[str]] = {
+    "digits": ["--max_steps", "46", "--logging_steps", "2"],
+    "language_model": ["--max_steps", "16", "--logging_steps", "1"],
+    "classifier": [
+        *("--max_steps", "160", "--logging_steps", "10"),
+        *("--learning_rate", "0.003", "--lr_scheduler_type", "constant_with_warmup"),
+    ],
+}
+"""What makes each recipe short: steps, and a learning rate that suits so few."""
+
+UNSAVED = ["--save_strategy", "no", "--eval_strategy", "no", "--no_load_best_model_at_end"]
+
+
+def trained(name: str, folder: Path, *words: str) -> tuple[str, list[dict[str, Any]]]:
+    """Train a recipe from the top of the repository; gives what it printed, and its log."""
+    recipe = f"docs/examples/{name}.yaml"
+    options = ["--output_dir", str(folder), "--report_to", "json_lines", "--disable_tqdm", *words]
+    ended = hexloop("train", recipe, *options, folder=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_shortened_recipe_learns(name: str, tmp_path: Path) -> None:
+    """Within a few steps the loss of every recipe falls by at least a third."""
+    unsaved = UNSAVED if name != "digits" else []
+    output, log = trained(name, tmp_path, "--logging_strategy", "steps", *SHORT[name], *unsaved)
+    losses = [line["loss"] for line in log if "loss" in line]
+    assert losses[-1] <= losses[0] * 2 / 3, losses
+    assert f"look at {tmp_path / 'log.jsonl'}" in output.replace(f"{tmp_path / 'confusion.png'}, ", "")
+    if name == "digits":
+        assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "losses.png"}
+        assert output.splitlines()[-1].endswith(" --resume --max_steps 92")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(5))
+def test_digits_are_read_by_every_seed(seed: int, tmp_path: Path) -> None:
+    """The whole recipe reads at least 98 % of the held-out digits, whichever the training seed."""
+    trained("digits", tmp_path, "--seed", str(seed))
+    ended = hexloop("evaluate", "docs/examples/digits.yaml", "--output_dir", tmp_path, folder=ROOT)
+    assert json.loads(ended.stdout)["eval_accuracy"] >= 0.98
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_the_language_model_beats_trigrams_and_writes_words(tmp_path: Path) -> None:
+    """The whole recipe takes fewer bits a byte than trigrams do, and writes words of its corpus without copying it."""
+    trained("language_model", tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["bits_per_byte"] < report["baseline_bits_per_byte"]
+    assert report["known_share"] >= 0.8
+    assert report["longest_copy"] < 60
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_the_classifier_beats_guessing(tmp_path: Path) -> None:
+    """The whole recipe is right more often than naming the most frequent class would be."""
+    trained("classifier", tmp_path)
+    ended = hexloop("evaluate", "docs/examples/classifier.yaml", "--output_dir", tmp_path, folder=ROOT)
+    metrics = json.loads(ended.stdout)
+    assert metrics["eval_accuracy"] > 2 * metrics["eval_majority"]

@@ -1,0 +1,168 @@
+"""Evaluation and prediction from the command line: which checkpoint, what is printed, what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hexloop.app.command_line.predictions import to_jsonl, to_npz
+from hexloop.domain.errors import DataError
+from tests.unit.command_line.commands import Commands
+
+RECIPE = """\
+model: {call: project.Line, slope: 0.5}
+train_dataset: {call: project.points, count: 8, noise: 0.0}
+eval_dataset: {call: project.points, count: 4, noise: 0.0}
+compute_metrics: project.error
+arguments:
+  output_dir: out
+  max_steps: 4
+  learning_rate: 0.1
+  eval_strategy: steps
+  eval_steps: 2
+  save_steps: 2
+  disable_tqdm: true
+  use_cpu: true
+"""
+
+
+@pytest.fixture
+def trained(commands: Commands) -> Commands:
+    """A folder with a trained recipe, whose checkpoints are of steps 2 and 4."""
+    assert commands("train", commands.write("line.yaml", RECIPE)).code == 0
+    return commands
+
+
+def error_of(slope: float) -> float:
+    """The mean error of a line through the origin on the held-out points, whose slope is 2."""
+    return abs(slope - 2.0) * 2.5
+
+
+def slope_of(step: int) -> float:
+    """The slope that a checkpoint holds."""
+    from safetensors.numpy import load_file
+
+    return float(load_file(f"out/checkpoint-{step}/model.safetensors")["slope"][0])
+
+
+def test_the_metrics_of_the_newest_checkpoint_are_the_only_output(trained: Commands) -> None:
+    """Standard output is JSON and nothing else; the same text is in the file."""
+    outcome = trained("evaluate", "line.yaml")
+    assert outcome.code == 0
+    metrics = json.loads(outcome.output)
+    assert metrics["checkpoint"] == str(Path("out/checkpoint-4").resolve())
+    assert metrics["eval_error"] == pytest.approx(error_of(slope_of(4)), rel=1e-5)
+    assert Path("out/eval_results.json").read_text() == outcome.output
+
+
+def test_the_best_checkpoint_is_used_where_the_run_ends_with_it(trained: Commands) -> None:
+    """With load_best_model_at_end the checkpoint is the best one, as it is for the run itself."""
+    options = ["--load_best_model_at_end", "--greater_is_better", "true", "--output_dir", "best"]
+    assert trained("train", "line.yaml", *options).code == 0
+    outcome = trained("evaluate", "line.yaml", *options, "--output", "here/metrics.json")
+    assert json.loads(outcome.output)["checkpoint"] == str(Path("best/checkpoint-2").resolve())
+    assert json.loads(Path("here/metrics.json").read_text()) == json.loads(outcome.output)
+
+
+def test_a_checkpoint_may_be_named_or_left_out(trained: Commands) -> None:
+    """`--checkpoint` names one, `--no-checkpoint` takes the model as the recipe makes it."""
+    named = json.loads(trained("evaluate", "line.yaml", "--checkpoint", "out/checkpoint-2").output)
+    assert named["eval_error"] == pytest.approx(error_of(slope_of(2)), rel=1e-5)
+    as_made = json.loads(trained("evaluate", "line.yaml", "--no-checkpoint").output)
+    assert as_made["checkpoint"] is None
+    assert as_made["eval_error"] == pytest.approx(error_of(0.5), rel=1e-5)
+
+
+def test_a_checkpoint_that_is_not_good_is_refused(trained: Commands) -> None:
+    """A damaged checkpoint exits with 1 and names the good one; without any, training is advised, with 2."""
+    Path("out/checkpoint-4/model.safetensors").write_bytes(b"nothing")
+    outcome = trained("evaluate", "line.yaml", "--checkpoint", "out/checkpoint-4")
+    assert outcome.code == 1
+    assert "choose one of those that are good: checkpoint-2" in outcome.errors
+    outcome = trained("evaluate", "line.yaml", "--output_dir", "empty")
+    assert outcome.code == 2
+    assert "No checkpoint is in empty; train first" in outcome.errors
+
+
+def test_predictions_are_arrays_or_lines(trained: Commands) -> None:
+    """Both formats hold the predictions and labels of every sample; the metrics are printed."""
+    slope = slope_of(4)
+    outcome = trained("predict", "line.yaml", "--output", "out.npz")
+    assert outcome.code == 0
+    assert json.loads(outcome.output)["test_error"] == pytest.approx(error_of(slope), rel=1e-5)
+    arrays = np.load("out.npz", allow_pickle=False)
+    assert arrays["predictions"].tolist() == pytest.approx([slope, 2 * slope, 3 * slope, 4 * slope], rel=1e-6)
+    assert arrays["label_ids"].tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert trained("predict", "line.yaml", "--output", "out.jsonl").code == 0
+    lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [line["prediction"] for line in lines] == arrays["predictions"].tolist()
+    assert [line["label"] for line in lines] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_the_test_data_are_predicted_where_the_recipe_has_them(trained: Commands) -> None:
+    """test_dataset comes before eval_dataset, which counts only where there is none and it is one."""
+    text = RECIPE.replace("eval_strategy: steps", "eval_strategy: 'no'")
+    several = "{few: {call: project.points, count: 2}, many: {call: project.points, count: 3}}"
+    text = text.replace("eval_dataset: {call: project.points, count: 4, noise: 0.0}", f"eval_dataset: {several}")
+    trained.write("several.yaml", text)
+    outcome = trained("predict", "several.yaml", "--output", "out.jsonl")
+    assert outcome.code == 2
+    assert "it is several (few, many); name one as test_dataset" in outcome.errors
+    trained.write("tested.yaml", f"test_dataset: {{call: project.points, count: 3, noise: 0.0}}\n{text}")
+    assert trained("predict", "tested.yaml", "--output", "out.jsonl").code == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_model_that_only_gives_its_loss_cannot_be_predicted_with(trained: Commands) -> None:
+    """Where there are no predictions no file is written."""
+    outcome = trained("predict", "line.yaml", "--output", "out.npz", "--prediction_loss_only")
+    assert outcome.code == 1
+    assert "the model gives nothing beside its loss" in outcome.errors
+    assert not Path("out.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "names", "lines"),
+    [
+        (np.array([1, 2]), None, ["predictions"], [{"prediction": 1}, {"prediction": 2}]),
+        (
+            (np.array([[1], [2]]), np.array([3, 4])),
+            np.array([5, 6]),
+            ["predictions_0", "predictions_1", "label_ids"],
+            [{"prediction": [[1], 3], "label": 5}, {"prediction": [[2], 4], "label": 6}],
+        ),
+        (
+            {"start": np.array([1, 2]), "end": (np.array([3, 4]),)},
+            (np.array([5, 6]), np.array([7, 8])),
+            ["predictions_start", "predictions_end_0", "label_ids_0", "label_ids_1"],
+            [
+                {"prediction": {"start": 1, "end": [3]}, "label": [5, 7]},
+                {"prediction": {"start": 2, "end": [4]}, "label": [6, 8]},
+            ],
+        ),
+        (
+            np.array([np.nan, np.inf, -np.inf]),
+            None,
+            ["predictions"],
+            [{"prediction": "NaN"}, {"prediction": "Infinity"}, {"prediction": "-Infinity"}],
+        ),
+    ],
+)
+def test_outputs_of_any_structure_are_written(
+    tmp_path: Path, predictions: Any, labels: Any, names: list[str], lines: list[Any]
+) -> None:
+    """Several outputs are several arrays, or nested values a line; JSON's missing numbers are texts."""
+    path = tmp_path / "out.npz"
+    path.write_bytes(to_npz(predictions, labels))
+    assert list(np.load(path, allow_pickle=False)) == names
+    assert [json.loads(line) for line in to_jsonl(predictions, labels).splitlines()] == lines
+
+
+def test_python_objects_are_not_pickled() -> None:
+    """An array of Python objects is refused for .npz, by name."""
+    with pytest.raises(DataError, match="predictions_a is an array of Python objects, which only a pickle can hold"):
+        to_npz({"a": np.array([None, {}], dtype=object)}, None)

@@ -1,0 +1,128 @@
+"""Runs that are stopped by signals, and go on: exit codes, last lines, and bit-equal weights."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.unit.command_line.commands import NOISY, Commands
+
+
+def weights(folder: str, step: int) -> bytes:
+    """The bytes of a checkpoint's weights."""
+    return Path(folder, f"checkpoint-{step}", "model.safetensors").read_bytes()
+
+
+def evaluated_steps(folder: str) -> list[int]:
+    """The steps after which the log has an evaluation."""
+    lines = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if "eval_loss" in line]
+
+
+@pytest.fixture
+def uninterrupted(commands: Commands) -> bytes:
+    """The weights that the run ends with when nobody stops it."""
+    outcome = commands("train", commands.write("whole.yaml", NOISY), "--output_dir", "whole")
+    assert outcome.code == 0
+    return weights("whole", 9)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_saves_and_stops_and_the_command_shown_goes_on_exactly(
+    commands: Commands, uninterrupted: bytes, name: str
+) -> None:
+    """The run stops after the step with a checkpoint; the command in its last line trains the rest, bit for bit."""
+    outcome = commands("train", commands.stopping(step=4, names=[name]))
+    assert outcome.code == 3
+    assert f"signal {name}: saving and stopping" in outcome.errors
+    assert f"Stopped by signal {name} after 4 of 9 steps." in outcome.output
+    sentence, command = outcome.last_line.split("; go on with: ")
+    assert sentence == "Checkpoints are in out; look at out/log.jsonl"
+    assert command == "hexloop train stopping.yaml --resume"
+    resumed = commands(*shlex.split(command)[1:])
+    assert resumed.code == 0
+    assert "Done after 9 of 9 steps." in resumed.output
+    assert weights("out", 9) == uninterrupted
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_in_the_middle_of_an_evaluation_leaves_it_due(commands: Commands, uninterrupted: bytes) -> None:
+    """The evaluation that was cut short starts over on resume, and the run goes on as if nothing had been."""
+    assert commands("train", commands.stopping(step=6, names=["SIGTERM"], evaluating=True)).code == 3
+    assert evaluated_steps("out") == [3]
+    assert commands("train", commands.write("whole.yaml", NOISY), "--resume").code == 0
+    assert evaluated_steps("out") == [3, 6, 9]
+    assert weights("out", 9) == uninterrupted
+
+
+def test_a_second_interrupt_ends_the_run_at_once(commands: Commands) -> None:
+    """Two Ctrl-C within a step exit with 130, save nothing, and tell of the checkpoint before."""
+    outcome = commands("train", commands.stopping(step=5, names=["SIGINT", "SIGINT"]), "--save_steps", "2")
+    assert outcome.code == 130
+    assert outcome.errors.splitlines()[-2:] == [
+        "hexloop: interrupted.",
+        "The run ended after step 5. Checkpoints are in out; go on with: "
+        "hexloop train stopping.yaml --save_steps 2 --resume",
+    ]
+    assert sorted(path.name for path in Path("out").glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_stop_that_cannot_save_is_a_failure(commands: Commands) -> None:
+    """Where the checkpoint of a stop cannot be written, the exit code is 1 and it is said that steps are lost."""
+    recipe = commands.stopping(step=4, names=["SIGTERM"], instead_of_folder="out")
+    with pytest.warns(UserWarning, match="checkpoint-4 was not saved"):
+        outcome = commands("train", recipe, "--report_to", "none")
+    assert outcome.code == 1
+    assert "Stopped by signal SIGTERM after 4 of 9 steps; what came after the last checkpoint is not saved." in (
+        outcome.output
+    )
+
+
+def test_a_signal_after_the_last_step_leaves_the_end_of_the_run_for_the_resume(commands: Commands) -> None:
+    """A run that is stopped at its last step is saved there; to go on ends it without another step."""
+    assert commands("train", commands.stopping(step=9, names=["SIGTERM"])).code == 3
+    saved = weights("out", 9)
+    outcome = commands("train", "stopping.yaml", "--resume")
+    assert outcome.code == 0
+    assert "Done after 9 of 9 steps." in outcome.output
+    assert weights("out", 9) == saved
+
+
+def test_a_finished_run_can_be_made_longer(commands: Commands) -> None:
+    """The last line of a finished run doubles its length, whichever of both arguments decides it."""
+    recipe = commands.write("whole.yaml", NOISY)
+    outcome = commands("train", recipe, "--max_steps", "4", "--seed", "3")
+    assert outcome.last_line.endswith("; train longer with: hexloop train whole.yaml --seed 3 --resume --max_steps 8")
+    longer = commands(*shlex.split(outcome.last_line.split(" with: ")[1])[1:])
+    assert longer.code == 0
+    assert "Done after 8 of 8 steps." in longer.output
+    assert longer.last_line.endswith("--seed 3 --resume --max_steps 16")
+    by_epochs = commands("train", recipe, "--max_steps", "-1", "--num_train_epochs=0.5", "--output_dir", "epochs")
+    assert by_epochs.last_line.endswith(
+        "train longer with: hexloop train whole.yaml --max_steps -1 --output_dir epochs --resume --num_train_epochs 1"
+    )
+
+
+def test_another_runs_checkpoint_in_the_folder_is_not_taken_for_this_ones(commands: Commands) -> None:
+    """Where an older run's checkpoint has the higher step, the command names this run's own."""
+    assert commands("train", commands.write("whole.yaml", NOISY)).code == 0
+    outcome = commands("train", commands.stopping(step=4, names=["SIGTERM"]))
+    assert outcome.last_line.endswith("go on with: hexloop train stopping.yaml --resume out/checkpoint-4")
+
+
+def test_the_argument_names_what_to_resume_as_well(commands: Commands, uninterrupted: bytes) -> None:
+    """`resume_from_checkpoint`, in a recipe or as an option, is what `--resume` with a folder is."""
+    assert commands("train", commands.stopping(step=4, names=["SIGTERM"])).code == 3
+    outcome = commands("train", "whole.yaml", "--resume_from_checkpoint", "out/checkpoint-4")
+    assert outcome.code == 0
+    assert weights("out", 9) == uninterrupted
+
+
+def test_a_run_without_checkpoints_says_so(commands: Commands) -> None:
+    """Where nothing was saved, the last line does not claim that anything can be resumed."""
+    outcome = commands("train", commands.write("whole.yaml", NOISY), "--save_strategy", "no")
+    assert outcome.last_line == "No checkpoint was written; look at out/log.jsonl"

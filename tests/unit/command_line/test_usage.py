@@ -1,0 +1,134 @@
+"""What the command line makes of its words: help, usage, bad recipes, failures, and the exit code of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+import hexloop
+from hexloop.app.arguments import TrainingArguments
+from tests.unit.command_line.commands import NOISY, Commands
+
+
+def test_the_version_is_told(commands: Commands) -> None:
+    """`hexloop --version` prints the version."""
+    outcome = commands("--version")
+    assert (outcome.code, outcome.output) == (0, f"hexloop {hexloop.__version__}\n")
+
+
+def test_help_names_the_commands_and_the_exit_codes(commands: Commands) -> None:
+    """`hexloop --help` lists every command and every exit code."""
+    outcome = commands("--help")
+    assert outcome.code == 0
+    for word in ("train", "evaluate", "predict", "doctor", "  0 ", "  1 ", "  2 ", "  3 ", "  130 "):
+        assert f"\n  {word.strip()} " in outcome.output or f"\n    {word.strip()} " in outcome.output
+
+
+def test_the_help_of_train_lists_every_argument(commands: Commands) -> None:
+    """`hexloop train --help` shows a recipe, examples, each argument once in its group, and the exit codes."""
+    shown = commands("train", "--help").output
+    for field in dataclasses.fields(TrainingArguments):
+        assert shown.count(f"  --{field.name} ") + shown.count(f"  --{field.name}\n") == 1, field.name
+    for part in ("\nCheckpoints:\n", "\nhexloop's own:\n", "call: my_project.MyModel", "examples:", "exit codes:"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands, command: str) -> None:
+    """Commands that only use a checkpoint show their own options, and where the arguments are listed."""
+    shown = commands(command, "--help").output
+    assert "--checkpoint FOLDER" in shown
+    assert "--learning_rate" not in shown
+    assert "hexloop train --help" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "usage: hexloop"),
+        (["tran", "recipe.yaml"], "invalid choice: 'tran'"),
+        (["train"], "train needs a recipe; name it right after the command"),
+        (["train", "--resume", "recipe.yaml"], "train needs a recipe; name it right after the command"),
+        (["doctor", "--jsn"], "doctor takes no --jsn"),
+        (["predict", "recipe.yaml"], "the following arguments are required: --output"),
+        (["evaluate", "recipe.yaml", "--checkpoint", "x", "--no-checkpoint"], "not allowed with argument"),
+        (["train", "nowhere.yaml"], "You chose the file 'nowhere.yaml', but it cannot be read"),
+        (["train", "recipe.yaml", "--max_stps", "3"], "--max_stps: You chose max_stps='3'"),
+        (["train", "recipe.yaml", "--resume"], "there is none in trainer_output; leave --resume out"),
+        (["train", "recipe.yaml", "--resume", "nowhere"], "'nowhere', but there is no such folder"),
+        (["train", "recipe.yaml", "--eval_strategy", "epoch"], "eval_strategy='epoch', but the recipe has no eval_dat"),
+        (["evaluate", "recipe.yaml"], "eval_dataset is missing"),
+        (["evaluate", "recipe.yaml", "--checkpoint", "nowhere"], "'nowhere', but there is no such folder"),
+        (["predict", "recipe.yaml", "--output", "x.pkl"], "its format is not known; end its name in .npz or .jsonl"),
+        (["predict", "recipe.yaml", "--output", "x.npz"], "test_dataset is missing, and eval_dataset too"),
+    ],
+)
+def test_words_that_make_no_sense_are_told(commands: Commands, words: list[str], told: str) -> None:
+    """Wrong usage and wrong configuration print what is wrong, without a traceback, and exit with 2."""
+    outcome = commands(*words)
+    assert outcome.code == 2
+    assert told in outcome.errors + outcome.output
+    assert "Traceback" not in outcome.errors
+
+
+def test_the_problems_of_recipe_and_command_line_are_told_together(commands: Commands) -> None:
+    """One error lists a misspelt option, a misspelt key with its line, and a checkpoint that is not there."""
+    recipe = commands.write("bad.yaml", "modle: {call: project.Line}\ntrain_dataset: {call: project.pionts}\n")
+    outcome = commands("train", recipe, "--sede", "1", "--resume")
+    assert outcome.code == 2
+    assert outcome.errors.startswith("hexloop: 5 problems in the configuration:\n  1. --sede: ")
+    for told in ("line 1: You chose modle=", "model is missing", "did you mean points?", "there is none in"):
+        assert told in outcome.errors
+
+
+def test_an_error_of_the_users_code_shows_where_it_was_raised(commands: Commands) -> None:
+    """What the user's own code raises shows its traceback and which part was being made, and exits with 1."""
+    recipe = commands.write(
+        "fails.yaml", "model: {call: project.fails}\ntrain_dataset: {call: project.points, count: 3}\n"
+    )
+    outcome = commands("train", recipe, "--use_cpu")
+    assert outcome.code == 1
+    assert 'raise LookupError("no such file")' in outcome.errors
+    assert outcome.errors.endswith(
+        "LookupError: no such file\nfails.yaml, line 1: this was raised while model was made.\n"
+    )
+
+
+def test_an_error_of_hexloop_shows_its_message_alone(commands: Commands) -> None:
+    """What hexloop refuses while training exits with 1 and its message; --traceback shows where it was raised."""
+    text = "model: {call: project.Line}\ntrain_dataset: {call: project.points, count: 3}\ndata_collator: project.take\n"
+    commands.project.write(
+        "project.py", f"{(commands.project.folder / 'project.py').read_text()}\ndef take(rows): return rows\n"
+    )
+    recipe = commands.write("collate.yaml", text)
+    outcome = commands("train", recipe, "--use_cpu", "--disable_tqdm")
+    assert outcome.code == 1
+    assert outcome.errors.startswith("hexloop: The data_collator returned a list, but")
+    assert "Traceback" not in outcome.errors
+    assert "Traceback" in commands("train", recipe, "--use_cpu", "--disable_tqdm", "--traceback").errors
+
+
+def test_a_failing_run_says_what_is_saved_and_how_to_go_on(commands: Commands) -> None:
+    """After an exception in the middle of a run, the last lines name the step and the command that resumes."""
+    recipe = commands.write("buggy.yaml", f"{NOISY}\ncallbacks: [signalling.Fails]\n")
+    outcome = commands("train", recipe, "--save_steps", "2")
+    assert outcome.code == 1
+    assert outcome.errors.splitlines()[-2:] == [
+        "ArithmeticError: a bug of the user's own",
+        "The run ended after step 3. Checkpoints are in out; go on with: "
+        "hexloop train buggy.yaml --save_steps 2 --resume",
+    ]
+
+
+def test_nothing_heavy_is_imported_to_read_the_words() -> None:
+    """Neither torch nor numpy is imported before a command needs it."""
+    code = """
+import sys
+from hexloop.app.command_line import main
+assert main(["train", "--help"]) == 0
+assert not {"torch", "numpy", "accelerate", "transformers"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
