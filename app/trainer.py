@@ -19,12 +19,13 @@ from hexloop.app.training import evaluating, reporting, saving
 from hexloop.app.training.callbacks import default_callbacks
 from hexloop.app.training.columns import find_label_names, used_columns
 from hexloop.app.training.counters import operations_by_parameters
-from hexloop.app.training.hooks import standard
+from hexloop.app.training.hooks import is_overridden, standard
 from hexloop.app.training.learning_rates import make_learning_rates
 from hexloop.app.training.live import seeded
 from hexloop.app.training.loaders import LoaderMaker, example_count
 from hexloop.app.training.losses import LossChoice, choose_loss
 from hexloop.app.training.placement import place_model
+from hexloop.app.training.refusals import Refusals
 from hexloop.app.training.session import Session, open_session
 from hexloop.app.wiring import Injected, choose_adapters
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -74,12 +75,15 @@ class Trainer:
         **injected: Unpack[Injected],
     ) -> None:
         self.args = TrainingArguments() if args is None else args
-        if (model is None) == (model_init is None):
-            raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
+        with Refusals() as refusals:
+            if (model is None) == (model_init is None):
+                raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
+        with refusals:
+            self.adapters = choose_adapters(self.args, injected)
+        refusals.settle()
         self.model_init = model_init
         if self.args.log_level != "passive":
             logging.getLogger("hexloop").setLevel(self.args.get_process_log_level())
-        self.adapters = choose_adapters(self.args, injected)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         self.model_wrapped = self.model
@@ -240,11 +244,25 @@ class Trainer:
         """The model on its device, with what the arguments ask of its memory."""
         return place_model(self.model, self.args, self.adapters.device)
 
+    @property
+    def makes_optimizer(self) -> bool:
+        """Whether the optimizer is the one that the arguments name."""
+        theirs = is_overridden(self, "create_optimizer") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_optimizer and self.optimizer_cls_and_kwargs is None and not theirs
+
+    @property
+    def makes_scheduler(self) -> bool:
+        """Whether the schedule is the one that the arguments name."""
+        theirs = is_overridden(self, "create_scheduler") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_scheduler and not theirs
+
+    @standard
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
         self.create_optimizer(self.model_wrapped)
         self.create_scheduler(num_training_steps, self.optimizer)
 
+    @standard
     def create_optimizer(self, model: Any = None) -> Any:
         """The optimizer of the trainable parameters, made now where there is none."""
         if self.optimizer is None:
@@ -257,6 +275,7 @@ class Trainer:
             self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
         return self.optimizer
 
+    @standard
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The learning-rate schedule, made now where there is none."""
         if self.lr_scheduler is None:
@@ -295,6 +314,7 @@ class Trainer:
             raise ConfigurationError(["You asked to train, but the Trainer has no data; pass train_dataset."])
         return self._loader_maker().training(self.train_dataset, self.args.train_batch_size)
 
+    @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's own."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset

@@ -69,11 +69,14 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     lacks, a tracker that nobody knows, a combination that the table in `combinations` refuses.
     """
     problems: list[str] = []
-    device = injected.get("device") or choose_device(args)
-    precision = injected.get("precision") or choose_precision(args, device)
-    parallelism = injected.get("parallelism") or SingleProcess()
     given_loggers = injected.get("loggers")
     loggers = choose_loggers(args, problems) if given_loggers is None else list(given_loggers)
+    try:
+        device = injected.get("device") or choose_device(args)
+    except ConfigurationError as error:
+        raise ConfigurationError([*error.problems, *problems]) from error
+    precision = injected.get("precision") or choose_precision(args, device)
+    parallelism = injected.get("parallelism") or SingleProcess()
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
     if problems:
         raise ConfigurationError(problems)
@@ -91,19 +94,30 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
 
 
 def choose_device(args: TrainingArguments) -> Device:
-    """The device that the arguments name, or the best that torch finds."""
-    from hexloop.adapters.device.torch.cpu import CpuDevice
+    """The device that the arguments name, or the best that torch finds.
 
-    kind = args.device.type
-    if kind == "cuda":
+    Raises ConfigurationError where it is not there, or hexloop has no adapter for it.
+    """
+    import torch
+
+    kind, index = args.device.type, args.device.index or 0
+    if kind == "cpu":
+        from hexloop.adapters.device.torch.cpu import CpuDevice
+
+        return CpuDevice()
+    if kind == "cuda" and index < torch.cuda.device_count():
         from hexloop.adapters.device.torch.cuda import CudaDevice
 
-        return CudaDevice(args.device.index or 0)
-    if kind == "mps":
+        return CudaDevice(index)
+    if kind == "mps" and torch.backends.mps.is_available():
         from hexloop.adapters.device.torch.mps import MpsDevice
 
         return MpsDevice()
-    return CpuDevice()
+    known = kind in ("cuda", "mps")
+    because = "torch finds no such device here" if known else "hexloop has no adapter for it yet"
+    raise ConfigurationError(
+        [f"You chose the device {args.device}, but {because}; choose another, pass device=..., or set use_cpu=True."]
+    )
 
 
 def precision_name(args: TrainingArguments) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from hexloop.adapters.scheduler.torch import TorchScheduler
 from hexloop.app.arguments import TrainingArguments
 from hexloop.domain.best import BestMetric
-from hexloop.domain.schedules import ADAPTIVE, build_adaptive, build_shape
+from hexloop.domain.schedules import ADAPTIVE, Adaptive, Shape, build_adaptive, build_shape
 from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
 from hexloop.ports.scheduler import Scheduler
 
@@ -40,28 +40,35 @@ def best_metric(args: TrainingArguments) -> BestMetric:
     return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better))
 
 
-def make_learning_rates(args: TrainingArguments, optimizer: Any, total_steps: int) -> LearningRates:
+def make_schedule(args: TrainingArguments, total_steps: int) -> Adaptive[Any] | Shape:
     """The schedule that the arguments name. Raises ConfigurationError where its options do not fit."""
     name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     options: dict[str, Any] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+    if name in ADAPTIVE:
+        return build_adaptive(name, options)
+    return build_shape(
+        name,
+        base_rate=args.learning_rate,
+        warmup_steps=args.get_warmup_steps(total_steps),
+        total_steps=total_steps,
+        options=options,
+    )
+
+
+def make_learning_rates(args: TrainingArguments, optimizer: Any, total_steps: int) -> LearningRates:
+    """The rates of the schedule that the arguments name. Raises ConfigurationError where its options do not fit."""
     base_rates = tuple(float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups)
 
     def set_rates(rates: Any) -> None:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
+    schedule: Any = make_schedule(args, total_steps)
     scheduler: ScheduledRates | AdaptiveRates
-    if name in ADAPTIVE:
-        scheduler = AdaptiveRates(build_adaptive(name, options), best_metric(args), base_rates, set_rates)
+    if args.lr_scheduler_type in ADAPTIVE:
+        scheduler = AdaptiveRates(schedule, best_metric(args), base_rates, set_rates)
     else:
-        shape = build_shape(
-            name,
-            base_rate=args.learning_rate,
-            warmup_steps=args.get_warmup_steps(total_steps),
-            total_steps=total_steps,
-            options=options,
-        )
-        scheduler = ScheduledRates(shape, base_rates, set_rates)
+        scheduler = ScheduledRates(schedule, base_rates, set_rates)
     return LearningRates(scheduler, optimizer)
 
 

@@ -72,6 +72,13 @@ class LoaderMaker:
             "in_order": args.dataloader_in_order,
         }
         if is_iterable(dataset):
+            if key_seed is not None and args.train_sampling_strategy == "group_by_length":
+                raise ConfigurationError(
+                    [
+                        "You chose train_sampling_strategy='group_by_length', but the training data can only be read "
+                        "from the start, not sorted; choose 'random', or group them where they come from."
+                    ]
+                )
             return StreamLoader(dataset, batch_size=batch_size, drop_last=args.dataloader_drop_last, **options)
         keyed = key_seed is not None and (args.dataloader_num_workers > 0 or args.keyed_data_randomness)
         sampler = OrderedBatchSampler(

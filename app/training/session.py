@@ -22,6 +22,7 @@ from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
 from hexloop.app.training.losses import loss_in_force
+from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
 from hexloop.app.wiring import Adapters
@@ -59,17 +60,25 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
     Raises ConfigurationError with every problem that can be known without data. What was begun is undone then.
     """
     adapters = trainer.adapters
-    trainer.args.check()
-    refuse_unwritable(trainer)
+    with Refusals() as refusals:
+        trainer.args.check()
+    with refusals:
+        refuse_unwritable(trainer)
+    with refusals:
+        refuse_evaluation_without_data(trainer)
     with ExitStack() as undo:
         control = begin_control(adapters.device, switches_for(trainer.args))
         undo.callback(control.release)
         adapters.device.seed(trainer.args.seed)
-        model = trainer.place_model()
-        loader = trainer.get_train_dataloader()
-        undo.callback(stop_workers, loader)
-        batches = batches_of(loader, transfer_to(adapters.device.name, non_blocking=True), _inspection(trainer))
-        plan = plan_for(trainer, batches)
+        with refusals:
+            model = trainer.place_model()
+        with refusals:
+            loader = trainer.get_train_dataloader()
+            undo.callback(stop_workers, loader)
+            batches = batches_of(loader, transfer_to(adapters.device.name, non_blocking=True), _inspection(trainer))
+            plan = plan_for(trainer, batches)
+            refuse_optimizer(trainer, plan.total_steps)
+        refusals.settle()
         wrapped = _prepare(trainer, adapters, model, plan)
         standard, learner = _learner(trainer, adapters, wrapped)
         run = _run(trainer, adapters, plan, batches, learner)

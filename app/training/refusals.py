@@ -1,0 +1,74 @@
+"""What is wrong with a run that has not begun: everything at once, and not one thing at a time."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hexloop.adapters.batches.torch.batches import length_of
+from hexloop.app.training.hooks import is_overridden
+from hexloop.app.training.learning_rates import make_schedule
+from hexloop.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+class Refusals:
+    """Collects the problems of the configuration that its `with` blocks meet; `settle` raises them together."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+
+    def __enter__(self) -> Refusals:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, ConfigurationError):
+            return False
+        self._problems += [problem for problem in error.problems if problem not in self._problems]
+        return True
+
+    def settle(self) -> None:
+        """Raise ConfigurationError with every problem that was met."""
+        if self._problems:
+            raise ConfigurationError(self._problems)
+
+
+def refuse_evaluation_without_data(trainer: Trainer) -> None:
+    """Raise ConfigurationError where evaluations are due in the run, and nothing is there to evaluate on."""
+    args = trainer.args
+    due = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no" or args.eval_on_start
+    if not due or is_overridden(trainer, "evaluate") or is_overridden(trainer, "get_eval_dataloader"):
+        return
+    if trainer.eval_dataset is None:
+        raise ConfigurationError(
+            [
+                f"You chose eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r}, but the "
+                "Trainer has no data to evaluate on; pass eval_dataset, or set eval_strategy='no'."
+            ]
+        )
+    datasets = (
+        trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval_dataset": trainer.eval_dataset}
+    )
+    empty = [name for name, dataset in datasets.items() if length_of(dataset) == 0]
+    if empty or not datasets:
+        raise ConfigurationError(
+            [
+                f"The data to evaluate on is empty ({', '.join(empty) or 'no data set at all'}); "
+                "give it at least one sample, or set eval_strategy='no'."
+            ]
+        )
+
+
+def refuse_optimizer(trainer: Trainer, total_steps: int) -> None:
+    """Raise ConfigurationError where the optimizer or the schedule that the arguments name cannot be made."""
+    with Refusals() as refusals:
+        if trainer.makes_optimizer:
+            trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+    with refusals:
+        if trainer.makes_scheduler:
+            make_schedule(trainer.args, total_steps)
+    refusals.settle()
