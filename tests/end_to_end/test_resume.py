@@ -62,7 +62,8 @@ CASES: dict[str, Case] = {
         parts,
     ),
     "warm-up, decay, clipping": (
-        {"warmup_steps": 3, "weight_decay": 0.1, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine", "max_steps": STEPS},
+        {"warmup_steps": 3, "weight_decay": 0.1, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine",
+         "max_steps": STEPS},
         parts,
     ),
     "momentum": ({"optim": "sgd", "optim_args": "momentum=0.9,nesterov=True", "max_steps": STEPS}, parts),
