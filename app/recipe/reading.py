@@ -14,7 +14,7 @@ from hexloop.app.arguments import Document, TrainingArguments, from_document, ov
 from hexloop.app.arguments.problems import RefusalError, problem
 from hexloop.app.recipe.advice import advice
 from hexloop.app.recipe.part_reading import PartReader, Sort
-from hexloop.app.recipe.parts import Part
+from hexloop.app.recipe.parts import Part, Value
 from hexloop.app.recipe.recipe import ARGUMENTS, PARTS, TRAINER, Recipe, is_trainer
 from hexloop.domain.errors import ConfigurationError
 
@@ -37,10 +37,9 @@ def read_recipe(
 
     The code that it names is imported, and nothing of it called.
 
-    needed: the parts that it must have. options: arguments of a command line, which count instead of the recipe's;
-    unknown: words of it that are no argument. check: further problems with the arguments and
-    the names of the parts that are given.
-    Raises ConfigurationError with everything that is wrong, with lines.
+    needed: the parts that it must have. options: arguments of a command line, which count instead of the recipe's.
+    unknown: words of that command line that are no argument. check: further problems with the arguments and the names
+    of the parts that are given. Raises ConfigurationError with everything that is wrong, with lines.
     """
     document = _document(path)
     if options is not None:
@@ -123,12 +122,14 @@ def _trainer_class(reader: PartReader) -> Any:
     from hexloop.app.trainer import Trainer
 
     document = reader.document
-    if document.at((TRAINER,)) is None:
+    value = document.at((TRAINER,))
+    if value is None:
         return Trainer
-    found = reader.part((TRAINER,), Sort.CLASS).make()
+    part = reader.part((TRAINER,), Sort.CLASS)
+    found = part.value if isinstance(part, Value) else part
     if found is not None and not is_trainer(found):
-        refusal = RefusalError("that is no subclass of hexloop.Trainer", "derive it from hexloop.Trainer")
-        document.problems.append(document.located([(TRAINER,)], problem({TRAINER: document.at((TRAINER,))}, refusal)))
+        refusal = RefusalError("that is no subclass of hexloop.Trainer", "name a class that is derived from it")
+        document.problems.append(document.located([(TRAINER,)], problem({TRAINER: value}, refusal)))
     return found
 
 

@@ -79,8 +79,8 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         "has one.",
         "file, line 15: You chose callbacks.2='project.error', but that is a function, and a class, or an instance of "
         "one is needed; to call it, write '{call: project.error}'.",
-        "file, line 16: You chose trainer='project.Line', but that is no subclass of hexloop.Trainer; derive it from "
-        "hexloop.Trainer.",
+        "file, line 16: You chose trainer='project.Line', but that is no subclass of hexloop.Trainer; name a class "
+        "that is derived from it.",
         "file, line 18: You chose learning_rat=3, but there is no argument of that name; did you mean learning_rate?",
         "file, line 19: You chose seed='x', but it takes a whole number; give one.",
     ]
@@ -110,6 +110,10 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
             ["file, line 2: You chose arguments=[1], but it takes a mapping"],
         ),
         ("model: project.instance\nmodel: 3\n", ["file, lines 1 and 2: You gave 'model' twice", "file, line 2: "]),
+        (
+            "model: project.instance\ntrainer: {call: project.fails}\n",
+            ["file, line 2: You chose trainer={'call': 'project.fails'}, but that is no subclass of hexloop.Trainer"],
+        ),
         (
             "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
             ["You chose report_to='nobody', but no logger of that name is installed"],
