@@ -40,12 +40,15 @@ class TorchScheduler:
         return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def export(self) -> Iterator[Part]:
-        """The scheduler's state dict. Raises TypeError where it holds what JSON cannot."""
-        yield json_part("scheduler", self.scheduler.state_dict())
+        """The scheduler's state dict, and the rates in force. Raises TypeError where it holds what JSON cannot."""
+        yield json_part("scheduler", {"state": self.scheduler.state_dict(), "rates": self.rates()})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported state dict."""
-        self.scheduler.load_state_dict(only_value(parts, "scheduler"))
+        """Go on from an exported state dict, which torch loads without the rates that it leads to."""
+        kept = only_value(parts, "scheduler")
+        self.scheduler.load_state_dict(kept["state"])
+        for group, rate in zip(self.optimizer.param_groups, kept["rates"], strict=True):
+            group["lr"] = rate
 
     @property
     def _follows_metric(self) -> bool:

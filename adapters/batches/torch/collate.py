@@ -58,7 +58,8 @@ def _stack(values: list[Any]) -> Tensor:
 class DataCollatorWithPadding:
     """Pad the samples of a batch to one length with the tokenizer's own `pad`.
 
-    padding, max_length, pad_to_multiple_of, return_tensors: as `pad` takes them. "label" and "label_ids" become "labels".
+    padding, max_length, pad_to_multiple_of, return_tensors: as `pad` takes them. "label" and "label_ids" become
+    "labels".
     """
 
     tokenizer: Any

@@ -14,6 +14,9 @@ from hexloop.domain.parts import json_part, json_value
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
+NO_ROOM = ("not enough memory", "can't allocate memory")
+"""What torch's allocator for the processor says, by platform, in an error that has no class of its own."""
+
 
 class TorchDevice:
     """What every torch device shares: its name, and the random streams of python, numpy and torch."""
@@ -32,7 +35,7 @@ class TorchDevice:
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether torch raised `error` for want of memory."""
         return isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and "not enough memory" in str(error)
+            isinstance(error, RuntimeError) and any(words in str(error) for words in NO_ROOM)
         )
 
     def seed(self, seed: int) -> None:

@@ -57,6 +57,8 @@ class OptimizerState:
         for group in groups:
             group["params"] = [numbers[name] for name in group["params"]]
         state = {numbers[name]: _restore(values, found) for name, values in document["state"].items()}
+        if unknown := found.keys() - {OPTIONS, *_tensors_in(document)}:
+            raise ValueError(f"The saved optimizer has tensors that it does not mention: {', '.join(sorted(unknown))}.")
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -86,6 +88,18 @@ def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_flatten(inner, f"{name}.{index}", tensors) for index, inner in enumerate(value)]
     return value
+
+
+def _tensors_in(value: Any) -> Iterator[str]:
+    """The names of the tensors that what `_flatten` made mentions."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _tensors_in(inner)
+    elif isinstance(value, dict):
+        if TENSOR in value:
+            yield value[TENSOR]
+        else:
+            yield from _tensors_in(list(value.values()))
 
 
 def _restore(value: Any, found: dict[str, Part]) -> Any:

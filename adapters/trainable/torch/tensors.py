@@ -37,8 +37,14 @@ def part_of(name: str, tensor: Tensor) -> Part:
 
 
 def tensor_of(part: Part) -> Tensor:
-    """A new tensor of the part's type and shape that shares no memory with the part."""
+    """A new tensor of the part's type and shape that shares no memory with the part.
+
+    Raises ValueError, naming the part, where its bytes are not as many as its shape takes.
+    """
     tensor = torch.empty(part.shape, dtype=TYPES[part.dtype])
+    data = part.read()
+    if len(data) != tensor.nbytes:
+        raise ValueError(f"{part.name} has {len(data)} bytes, and its shape {part.shape} takes {tensor.nbytes}.")
     if tensor.numel():
-        tensor.reshape(-1).view(torch.uint8).numpy()[:] = part.read()
+        tensor.reshape(-1).view(torch.uint8).numpy()[:] = data
     return tensor

@@ -1,0 +1,387 @@
+"""The torch adapters of the processor against the contracts of their ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, IterableDataset
+
+from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches
+from hexloop.adapters.batches.torch.collate import default_data_collator
+from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader
+from hexloop.adapters.batches.torch.order import VectorisedPermutation
+from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.device.torch.cpu import CpuDevice
+from hexloop.adapters.evaluator.torch.evaluator import TorchEvaluator
+from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
+from hexloop.adapters.losses.torch import TorchLosses
+from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
+from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.scheduler.torch import TorchScheduler
+from hexloop.adapters.trainable.torch.loss import ModelLoss
+from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.contracts.batches import BatchesContract
+from hexloop.app.contracts.device import DeviceContract
+from hexloop.app.contracts.evaluator import EvaluatorContract
+from hexloop.app.contracts.exportable import ExportableContract, Kept
+from hexloop.app.contracts.learner import LearnerContract
+from hexloop.app.contracts.losses import LossesContract
+from hexloop.app.contracts.parallelism import ParallelismContract
+from hexloop.app.contracts.precision import PrecisionContract
+from hexloop.app.contracts.scheduler import SchedulerContract
+from hexloop.app.contracts.trainable import TrainableContract
+from hexloop.domain.best import BestMetric
+from hexloop.domain.step import StandardLearner
+from hexloop.ports.batches import Batches
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.device import Device
+from hexloop.ports.evaluator import Evaluator
+from hexloop.ports.learner import Learner
+from hexloop.ports.precision import Precision
+from hexloop.ports.scheduler import Scheduler
+
+# The suites read losses as numbers, graph and all.
+pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True:UserWarning")
+
+Batch = dict[str, Tensor]
+Result = TypeVar("Result")
+
+
+class Line(nn.Module):
+    """(batch, 3) -> (batch, 1), with a dropout that is off unless it is asked for."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.outer(self.dropout(torch.tanh(self.inner(x))))
+        return {"logits": logits} if labels is None else {"loss": mse_loss(logits, labels), "logits": logits}
+
+
+def line(dropout: float = 0.0) -> Line:
+    """The same weights every time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Line(dropout)
+
+
+def samples(count: int = 10) -> list[Batch]:
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 3, generator=source)
+    return [{"x": row, "labels": row.sum(0, keepdim=True)} for row in x]
+
+
+WHOLE = default_data_collator(samples())
+WINDOW = [{name: values[start:stop] for name, values in WHOLE.items()} for start, stop in ((0, 4), (4, 9), (9, 10))]
+
+
+def trainable(make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> TorchTrainable:
+    model = line()
+    return TorchTrainable(model, make_optimizer(model.parameters(), lr=0.01), ModelLoss())
+
+
+class OnTheWindow:
+    """The data of the suites of a step."""
+
+    def window(self) -> Sequence[Batch]:
+        return WINDOW
+
+    def whole(self) -> Batch:
+        return WHOLE
+
+
+class TestTorchTrainable(OnTheWindow, TrainableContract[Batch, Tensor]):
+    tolerance = 1e-5
+
+    def make(self) -> TorchTrainable:
+        return trainable()
+
+
+class TestStandardLearnerOnTorch(OnTheWindow, LearnerContract[Batch, Tensor]):
+    tolerance = 1e-4
+
+    def make(self) -> Learner[Batch, Tensor]:
+        return StandardLearner(trainable(), PlainPrecision(), SingleProcess())
+
+
+class TestStandardLearnerWithDynamicScaling(TestStandardLearnerOnTorch):
+    tolerance = 2e-2
+
+    def make(self) -> Learner[Batch, Tensor]:
+        return StandardLearner(trainable(), Fp16Precision("cpu", initial_scale=1024.0), SingleProcess())
+
+
+class OnTorch(PrecisionContract[Batch, Tensor]):
+    """A precision, tried on the small model."""
+
+    def trainable(self) -> TorchTrainable:
+        return trainable(torch.optim.SGD)
+
+    def batch(self) -> Batch:
+        return WHOLE
+
+
+class TestPlainPrecisionOnTorch(OnTorch):
+    def make(self) -> Precision[Tensor]:
+        return PlainPrecision()
+
+
+class TestBf16Precision(OnTorch):
+    tolerance = 3e-2
+
+    def make(self) -> Precision[Tensor]:
+        return Bf16Precision("cpu")
+
+
+class TestFp16Precision(OnTorch):
+    tolerance = 1e-2
+
+    def make(self) -> Precision[Tensor]:
+        return Fp16Precision("cpu", initial_scale=1024.0)
+
+
+class TestSingleProcessOnTorch(ParallelismContract[nn.Module, Batch, Tensor]):
+    tolerance = 1e-5
+
+    def make(self) -> SingleProcess:
+        return SingleProcess()
+
+    def model(self) -> nn.Module:
+        return line()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def trainable(self, model: nn.Module, optimizer: Any) -> TorchTrainable:
+        return TorchTrainable(model, optimizer, ModelLoss())
+
+    def batch(self) -> Batch:
+        return WHOLE
+
+
+class TestTorchLosses(LossesContract[Tensor]):
+    def make(self) -> TorchLosses:
+        return TorchLosses()
+
+    def loss(self, value: float) -> Tensor:
+        return torch.tensor(value)
+
+
+class TestTorchLossesWithoutFilter(TestTorchLosses):
+    def make(self) -> TorchLosses:
+        return TorchLosses(filter_nan=False)
+
+
+class TestCpuDevice(DeviceContract):
+    @pytest.fixture
+    def device(self) -> Device:
+        return CpuDevice()
+
+    def draw(self, device: Device) -> float:
+        return float(torch.rand(()))
+
+    def out_of_memory(self, device: Device) -> BaseException:
+        with pytest.raises(RuntimeError) as raised:
+            torch.empty(2**60, dtype=torch.uint8)
+        return raised.value
+
+
+class TestTorchEvaluator(EvaluatorContract[Batch]):
+    @pytest.fixture
+    def evaluator(self) -> Evaluator[Batch]:
+        self.model = line(dropout=0.5)
+        loader: DataLoader[Any] = DataLoader(cast(Any, samples()), batch_size=4, collate_fn=default_data_collator)
+        compute = ModelLoss()
+        step = PredictionStep(compute, lambda forward: forward)
+        return TorchEvaluator(self.model, loader, step, transfer_to("cpu"), row_count)
+
+    def in_training(self, evaluator: Evaluator[Batch]) -> bool:
+        return self.model.training
+
+
+# Data
+
+
+class OfSamples(BatchesContract[Batch]):
+    def samples(self, batch: Batch) -> list[object]:
+        return [tuple(row.tolist()) for row in batch["x"]]
+
+
+def ordered(count: int, size: int, drop_last: bool = False, workers: int = 0) -> LoaderBatches:
+    data = samples(count)
+    sampler = OrderedBatchSampler(lambda epoch: VectorisedPermutation(7, epoch, count), size, drop_last)
+    loader = OrderedLoader(data, sampler, collate_fn=default_data_collator, num_workers=workers)
+    return LoaderBatches(loader, transfer_to("cpu"))
+
+
+class TestOrderedLoader(OfSamples):
+    def make(self) -> Batches[Batch]:
+        return ordered(10, 3)
+
+
+class TestOrderedLoaderWithoutTheLastBatch(OfSamples):
+    def make(self) -> Batches[Batch]:
+        return ordered(10, 3, drop_last=True)
+
+    def test_the_lengths_are_those_of_an_epoch(self, batches: Batches[Batch]) -> None:
+        """The samples of the last batch, which is left out, count as samples of the data set alone."""
+        read = self.read(batches, 0)
+
+        assert batches.batches_per_epoch() == len(read) == 3
+        assert batches.samples_per_epoch() in (9, 10)
+
+
+@pytest.mark.matrix
+class TestOrderedLoaderWithWorkers(OfSamples):
+    def make(self) -> Batches[Batch]:
+        return ordered(9, 3, workers=1)
+
+
+class Rows(IterableDataset[Batch]):
+    """Samples that come one after the other."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from samples()
+
+
+class TestStreamLoader(OfSamples):
+    def make(self) -> Batches[Batch]:
+        return LoaderBatches(StreamLoader(Rows(), batch_size=3, collate_fn=default_data_collator), transfer_to("cpu"))
+
+
+@pytest.mark.matrix
+class TestStreamLoaderWithAWorker(OfSamples):
+    def make(self) -> Batches[Batch]:
+        loader = StreamLoader(Rows(), batch_size=3, collate_fn=default_data_collator, num_workers=1)
+        return LoaderBatches(loader, transfer_to("cpu"))
+
+
+class TestUsersLoader(OfSamples):
+    def make(self) -> Batches[Batch]:
+        loader: DataLoader[Any] = DataLoader(cast(Any, samples()), batch_size=3, collate_fn=default_data_collator)
+        return ForeignBatches(loader, transfer_to("cpu"))
+
+
+# What is kept between steps
+
+
+class InOneProcess(ExportableContract[Kept]):
+    """A world of one."""
+
+    def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
+        return [function(SingleProcessCollectives())]
+
+
+class TestModelState(InOneProcess[ModelState]):
+    def make(self, collectives: Collectives) -> ModelState:
+        self.models: dict[int, Line] = getattr(self, "models", {})
+        model = line()
+        state = ModelState(model)
+        self.models[id(state)] = model
+        self.kept = [*getattr(self, "kept", []), state]
+        return state
+
+    def advance(self, kept: ModelState) -> None:
+        with torch.no_grad():
+            for tensor in self.models[id(kept)].state_dict().values():
+                tensor.add_(1)
+
+
+class OfOptimizers(InOneProcess[OptimizerState]):
+    """The optimizer that `optimizer` makes."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+    def make(self, collectives: Collectives) -> OptimizerState:
+        model = line()
+        optimizer = self.optimizer(model)
+        state = OptimizerState(model, optimizer)
+        self.kept = [*getattr(self, "kept", []), (state, model, optimizer)]
+        # An optimizer makes its moments at its first step; before it there is nothing that could be missing.
+        self.advance(state)
+        return state
+
+    def advance(self, kept: OptimizerState) -> None:
+        _, model, optimizer = next(each for each in self.kept if each[0] is kept)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+
+
+class TestAdamWState(OfOptimizers):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+
+class TestMomentumState(OfOptimizers):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class TestTorchLossesState(InOneProcess[TorchLosses]):
+    def make(self, collectives: Collectives) -> TorchLosses:
+        return TorchLosses()
+
+    def advance(self, kept: TorchLosses) -> None:
+        for value in range(40):
+            kept.add(torch.tensor(0.1 * value))
+
+
+class TestLossScaleState(InOneProcess[Fp16Precision]):
+    def make(self, collectives: Collectives) -> Fp16Precision:
+        return Fp16Precision("cpu", initial_scale=1024.0)
+
+    def advance(self, kept: Fp16Precision) -> None:
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss: Any = kept.scale(kept.wrap(model)(**WHOLE)["loss"])
+        loss.backward()
+        kept.unscale(cast(Any, optimizer))
+        kept.step(cast(Any, optimizer))
+
+
+# Schedulers of the user's
+
+
+class OfTorchSchedulers(SchedulerContract):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        raise NotImplementedError
+
+    def make(self) -> Scheduler:
+        first, second = (nn.Parameter(torch.ones(1)) for _ in range(2))
+        optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.02}])
+        optimizer.step()  # torch's schedulers warn where they are stepped before their optimizer
+        return TorchScheduler(self.scheduler_for(optimizer), optimizer, BestMetric("loss"))
+
+    def rates_in_force(self, scheduler: Scheduler) -> tuple[float, ...]:
+        assert isinstance(scheduler, TorchScheduler)
+        return tuple(float(group["lr"]) for group in scheduler.optimizer.param_groups)
+
+
+class TestTorchExponentialSchedule(OfTorchSchedulers):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        optimizer.step()
+        return scheduler
+
+
+class TestTorchPlateauSchedule(OfTorchSchedulers):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
