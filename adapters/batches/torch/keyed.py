@@ -44,6 +44,4 @@ def seed_streams(key: int) -> None:
 
 def keyed_indices(indices: list[int], seed: int, epoch: int, start: int) -> list[KeyedIndex]:
     """The samples of the positions from `start` on, each with the key of its position."""
-    return [
-        KeyedIndex(index, sample_key(seed, epoch, position)) for position, index in enumerate(indices, start)
-    ]
+    return [KeyedIndex(index, sample_key(seed, epoch, position)) for position, index in enumerate(indices, start)]
