@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
@@ -223,6 +225,35 @@ def test_a_failure_to_rotate_is_no_failure_to_save(storage: MemoryStorage) -> No
     save_at(store, state, 3)
     assert names(storage) == ["checkpoint-3"]
     assert names(storage, "checkpoint-3") == ["manifest.json", "state.json", "weights"]
+
+
+def test_what_a_failed_rotation_left_is_cleaned_up(storage: MemoryStorage) -> None:
+    """At whichever removal a rotation fails, the next save of the same session leaves nothing of it."""
+    for failing in range(1, 6):
+        store = make_store(storage, limit=1)
+        state = RunState(run=f"run {failing}")
+        save_at(store, state, 1)
+        store.storage = FaultyStorage(storage, [Fault(failing, Effect.FAIL, "remove")])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            save_at(store, state, 2)
+        store.storage = storage
+        save_at(store, state, 3)
+        assert names(storage) == ["checkpoint-3"]
+        assert names(storage, "checkpoint-3") == ["manifest.json", "state.json", "weights"]
+        storage.remove("checkpoint-3")
+
+
+def test_only_a_step_that_has_its_checkpoint_is_the_best(storage: MemoryStorage) -> None:
+    """Without a best evaluation there is no best checkpoint; one whose step was never saved leaves the one before."""
+    store = make_store(storage)
+    state = RunState(run="mine")
+    best = []
+    for step, best_step in ((1, None), (2, 2), (4, 3), (5, 2), (6, 6)):
+        state.best_step = best_step
+        save_at(store, state, step)
+        best.append(state.best_checkpoint)
+    assert best == [None, "checkpoint-2", "checkpoint-2", "checkpoint-2", "checkpoint-6"]
 
 
 def test_a_failed_save_is_told_and_the_run_goes_on(storage: MemoryStorage) -> None:
