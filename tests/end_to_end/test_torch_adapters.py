@@ -1,0 +1,271 @@
+"""What the torch adapters do beyond the contracts of their ports."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hexloop.adapters.batches.torch.batches import ForeignBatches
+from hexloop.adapters.batches.torch.collate import WithoutColumns, default_data_collator
+from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.evaluator.torch.predictions import Collected
+from hexloop.adapters.losses.torch import BLOCK, TorchLosses
+from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
+from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, tensor_of
+from hexloop.ports.trainable import Optimizer
+
+# Losses
+
+
+def added(losses: TorchLosses, values: list[float]) -> TorchLosses:
+    for value in values:
+        losses.add(torch.tensor(value))
+    return losses
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_counts_as_the_mean_of_the_others(bad: float) -> None:
+    """So the mean stays what it was; without the filter the sum is not finite."""
+    assert added(TorchLosses(), [1.0, bad, 3.0]).drain() == 6.0
+    assert not math.isfinite(added(TorchLosses(filter_nan=False), [1.0, bad, 3.0]).drain())
+
+
+def test_losses_that_are_all_bad_add_up_to_zero() -> None:
+    """There is no mean to stand for them."""
+    assert added(TorchLosses(), [math.nan] * 3).drain() == 0.0
+
+
+def test_a_save_changes_no_rounding() -> None:
+    """Losses that were exported in between drain to the very sum of those that were not, whatever the blocks."""
+    values = [0.1 * number for number in range(3 * BLOCK)]
+    plain, exported = TorchLosses(), TorchLosses()
+    for value in values:
+        for losses in (plain, exported):
+            losses.add(torch.tensor(value))
+        parts = list(exported.export())
+        exported = TorchLosses()
+        exported.load(parts)
+
+    assert plain.drain() == exported.drain()
+
+
+def test_adding_waits_for_nothing() -> None:
+    """The very tensors are kept until there is a block of them."""
+    losses = TorchLosses("meta")
+    for _ in range(2 * BLOCK):
+        losses.add(torch.zeros((), device="meta"))
+
+
+# Precision
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [(Bf16Precision, torch.bfloat16), (Fp16Precision, torch.float16)])
+def test_products_are_computed_in_the_format_and_nothing_stays_open(precision: Any, dtype: torch.dtype) -> None:
+    """Within the wrapped forward a product has the format; after it, also after an error, autocast is off."""
+    adapter, layer = precision("cpu"), nn.Linear(2, 2)
+    assert adapter.wrap(layer)(torch.ones(1, 2)).dtype is dtype
+    assert layer(torch.ones(1, 2)).dtype is torch.float32
+    with pytest.raises(RuntimeError):
+        adapter.wrap(layer)(torch.ones(1, 3))
+
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_overflow_leaves_the_update_out_and_halves_the_scale() -> None:
+    """The weights stay, `step` says so, and the next good step is taken at half the scale."""
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = cast(Optimizer, torch.optim.SGD([parameter], lr=0.1))
+    precision = Fp16Precision("cpu", initial_scale=8.0)
+    taken = []
+    for factor in (1.0, math.inf, 1.0):
+        parameter.grad = None
+        loss: Any = precision.scale((parameter * factor).sum())
+        loss.backward()
+        precision.unscale(optimizer)
+        before = parameter.item()
+        taken.append(precision.step(optimizer))
+        assert (parameter.item() != before) is taken[-1]
+
+    assert taken == [True, False, True]
+    assert precision.scale(torch.ones(())).item() == 4.0
+
+
+# State
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_every_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Of every type and shape, empty ones and views that are not contiguous too, in memory of its own."""
+    tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    for each in (tensor, tensor.T if tensor.ndim == 2 else tensor):
+        found = tensor_of(part_of("x", each))
+        assert found.dtype is dtype
+        assert found.shape == each.shape
+        if each.numel():
+            assert torch.equal(found.reshape(-1).view(torch.uint8), each.contiguous().reshape(-1).view(torch.uint8))
+        assert found.data_ptr() != each.data_ptr() or not each.numel()
+
+
+class Tied(nn.Module):
+    """Two names of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_a_tied_weight_leaves_once_and_fills_both_names() -> None:
+    """And the module's own tensor is written to, not replaced."""
+    source, target = Tied(), Tied()
+    kept = target.first.weight
+    parts = list(ModelState(source).export())
+    ModelState(target).load(parts)
+
+    assert [part.name for part in parts] == ["first.weight"]
+    assert target.first.weight is target.second.weight is kept
+    assert torch.equal(target.second.weight, source.first.weight)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad", "RMSprop", "Adam", "NAdam", "RAdam", "Adadelta", "LBFGS"])
+def test_any_optimizer_goes_on_from_its_export(name: str) -> None:
+    """Its moments and options, whatever they are nested in, come back so that the next steps are the same."""
+    torch.manual_seed(0)
+    start = nn.Linear(3, 2).state_dict()
+
+    def make() -> tuple[nn.Module, Any]:
+        model = nn.Linear(3, 2)
+        model.load_state_dict(start)
+        return model, getattr(torch.optim, name)(model.parameters(), lr=0.1)
+
+    def step(model: nn.Module, optimizer: Any, number: int) -> None:
+        x = torch.full((1, 3), float(number))
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = (model(x) ** 2).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(closure)
+
+    one, optimizer = make()
+    for number in range(3):
+        step(one, optimizer, number)
+    other, restored = make()
+    other.load_state_dict(one.state_dict())
+    OptimizerState(other, restored).load(list(OptimizerState(one, optimizer).export()))
+    for number in range(3, 6):
+        step(one, optimizer, number)
+        step(other, restored, number)
+
+    assert all(torch.equal(left, right) for left, right in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_an_optimizer_of_other_groups_is_refused() -> None:
+    """The error names both sides."""
+    model: Any = nn.Linear(3, 2)
+    saved = OptimizerState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    split = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
+
+    with pytest.raises(ValueError, match="parameter groups"):
+        OptimizerState(model, split).load(list(saved.export()))
+
+
+# Batches
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+def test_a_transfer_moves_tensors_wherever_they_are() -> None:
+    """Nested in mappings, lists, tuples and named tuples; everything else stays as it is."""
+    batch = {"a": [torch.ones(1), "text"], "b": Pair(torch.ones(1), torch.ones(1)), "c": (torch.ones(1), 3)}
+    moved = transfer_to("meta")(batch)
+
+    assert moved["a"][0].device.type == moved["b"].left.device.type == moved["c"][0].device.type == "meta"
+    assert moved["a"][1] == "text"
+    assert moved["c"][1] == 3
+    assert type(moved["b"]) is Pair
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        ({"x": torch.zeros(3, 2)}, 3),
+        ([torch.zeros(()), torch.zeros(5)], 5),
+        ({"nested": {"x": (torch.zeros(2),)}}, 2),
+        ({}, 0),
+        ("text", 0),
+    ],
+)
+def test_rows_are_counted_by_the_first_tensor(batch: Any, rows: int) -> None:
+    """Whatever it is nested in."""
+    assert row_count(batch) == rows
+
+
+def test_samples_are_stacked_by_their_types() -> None:
+    """Whole labels become int64, others float32; arrays, lists and numbers become tensors; texts are left out."""
+    rows = [{"label": 1, "x": np.ones(2), "y": [1, 2], "z": 0.5, "text": "a", "none": None}] * 2
+    batch = default_data_collator(rows)
+
+    assert {name: (values.dtype, tuple(values.shape)) for name, values in batch.items()} == {
+        "labels": (torch.int64, (2,)),
+        "x": (torch.float64, (2, 2)),
+        "y": (torch.int64, (2, 2)),
+        "z": (torch.float32, (2,)),
+    }
+    assert default_data_collator([{"label": 0.5}])["labels"].dtype is torch.float32
+    assert default_data_collator([{"label_ids": [1, 2]}])["labels"].tolist() == [[1, 2]]
+
+
+def test_columns_are_left_out_before_the_samples_are_collated() -> None:
+    """Only where there are others than the model's."""
+    seen: list[Any] = []
+    WithoutColumns(seen.append, frozenset({"x"}))([{"x": 1, "y": 2}])
+
+    assert seen == [[{"x": 1}]]
+
+
+def test_a_users_loader_is_told_the_epoch() -> None:
+    """`set_epoch` of the loader is called where it has one."""
+
+    class Loader(list[dict[str, Tensor]]):
+        epochs: tuple[int, ...] = ()
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs += (epoch,)
+
+    loader = Loader([{"x": torch.zeros(2)}])
+    batches = ForeignBatches(loader, transfer_to("cpu"))
+    for epoch in range(3):
+        assert len(list(batches.epoch(epoch, 0))) == 1
+
+    assert loader.epochs == (0, 1, 2)
+
+
+# Predictions
+
+
+def test_half_precision_becomes_single() -> None:
+    """There is no bfloat16 in numpy."""
+    collected = Collected()
+    collected.add(torch.ones(2, dtype=torch.bfloat16))
+
+    assert collected.arrays().dtype == np.float32
+
+
+def test_nothing_collected_is_none() -> None:
+    """An evaluation without predictions has no arrays."""
+    assert Collected().arrays() is None
