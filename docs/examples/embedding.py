@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -52,6 +53,8 @@ def ask_from_another_thread(folder: str | Path) -> str:
     trainer.args.max_steps = 1_000_000
     training = threading.Thread(target=trainer.train)
     training.start()
+    while trainer.state.global_step < 100:
+        time.sleep(0.01)
     name = trainer.request_save().wait()
     trainer.request_stop("enough for today")
     training.join()

@@ -82,7 +82,7 @@ def test_a_crash_at_any_moment_changes_nothing() -> None:
     """Wherever the process dies while it uses the disk, the run goes on to the same weights."""
     whole = FaultyStorage(MemoryStorage())
     expected = trained(whole).model.parameters
-    for operation in range(1, len(whole.operations) + 1, 7):
+    for operation in range(1, len(whole.operations) + 1, 23):
         disk = MemoryStorage()
         with pytest.raises(Died):
             trained(FaultyStorage(disk, [Fault(operation, Effect.DIE)]))
@@ -96,7 +96,8 @@ def test_a_save_that_fails_does_not_end_the_run() -> None:
     model = least_squares()
     store = CheckpointStore(storage, CheckpointContents({"model": model.model}))
     run = simulated_run(ROWS, trainable=model, max_steps=3, checkpoints=store, triggers=Triggers(save=EVERY_STEP))
-    events = list(train(run))
+    with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
+        events = list(train(run))
     assert [event.step for event in events if isinstance(event, SaveFailed)] == [1]
     assert isinstance(events[-1], TrainEnded)
 

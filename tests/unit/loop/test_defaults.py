@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hexloop.domain.events import StepEnded
 from hexloop.domain.loop import train
-from hexloop.domain.run import NoCheckpoints, no_evaluation
+from hexloop.domain.run import NoCheckpoints, Run, no_evaluation
 from hexloop.domain.triggers import Trigger, Triggers
-from tests.unit.loop.small import every, make_small, names
+from tests.unit.loop.small import every, make_small, names, resume
 
 
 def test_without_checkpoints_saving_does_nothing() -> None:
@@ -25,8 +27,6 @@ def test_without_data_an_evaluation_measures_nothing() -> None:
 
 def test_a_report_may_go_nowhere() -> None:
     """Without anybody to report to, the run trains as with."""
-    from hexloop.domain.run import Run
-
     small, silent = make_small(triggers=every(log=2)), make_small(triggers=every(log=2))
     small.events()
     run = silent.run
@@ -56,3 +56,56 @@ def test_speed_counts_from_where_this_process_began() -> None:
     assert small.logs[-1]["train_steps_per_second"] == 2.0
     assert small.logs[-1]["train_samples_per_second"] == 4.0
     assert "train_tokens_per_second" not in small.logs[-1]
+
+
+def test_a_resumed_run_measures_its_own_speed() -> None:
+    """Time and steps before this process began to train are not in its figures; the mean loss is over the whole run."""
+    first = make_small(triggers=every(log=4, save=8))
+    for event in train(first.run):
+        if isinstance(event, StepEnded):
+            first.clock.advance(0.5)
+    again = make_small(triggers=every(log=4, save=8), storage=first.storage)
+    resume(again, "checkpoint-8")
+    again.clock.advance(100)
+    for event in train(again.run):
+        if isinstance(event, StepEnded):
+            again.clock.advance(0.25)
+    figures = again.logs[-1]
+    assert (figures["train_runtime"], figures["train_steps_per_second"]) == (2.0, 4.0)
+    assert figures["train_samples_per_second"] == 8.0
+    assert figures["train_loss"] == first.logs[-1]["train_loss"]
+
+
+def test_the_mean_loss_is_that_of_all_logs() -> None:
+    """With a log every fourth of 16 steps, the run's loss is the mean of the logged ones."""
+    small = make_small(triggers=every(log=4))
+    small.events()
+    logged = [log["loss"] for log in small.logs if "loss" in log]
+    assert small.logs[-1]["train_loss"] == pytest.approx(sum(logged) / 4)
+    unlogged = make_small()
+    unlogged.events()
+    assert unlogged.logs[-1]["train_loss"] == pytest.approx(small.logs[-1]["train_loss"])
+
+
+def test_gradients_are_not_clipped_unless_asked_for() -> None:
+    """A run that is not told a norm leaves the gradients as they are."""
+    clipped, free, default = make_small(max_norm=0.1), make_small(max_norm=0), make_small()
+    bare = Run(*(getattr(default.run, name) for name in ("learner", "batches", "losses", "scheduler", "clock", "plan")))
+    clipped.events(), free.events(), list(train(bare))
+    assert default.parameters == free.parameters != clipped.parameters
+
+
+def test_tokens_and_operations_are_told_where_they_are_counted() -> None:
+    """What counters add to the state comes out as a rate and as a sum."""
+    small = make_small(epochs=1)
+
+    def count(batch: list[object]) -> None:
+        small.run.state.tokens += 3 * len(batch)
+        small.run.state.operations += 10.0
+
+    small.run.counters = [count]
+    for event in train(small.run):
+        if isinstance(event, StepEnded):
+            small.clock.advance(1)
+    assert small.logs[-1]["train_tokens_per_second"] == 6.0
+    assert small.logs[-1]["total_flos"] == 80.0

@@ -1,0 +1,64 @@
+"""The English text that every Python carries: the topics of its interactive help, split once for all into two parts.
+
+The topics repeat each other (a statement's topic stands again inside its chapter), so each paragraph is kept only where
+it comes first: no paragraph that is held out stands in the training part. Tables, drawn with lines of dashes, are no
+English and are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+BLOCK = 4_000
+"""Bytes of consecutive paragraphs that go to one part together, so that held-out text reads as text."""
+
+HELD_OUT_EVERY = 10
+"""One block of so many is held out."""
+
+TABLE = re.compile(r"^\s*(\+[-=]{3}|\|\s{3})", re.MULTILINE)
+"""A line of a table: a rule, or a row whose first cell is empty."""
+
+
+def corpus() -> str:
+    """All the topics, in the order of their names, as they stand."""
+    # A private module of documentation data: Python ships it, typeshed describes it as a plain dict.
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(text.strip("\n") for _, text in sorted(topics.items()))
+
+
+def unique_paragraphs(text: str) -> list[str]:
+    """The paragraphs of `text` in order, without tables, each one only the first time, however its lines are broken."""
+    first_seen: dict[str, str] = {}
+    for paragraph in re.split(r"\n(?:[ \t]*\n)+", text.strip("\n")):
+        words = " ".join(paragraph.split())
+        if words and not TABLE.search(paragraph):
+            first_seen.setdefault(words, paragraph)
+    return list(first_seen.values())
+
+
+def split(text: str, block: int = BLOCK, held_out_every: int = HELD_OUT_EVERY) -> tuple[str, str]:
+    """The training part and the held-out part of `text`: the last of every `held_out_every` blocks is held out.
+
+    A block is a run of whole paragraphs that begin within the same `block` bytes of the text.
+    """
+    paragraphs = unique_paragraphs(text)
+    sizes = [len(paragraph.encode()) + 2 for paragraph in paragraphs]
+    starts = itertools.accumulate(sizes, initial=0)
+    parts: tuple[list[str], list[str]] = ([], [])
+    for paragraph, start in zip(paragraphs, starts, strict=False):
+        held_out = start // block % held_out_every == held_out_every - 1
+        parts[held_out].append(paragraph)
+    training, held_out_part = ("\n\n".join(part) + "\n" for part in parts)
+    return training, held_out_part
+
+
+def training_text() -> str:
+    """The part to learn from."""
+    return split(corpus())[0]
+
+
+def held_out_text() -> str:
+    """The part to be judged by."""
+    return split(corpus())[1]
