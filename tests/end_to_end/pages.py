@@ -1,0 +1,72 @@
+"""The code on a page of the documentation, and a program that runs it.
+
+    python tests/end_to_end/pages.py PAGE
+
+Blocks with a title are files, written to the present folder; the other python blocks run one after the other, as one
+module; then `hexloop train` runs with every recipe that the page gave a title.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
+TITLE = re.compile(r'title="(?P<title>[^"]+)"')
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its title if it is a file, the line of the page on which it begins, its code."""
+
+    language: str
+    title: str | None
+    line: int
+    code: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page in order, with the files of the repository that they include."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            found["language"],
+            title["title"] if (title := TITLE.search(found["options"])) else None,
+            text.count("\n", 0, found.start("code")) + 1,
+            SNIPPET.sub(lambda snippet: (ROOT / snippet["path"]).read_text(encoding="utf-8"), found["code"]),
+        )
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    """The words of each command of a shell block, without comments."""
+    return [words for line in block.code.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def run(page: Path) -> None:
+    """Run what the page shows."""
+    module = types.ModuleType("page")
+    sys.modules["page"] = module
+    blocks = blocks_of(page)
+    for block in blocks:
+        if block.title is not None:
+            Path(block.title).write_text(block.code, encoding="utf-8")
+        elif block.language == "python":
+            padded = "\n" * (block.line - 1) + block.code
+            exec(compile(padded, str(page), "exec"), vars(module))
+    for words in (words for block in blocks if block.language == "sh" for words in commands_of(block)):
+        if words[:2] == ["hexloop", "train"] and Path(words[2]).exists():
+            from hexloop.app.command_line import main
+
+            code = main(words[1:])
+            assert code == 0, (words, code)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

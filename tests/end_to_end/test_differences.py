@@ -1,0 +1,342 @@
+"""Where hexloop's Trainer differs from the reference's: what docs/differences.md says, on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import hexloop
+from hexloop.domain.errors import ConfigurationError
+from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
+from tests.end_to_end.parity.data import Samples, samples_for
+from tests.end_to_end.parity.models import PlainGPT, make_model
+from tests.end_to_end.parity.runs import BOTH, Outcome, recorder, run, run_hexloop, run_reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+ONE_WINDOW = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "max_steps": 1,
+    "learning_rate": 0.0,
+}
+"""Four micro-batches, and no change of the weights."""
+
+FIVE_STEPS = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 0.01, "optim": "sgd"}
+"""Two epochs of five steps on 20 samples."""
+
+
+def first_losses(folder: Path, model: nn.Module, data: Samples, **arguments: Any) -> tuple[float, float, float]:
+    """The loss of the first window: hexloop's, hexloop's with the reference's weighting, the reference's."""
+    given = {**ONE_WINDOW, **arguments}
+    exact = run_hexloop(folder / "exact", model, given, train_dataset=data)
+    alike = run_hexloop(folder / "alike", model, {**given, "loss_weighting": "reference"}, train_dataset=data)
+    reference = run_reference(folder, model, given, train_dataset=data)
+    losses = [outcome.series("loss")[0] for outcome in (exact, alike, reference)]
+    return losses[0], losses[1], losses[2]
+
+
+def micro_batches(data: Samples) -> list[dict[str, Tensor]]:
+    return [{name: column[start : start + 4] for name, column in data.columns.items()} for start in range(0, 16, 4)]
+
+
+def assert_both(losses: tuple[float, float, float], exact: float, reference: float) -> None:
+    """The numbers are as the documentation says, and are not the same."""
+    assert losses[0] == pytest.approx(exact, rel=1e-5)
+    assert losses[1] == pytest.approx(reference, rel=1e-5)
+    assert losses[2] == pytest.approx(reference, rel=1e-5)
+    assert abs(exact - reference) > 1e-4 * exact
+
+
+@torch.no_grad()
+def means_and_counts(model: nn.Module, data: Samples) -> tuple[Tensor, Tensor]:
+    """The mean loss and the number of labels of each micro-batch."""
+    batches = micro_batches(data)
+    means = torch.stack([model(**batch)["loss"] for batch in batches])
+    return means, torch.tensor([int((batch["labels"] != -100).sum()) for batch in batches])
+
+
+def test_ragged_labels_weigh_by_their_number(tmp_path: Path) -> None:
+    """The reference takes the mean of means, hexloop the mean over all labels."""
+    model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
+    means, counts = means_and_counts(model, data)
+    assert_both(first_losses(tmp_path, model, data), float((means * counts).sum() / counts.sum()), float(means.mean()))
+
+
+def test_the_rows_of_a_small_last_batch_weigh_as_the_others(tmp_path: Path) -> None:
+    """Of 13 rows in batches of 4 the last one counts as much as four in the reference."""
+    model, data = make_model("convolution"), samples_for("convolution", 13)
+    means, counts = means_and_counts(model, data)
+    assert counts.tolist() == [4, 4, 4, 1]
+    assert_both(first_losses(tmp_path, model, data), float((means * counts).sum() / 13), float(means.mean()))
+
+
+class AnyKeyword(PlainGPT):
+    """Takes every keyword, and divides by the number of its own labels whatever it is told."""
+
+    def forward(
+        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **ignored: Any
+    ) -> dict[str, Tensor]:
+        return super().forward(input_ids, labels)
+
+
+def test_a_model_that_ignores_the_count_is_not_believed(tmp_path: Path) -> None:
+    """The reference adds up the means of a model that takes any keyword; hexloop weighs them."""
+    torch.manual_seed(0)
+    model, data = AnyKeyword(), samples_for("plain GPT", 16)
+    means, counts = means_and_counts(model, data)
+    assert_both(first_losses(tmp_path, model, data), float((means * counts).sum() / counts.sum()), float(means.sum()))
+
+
+def smoothed_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The sum of the smoothed losses of all labels of a batch."""
+    logits = model(batch["input_ids"])["logits"]
+    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum", label_smoothing=0.1)
+
+
+def test_smoothed_losses_weigh_by_their_labels(tmp_path: Path) -> None:
+    """With label smoothing too the reference takes the mean of means."""
+    model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
+    _, counts = means_and_counts(model, data)
+    with torch.no_grad():
+        sums = [smoothed_sum(model, batch) for batch in micro_batches(data)]
+    means = torch.stack(sums) / counts
+    losses = first_losses(tmp_path, model, data, label_smoothing_factor=0.1)
+    assert_both(losses, float((means * counts).sum() / counts.sum()), float(means.mean()))
+
+
+def test_labels_that_are_compared_with_nothing_are_not_counted(tmp_path: Path) -> None:
+    """GPT-2's loss leaves out each row's first label, which the reference counts all the same."""
+    model, data = make_model("GPT-2"), samples_for("GPT-2", 16)
+    labels = data.columns["labels"]
+    with torch.no_grad():
+        mean = float(model(**{name: column[:16] for name, column in data.columns.items()}).loss)
+    compared, counted = int((labels[:, 1:] != -100).sum()), int((labels != -100).sum())
+    assert_both(first_losses(tmp_path, model, data), mean, mean * compared / counted)
+
+
+def test_a_loss_that_is_not_finite_is_logged_as_the_mean_of_the_others(tmp_path: Path) -> None:
+    """Of the losses 1, 2, nan, 4, 5 hexloop logs 3; the reference puts 1 in the place of nan."""
+
+    def counted() -> Callable[..., Tensor]:
+        values = iter((1.0, 2.0, float("nan"), 4.0, 5.0))
+        return lambda outputs, labels, num_items_in_batch: 0 * outputs["logits"].sum() + next(values)
+
+    logged = [
+        run(
+            library,
+            tmp_path / library.__name__,
+            make_model("convolution"),
+            {**FIVE_STEPS, "num_train_epochs": 1, "logging_steps": 5},
+            train_dataset=samples_for("convolution", 20),
+            compute_loss_func=counted(),
+        ).series("loss")
+        for library in (hexloop, transformers)
+    ]
+    assert logged == [pytest.approx([3.0]), pytest.approx([(1 + 2 + 1 + 4 + 5) / 5])]
+
+
+def make_trainer(library: Any, folder: Path, outcome: Outcome, **given: Any) -> Any:
+    """A Trainer of either library on five steps an epoch, whose events go to `outcome`."""
+    callbacks = given.pop("callbacks", [])
+    arguments = library.TrainingArguments(output_dir=str(folder), **{**BOTH, **FIVE_STEPS, **given})
+    data = samples_for("convolution", 20)
+    trainer = library.Trainer(
+        model=make_model("convolution"),
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=[*callbacks, recorder(library, outcome)],
+    )
+    trainer.remove_callback(library.PrinterCallback)
+    return trainer
+
+
+def resumed(library: Any, folder: Path, step: int, **given: Any) -> tuple[Any, Outcome, Any]:
+    """What a whole run gave, the events of one that is resumed from its checkpoint of `step`, and what that gave."""
+    given = {"save_strategy": "steps", "save_steps": 1, **given}
+    whole = make_trainer(library, folder, Outcome(), **given).train()
+    outcome = Outcome()
+    outcome.trainer = make_trainer(library, folder, outcome, **given)
+    return whole, outcome, outcome.trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+
+
+def test_the_mean_loss_of_a_resumed_run_is_of_all_its_steps(tmp_path: Path) -> None:
+    """It is that of the run that was not interrupted; the reference's is of the steps since."""
+    ours, _, ours_resumed = resumed(hexloop, tmp_path / "hexloop", 4)
+    theirs, again, theirs_resumed = resumed(transformers, tmp_path / "reference", 4)
+    assert ours_resumed.training_loss == pytest.approx(ours.training_loss, rel=1e-6)
+    losses = [entry["loss"] for entry in again.trainer.state.log_history if "loss" in entry]
+    assert theirs_resumed.training_loss == pytest.approx(sum(losses[4:]) / 6, rel=1e-4)
+    assert theirs_resumed.training_loss != pytest.approx(theirs.training_loss, rel=1e-4)
+
+
+def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None:
+    """From the checkpoint of an epoch's last step hexloop evaluates the epoch; the reference goes on without."""
+    told = {"on_epoch_begin", "on_epoch_end", "on_evaluate", "on_step_begin"}
+    seen = []
+    for library in (hexloop, transformers):
+        _, outcome, _ = resumed(library, tmp_path / library.__name__, 5, eval_strategy="epoch")
+        seen.append([name for name, step, *_ in outcome.events if step == 5 and name in told])
+    assert seen[0] == ["on_epoch_begin", "on_epoch_end", "on_evaluate", "on_epoch_begin", "on_step_begin"]
+    assert seen[1] == ["on_epoch_begin", "on_step_begin"]
+
+
+def test_callbacks_have_their_attributes_back(tmp_path: Path) -> None:
+    """EarlyStoppingCallback goes on counting after a resume; the reference's begins at 0 unless told otherwise."""
+    counters = []
+    for library in (hexloop, transformers):
+        began: list[int] = []
+        patient = library.EarlyStoppingCallback(early_stopping_patience=100, early_stopping_threshold=1e6)
+
+        def note(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            began.append(patient.early_stopping_patience_counter)  # noqa: B023 - called before the loop goes on
+
+        watcher = type("Watcher", (library.TrainerCallback,), {"on_step_begin": note})()
+        given: dict[str, Any] = {
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "metric_for_best_model": "loss",
+            "load_best_model_at_end": True,
+            "save_strategy": "steps",
+            "save_steps": 1,
+        }
+        folder = tmp_path / library.__name__
+        make_trainer(
+            library, folder, Outcome(), callbacks=[library.EarlyStoppingCallback(100, 1e6)], max_steps=4, **given
+        ).train()
+        trainer = make_trainer(library, folder, Outcome(), callbacks=[patient, watcher], max_steps=6, **given)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+        counters.append(began[0])
+    assert counters[0] == 3  # the first evaluation was the best so far
+    assert counters[1] == 0
+
+
+def epochs_at_begin(library: Any, folder: Path) -> list[float]:
+    """What callbacks read when an epoch begins, the first of which a callback ended after its third step."""
+    outcome = Outcome()
+
+    def end_epoch(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        control.should_epoch_stop = state.global_step == 3
+
+    ending = type("Ending", (library.TrainerCallback,), {"on_step_end": end_epoch})()
+    make_trainer(library, folder, outcome, callbacks=[ending]).train()
+    return [epoch for name, _, epoch, _ in outcome.events if name == "on_epoch_begin"]
+
+
+def test_a_new_epoch_is_a_whole_number(tmp_path: Path) -> None:
+    """After an epoch that was cut short the next begins at 1.0 in hexloop, and at 0.6 in the reference."""
+    assert epochs_at_begin(hexloop, tmp_path / "hexloop") == [0.0, 1.0]
+    assert epochs_at_begin(transformers, tmp_path / "reference") == [0, 0.6]
+
+
+@pytest.mark.parametrize(("weight_decay", "ours", "theirs"), [(0.0, 1, 2), (0.1, 2, 2)])
+def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path: Path) -> None:
+    """Without decay one group holds all parameters; the reference keeps two."""
+    groups = [
+        len(make_trainer(library, tmp_path, Outcome(), weight_decay=weight_decay).create_optimizer().param_groups)
+        for library in (hexloop, transformers)
+    ]
+    assert groups == [ours, theirs]
+
+
+def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
+    """An option that a schedule does not have is an error before the first step, and nothing to the reference."""
+    given: dict[str, Any] = {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"power": 2}, "max_steps": 1}
+    with pytest.raises(ConfigurationError, match="'power'"):
+        make_trainer(hexloop, tmp_path, Outcome(), **given).train()
+    assert make_trainer(transformers, tmp_path, Outcome(), **given).train().global_step == 1
+
+
+def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    """The best model without an evaluation is refused at once; the reference takes it."""
+    given: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "best", "metric_for_best_model": "loss"}
+    with pytest.raises(ConfigurationError, match="only evaluation tells which model is best"):
+        hexloop.TrainingArguments(**given)
+    transformers.TrainingArguments(**given)
+    with pytest.raises((ConfigurationError, TypeError), match="learning_rate"):
+        hexloop.TrainingArguments(learnign_rate=1e-3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("library", "kept"), [(hexloop, True), (transformers, False)], ids=["hexloop", "reference"])
+def test_printing_leaves_the_logs_alone(library: Any, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Later callbacks find `total_flos` in the logs; printed it is by neither."""
+    logs = {"loss": 1.0, "total_flos": 2.0}
+    library.PrinterCallback().on_log(None, library.TrainerState(), None, logs=logs)
+    assert ("total_flos" in logs) == kept
+    assert "total_flos" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("library", "begins"), [(hexloop, 7), (transformers, 0)], ids=["hexloop", "reference"])
+def test_the_progress_bar_begins_where_the_run_does(library: Any, begins: int) -> None:
+    """A run that is resumed at step 7 of 10 shows 7."""
+    state = library.TrainerState()
+    state.global_step, state.max_steps = 7, 10
+    callback = library.ProgressCallback()
+    callback.on_train_begin(None, state, None)
+    assert callback.training_bar.n == begins
+    callback.training_bar.close()
+
+
+def test_loggers_silence_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With loggers of the caller's there is no progress bar and no printing."""
+    trainer = hexloop.Trainer(
+        model=make_model("convolution"),
+        args=hexloop.TrainingArguments(output_dir=str(tmp_path), max_steps=2, logging_steps=1, use_cpu=True),
+        train_dataset=samples_for("convolution", 20),
+        loggers=[],
+    )
+    trainer.train()
+    assert capsys.readouterr() == ("", "")
+
+
+WAYS_TO_STOP: dict[str, Callable[[hexloop.Trainer], None]] = {
+    "request_stop": lambda trainer: trainer.request_stop(),
+    "should_training_stop": lambda trainer: setattr(trainer.control, "should_training_stop", True),
+}
+
+
+@pytest.mark.parametrize(("way", "announced"), [("request_stop", False), ("should_training_stop", True)])
+def test_a_request_to_stop_leaves_the_end_of_the_epoch_for_later(way: str, announced: bool, tmp_path: Path) -> None:
+    """A stop by a callback announces the epoch's end, as the reference does; one that was asked for does not."""
+    outcome = Outcome()
+    trainer = make_trainer(hexloop, tmp_path, outcome)
+    stop = WAYS_TO_STOP[way]
+    stopping = type("Stopping", (hexloop.TrainerCallback,), {"on_step_end": lambda *_, **__: stop(trainer)})()
+    trainer.add_callback(stopping)
+    assert trainer.train().global_step == 1
+    assert ("on_epoch_end" in [name for name, *_ in outcome.events]) == announced
+
+
+def test_no_pickle_is_written(tmp_path: Path) -> None:
+    """A checkpoint is safetensors and JSON where the reference's holds pickles."""
+    endings = []
+    for library in (hexloop, transformers):
+        folder = tmp_path / library.__name__
+        make_trainer(library, folder, Outcome(), save_strategy="steps", save_steps=5, max_steps=5).train()
+        endings.append({path.suffix for path in (folder / "checkpoint-5").iterdir()})
+        assert (folder / "checkpoint-5" / "model.safetensors").exists()
+    assert endings[0] == {".safetensors", ".json"}
+    assert {".bin", ".pt", ".pth"} <= endings[1]
+
+
+def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    """The first of three checkpoints meets a full disk; the run ends where it should, and the others are there."""
+    full_once = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, operation="write")])
+    trainer = hexloop.Trainer(
+        model=make_model("convolution"),
+        args=hexloop.TrainingArguments(output_dir=str(tmp_path), max_steps=3, save_steps=1, use_cpu=True),
+        train_dataset=samples_for("convolution", 20),
+        storage=full_once,
+        loggers=[],
+    )
+    with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
+        assert trainer.train().global_step == 3
+    assert [entry.name for entry in full_once.list("")] == ["checkpoint-2", "checkpoint-3"]

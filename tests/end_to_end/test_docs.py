@@ -1,0 +1,106 @@
+"""What the README and the site show is true: every block of Python runs, every command exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hexloop.app.command_line.options import read_options
+from tests.end_to_end.pages import ROOT, Block, blocks_of, commands_of
+
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md"))]
+RUNNABLE = [page for page in PAGES if any(block.language == "python" for block in blocks_of(page))]
+LANGUAGES = {"python", "sh", "yaml", "toml", "text"}
+SUITES = sorted((ROOT / "docs" / "examples").glob("test_*.py"))
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in `folder`, in which nothing of the repository can be imported but what is installed."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """The blocks of a page run from top to bottom, in an empty folder, without a warning."""
+    ended = run_python(tmp_path, "-W", "error", ROOT / "tests/end_to_end/pages.py", page)
+    assert ended.returncode == 0, ended.stderr[-5000:]
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=name_of)
+def test_an_example_that_is_a_test_passes(suite: Path, tmp_path: Path) -> None:
+    """It is run by pytest as in a project of one's own: beside the examples that it imports, with no configuration."""
+    for example in suite.parent.glob("*.py"):
+        shutil.copy(example, tmp_path)
+    ended = run_python(tmp_path, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", suite.name)
+    assert ended.returncode == 0, ended.stdout[-5000:]
+    passed = re.search(r"(\d+) passed", ended.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_of_a_page_exists(page: Path) -> None:
+    """Make targets, commands with their options, recipes, examples and extras are all there."""
+    blocks = blocks_of(page)
+    assert {block.language for block in blocks} <= LANGUAGES, "of another language nobody knows whether it is true"
+    titles = {block.title for block in blocks}
+    for words in (words for block in blocks if block.language == "sh" for words in commands_of(block)):
+        check_command(words, titles)
+
+
+def check_command(words: list[str], titles: set[str | None]) -> None:
+    match words:
+        case ["make", target]:
+            assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+        case ["hexloop", *command, "--help"]:
+            with pytest.raises(SystemExit, match="0"):
+                read_options([*command, "--help"])
+        case ["hexloop", *options]:
+            read = read_options(options)
+            assert read.unknown == [], words
+            if "recipe" in read:
+                assert read.recipe in titles or (ROOT / read.recipe).exists(), words
+        case ["python", file]:
+            assert file in titles or (ROOT / file).exists(), words
+        case ["python", "-m", "pytest", *files]:
+            assert all(file in titles for file in files), words
+        case ["pip", "install", wanted]:
+            extras = re.search(r"\[(.*)\]", wanted)
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert set(extras[1].split(",") if extras else ()) <= known.keys(), words
+        case _:
+            raise AssertionError(f"nobody knows whether there is a command {words}")
+
+
+def test_a_block_that_is_wrong_is_found(tmp_path: Path) -> None:
+    """The checks above can fail: on an error in a page's Python, and on commands that are not there."""
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n\n```python\nright = 1\n```\n\n```python\nassert right == 2\n```\n")
+    ended = run_python(tmp_path, ROOT / "tests/end_to_end/pages.py", page)
+    assert ended.returncode == 1
+    assert 'page.md", line 8' in ended.stderr
+
+    for wrong in ("make trian", "hexloop train no.yaml", "hexloop doctor --jsno", "pip install 'hexloop[none]'", "ls"):
+        (words,) = commands_of(Block("sh", None, 1, wrong))
+        with pytest.raises((AssertionError, SystemExit)):
+            check_command(words, set())
+
+
+def test_no_page_links_to_a_file_that_is_not_there() -> None:
+    """The README's links lead to files of the repository; those of the site are checked where it is built."""
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(targets) > 5
+    assert [target for target in targets if not (ROOT / target).exists()] == []
