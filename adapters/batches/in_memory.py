@@ -34,6 +34,8 @@ class InMemoryBatches(Generic[Row]):
         order: Callable[[int], Order] | None = None,
         drop_last: bool = False,
     ) -> None:
+        # A batch has as many rows as it is long; the builtin itself, because the loop asks at every step.
+        self.rows: Callable[[Sized], int] = len
         self._rows = rows
         self._batch_size = batch_size
         self._order = order
@@ -57,10 +59,6 @@ class InMemoryBatches(Generic[Row]):
             yield from self._cut(range(len(self._rows)), position)
         else:
             yield from islice(self._ready, position // self._batch_size, None)
-
-    def rows(self, batch: Sized) -> int:
-        """How many rows the batch has."""
-        return len(batch)
 
     def export(self) -> Iterator[Part]:
         """A position says it all."""
