@@ -13,6 +13,7 @@ from torch import Tensor
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.trainable.torch.optimizers import choose_optimizer, decayed_names, make_optimizer
+from hexloop.app.accelerator import Accelerator
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.training import evaluating, reporting, saving
@@ -425,6 +426,12 @@ class Trainer:
         self.callback_handler.remove_callback(callback)
 
     # Where this process stands
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What overridden hooks ask: backward, unwrap_model, device, and the like, answered by the Trainer's adapters."""
+        last = getattr(self.session.learner, "last_of_window", True) if self.session is not None else True
+        return Accelerator(self.adapters, last)
 
     def is_world_process_zero(self) -> bool:
         """Whether this process is the first of the run."""

@@ -1,0 +1,84 @@
+"""What overridden hooks expect under `trainer.accelerator`, answered by the Trainer's own adapters."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from hexloop.app.wiring import Adapters
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@frozen
+class Accelerator:
+    """The part of accelerate's Accelerator that a hook of the Trainer needs; no real one is ever made.
+
+    sync_gradients: whether the gradients of the present micro-batch are those of an optimizer step.
+    """
+
+    adapters: Adapters
+    sync_gradients: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return torch.device(self.adapters.device.name)
+
+    @property
+    def process_index(self) -> int:
+        """This process among all of the run."""
+        return self.adapters.collectives.rank
+
+    @property
+    def num_processes(self) -> int:
+        """The processes of the run."""
+        return self.adapters.collectives.world_size
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process is the first of the run."""
+        return self.process_index == 0
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Add the gradients of `loss`, scaled as the number format needs it, to those of the window."""
+        self.adapters.parallelism.backward(self.adapters.precision.scale(loss))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context in which the model computes in the run's number format; close it before the hook returns."""
+        dtype = HALVES.get(self.adapters.precision.name)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
+    def unwrap_model(self, model: Any, **kwargs: Any) -> Any:
+        """The model as the user passed it in."""
+        return self.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model))
+
+    def prepare(self, *objects: Any) -> Any:
+        """The objects as they are: what a run needs prepared, the Trainer prepares."""
+        return objects[0] if len(objects) == 1 else objects
+
+    def gather(self, tensor: Any) -> Any:
+        """The tensor of every process, one after the other; in one process the tensor itself."""
+        self._refuse_several("gather")
+        return tensor
+
+    gather_for_metrics = gather
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The tensors of all processes made one; in one process the tensor times `scale`."""
+        self._refuse_several("reduce")
+        return tensor * scale
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every process is here."""
+        self.adapters.collectives.barrier("wait_for_everyone")
+
+    def _refuse_several(self, name: str) -> None:
+        if self.num_processes > 1:
+            raise NotImplementedError(
+                f"You called accelerator.{name} in a run of {self.num_processes} processes, which needs tensors to "
+                "travel between them; gather plain numbers through trainer.adapters.collectives."
+            )
