@@ -429,7 +429,7 @@ class Trainer:
 
     @property
     def accelerator(self) -> Accelerator:
-        """What overridden hooks ask: backward, unwrap_model, device, and the like, answered by the Trainer's adapters."""
+        """What overridden hooks ask for: backward, unwrap_model, device and the like, answered by the adapters."""
         last = getattr(self.session.learner, "last_of_window", True) if self.session is not None else True
         return Accelerator(self.adapters, last)
 
