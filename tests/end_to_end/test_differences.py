@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -261,8 +263,19 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="only evaluation tells which model is best"):
         hexloop.TrainingArguments(**given)
     transformers.TrainingArguments(**given)
-    with pytest.raises((ConfigurationError, TypeError), match="learning_rate"):
+    with pytest.raises(ConfigurationError, match="learning_rate"):
+        hexloop.TrainingArguments(learning_rate=math.nan)
+    assert math.isnan(transformers.TrainingArguments(learning_rate=math.nan).learning_rate)
+    with pytest.raises(ConfigurationError, match="did you mean learning_rate"):
         hexloop.TrainingArguments(learnign_rate=1e-3)  # type: ignore[call-arg]
+
+
+def test_arguments_are_checked_when_they_are_assigned() -> None:
+    """A value that cannot be is refused where it is set, and the one before stays."""
+    arguments = hexloop.TrainingArguments(max_steps=5)
+    with pytest.raises(ConfigurationError, match="learning_rate"):
+        arguments.learning_rate = math.nan
+    assert arguments.learning_rate == 5e-5
 
 
 @pytest.mark.parametrize(("library", "kept"), [(hexloop, True), (transformers, False)], ids=["hexloop", "reference"])
@@ -340,3 +353,61 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
         assert trainer.train().global_step == 3
     assert [entry.name for entry in full_once.list("")] == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_a_random_epoch_has_another_order(tmp_path: Path) -> None:
+    """Each sample comes once an epoch in both, in different orders; in sequence the orders are the same."""
+
+    def order(library: Any, strategy: str) -> list[int]:
+        seen: list[int] = []
+        data = samples_for("convolution", 20)
+        rows = [{**data[index], "index": index} for index in range(20)]
+
+        def collate(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
+            seen.extend(row["index"] for row in batch)
+            return {name: torch.stack([row[name] for row in batch]) for name in ("pixels", "labels")}
+
+        given = {**BOTH, **FIVE_STEPS, "train_sampling_strategy": strategy, "num_train_epochs": 1}
+        library.Trainer(
+            model=make_model("convolution"),
+            args=library.TrainingArguments(output_dir=str(tmp_path), remove_unused_columns=False, **given),
+            train_dataset=rows,
+            data_collator=collate,
+        ).train()
+        return seen
+
+    ours, theirs = order(hexloop, "random"), order(transformers, "random")
+    assert ours != theirs
+    assert sorted(ours) == sorted(theirs) == list(range(20))
+    assert order(hexloop, "sequential") == order(transformers, "sequential") == list(range(20))
+
+
+def test_a_damaged_checkpoint_is_left_aside(tmp_path: Path) -> None:
+    """Where the newest is damaged hexloop goes on from the one before; the reference fails."""
+    given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+    for library in (hexloop, transformers):
+        folder = tmp_path / library.__name__
+        make_trainer(library, folder, Outcome(), max_steps=4, **given).train()
+        weights = folder / "checkpoint-4" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100])
+    outcome = Outcome()
+    with pytest.warns(UserWarning, match="checkpoint-4"):
+        make_trainer(hexloop, tmp_path / "hexloop", outcome, max_steps=6, **given).train(resume_from_checkpoint=True)
+    assert next(step for name, step, *_ in outcome.events if name == "on_train_begin") == 3
+    with pytest.raises(SafetensorError):
+        make_trainer(transformers, tmp_path / "transformers", Outcome(), max_steps=6, **given).train(
+            resume_from_checkpoint=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("library", "kept"),
+    [(hexloop, {"checkpoint-3", "checkpoint-10"}), (transformers, {"checkpoint-10"})],
+    ids=["hexloop", "reference"],
+)
+def test_checkpoints_of_another_run_are_not_deleted(library: Any, kept: set[str], tmp_path: Path) -> None:
+    """A run that keeps one checkpoint deletes its own, and not what stood in the folder before."""
+    given: dict[str, Any] = {"save_strategy": "steps"}
+    make_trainer(library, tmp_path, Outcome(), max_steps=3, save_steps=3, **given).train()
+    make_trainer(library, tmp_path, Outcome(), max_steps=10, save_steps=5, save_total_limit=1, **given).train()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == kept
