@@ -57,7 +57,8 @@ def held_out_split(tokenizer: PreTrainedTokenizerFast) -> Docstrings:
 @cache
 def texts() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """The training part and the held-out part: docstrings with labels, none of them twice."""
-    training, held_out = [], []
+    training: list[tuple[str, int]] = []
+    held_out: list[tuple[str, int]] = []
     seen: set[str] = set()
     for label, package in enumerate(PACKAGES):
         new = [text for text in dict.fromkeys(docstrings(package)) if text not in seen]
@@ -103,7 +104,7 @@ def tokenizer(vocabulary_size: int = 2000, longest: int = 96) -> PreTrainedToken
     words.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, vocabulary[START])]
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor carries no types
         tokenizer_object=words,
         pad_token=PADDING,
         unk_token=UNKNOWN,

@@ -95,11 +95,11 @@ class Pictures(TrainerCallback):
             return
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        counts = confusion(kwargs["model"], self.held_out)
-        for name, figure in (
-            ("confusion.png", confusion_figure(counts)),
-            ("losses.png", loss_figure(state.log_history)),
-        ):
+        figures = {
+            "confusion.png": confusion_figure(confusion(kwargs["model"], self.held_out)),
+            "losses.png": loss_figure(state.log_history),
+        }
+        for name, figure in figures.items():
             figure.savefig(folder / name, dpi=150)
             print(folder / name)
 
@@ -117,7 +117,7 @@ def confusion(model: nn.Module, scans: Digits) -> Tensor:
 def confusion_figure(counts: Tensor) -> Figure:
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(counts, cmap="Blues")
+    axes.imshow(counts.numpy(), cmap="Blues")
     for row, column in torch.nonzero(counts).tolist():
         color = "white" if row == column else "black"
         axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=color)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ SYMBOLS = 256
 
 
 class Windows:
-    """A map-style dataset of windows of a text: `input_ids` (length,) its bytes, `labels` (length,) the bytes after them.
+    """A map-style dataset of windows of a text: `input_ids` (length,), and as `labels` (length,) the byte after each.
 
     A window starts every `stride` bytes, as long as a whole one follows.
     """
@@ -82,7 +83,7 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states (rows, length, width) to the same."""
         projected: Tensor = self.queries_keys_values(self.attention_norm(hidden))
-        queries, keys, values = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = projected.view(*hidden.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(rotated(queries), rotated(keys), values, is_causal=True)
         hidden = hidden + self.mix(seen.transpose(1, 2).flatten(2))
         expanded: Tensor = self.expand(self.perceptron_norm(hidden))
@@ -159,7 +160,8 @@ class Baseline(Protocol):
 class Report(TrainerCallback):
     """Prints how the model compares with the baseline, and a sample; writes report.json and sample.txt.
 
-    Both models predict the same bytes of `held_out`, in windows of `context` for this one. length: of the sample, bytes.
+    Both models predict the same bytes of `held_out`; this one sees it in windows of `context` bytes. The sample has
+    `length` bytes, drawn as `write` says.
     """
 
     def __init__(
@@ -176,7 +178,9 @@ class Report(TrainerCallback):
     ) -> None:
         self.corpus, self.baseline = corpus, baseline
         self.windows = Windows(held_out, context, context)
-        self.sampling = {"prompt": prompt, "length": length, "temperature": temperature, "top_k": top_k, "seed": seed}
+        self.write = partial(
+            write, prompt=prompt, length=length, context=context, temperature=temperature, top_k=top_k, seed=seed
+        )
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -184,7 +188,7 @@ class Report(TrainerCallback):
         model: nn.Module = kwargs["model"]
         was_training = model.training
         model.eval()
-        sample = write(model, context=self.windows.length, **self.sampling)
+        sample = self.write(model)
         judged = self.windows.text[: len(self.windows) * self.windows.length + 1]
         report = {
             "held_out_bytes": len(judged) - 1,
