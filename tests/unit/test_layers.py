@@ -122,7 +122,9 @@ VIOLATIONS = [
     violation("layers", {"domain/planted.py": "import hexloop.adapters\n"}, "the domain imports adapters"),
     violation("layers", {"domain/planted.py": "import hexloop.app\n"}, "the domain imports the app"),
     violation("layers", {"adapters/planted.py": "def f():\n    import hexloop.app\n"}, "an adapter imports the app"),
-    violation("layers", {"adapters/planted.py": "from hexloop import Trainer\n"}, "an adapter imports the front door"),
+    violation(
+        "front-door", {"adapters/planted.py": "from hexloop import Trainer\n"}, "an adapter imports the front door"
+    ),
     violation(
         "layers",
         {"app/planted.py": "import hexloop.testing\n", "src/hexloop/testing.py": ""},
