@@ -134,8 +134,8 @@ class Run(Generic[Batch, Loss]):
 
     def note_step(self, window: Sequence[Batch], taken: bool) -> None:
         """A step on `window` is done: move the state and the learning rates along, and switch on what is due."""
-        state = self.state
-        rows = sum(map(self.batches.rows, window))
+        state, scheduler = self.state, self.scheduler
+        rows = self.batches.rows(window[0]) if len(window) == 1 else sum(map(self.batches.rows, window))
         state.position += rows
         state.samples += rows
         state.batches += len(window)
@@ -143,10 +143,10 @@ class Run(Generic[Batch, Loss]):
             for batch in window:
                 count(batch)
         state.step += 1
-        state.learning_rate = self.scheduler.rates()[0]
+        state.learning_rate = scheduler.rates()[0]
         if taken:
             state.updates += 1
-            self.scheduler.advance(state.updates)
+            scheduler.advance(state.updates)
         if state.step >= self.next_due:
             self.triggers.after_step(state, self.plan, self.control)
             self.next_due = self.triggers.quiet_until(state.step, self.plan)
