@@ -26,7 +26,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine_with_min_lr": {"lr_scheduler_kwargs": {"min_lr": 1e-4}},
     "cosine_warmup_with_min_lr": {"lr_scheduler_kwargs": {"min_lr_rate": 0.1, "warmup_lr_rate": 0.2}},
     "warmup_stable_decay": {"lr_scheduler_kwargs": {"num_decay_steps": 12, "min_lr_ratio": 0.05}},
-    "reduce_lr_on_plateau": {**EVALUATED, "lr_scheduler_kwargs": {"factor": 0.5, "patience": 1, "threshold": 0.02}},
+    "reduce_lr_on_plateau": {**EVALUATED, "lr_scheduler_kwargs": {"factor": 0.5, "patience": 0, "threshold": 0.1}},
     "greedy": {**EVALUATED, "lr_scheduler_kwargs": {"factor": 0.7, "patience": 1, "min_lr": 1e-5}},
 }
 
