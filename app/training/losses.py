@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.loss import (
     ComputeLoss,
     FunctionLoss,
@@ -21,6 +22,9 @@ from hexloop.app.training.hooks import is_overridden
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
+
+HALF_FORMATS = ("bf16", "fp16")
+"""The precisions under which a model returns half precision."""
 
 
 @frozen
@@ -65,17 +69,21 @@ def loss_in_force(trainer: Trainer) -> LossChoice:
     """The loss that the Trainer's `compute_loss` gives, overridden or not.
 
     An overridden one is taken to divide by the item count where the model's own loss does and it takes the count,
-    unless `loss_is_scaled_for_ga` says otherwise.
+    unless `loss_is_scaled_for_ga` says otherwise. Under mixed precision it sees what the model returns in float32.
     """
     choice = trainer.loss_choice
     if not is_overridden(trainer, "compute_loss"):
         return choice
-    compute = trainer.compute_loss
+    compute: ComputeLoss = trainer.compute_loss
     takes_count = _takes_count(compute)
     normalises = choice.normalises and takes_count
     if trainer.loss_is_scaled_for_ga is not None:
         normalises = trainer.loss_is_scaled_for_ga
-    return LossChoice(compute if takes_count else _without_count(compute), normalises, choice.shifted)
+    if not takes_count:
+        compute = _without_count(compute)
+    if trainer.adapters.precision.name in HALF_FORMATS:
+        compute = _with_outputs_in_full(compute)
+    return LossChoice(compute, normalises, choice.shifted)
 
 
 def _takes_count(compute_loss: Callable[..., Any]) -> bool:
@@ -88,5 +96,18 @@ def _without_count(compute_loss: Callable[..., Any]) -> ComputeLoss:
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         return compute_loss(model, inputs, return_outputs=return_outputs)
+
+    return compute
+
+
+def _with_outputs_in_full(compute_loss: ComputeLoss) -> ComputeLoss:
+    """A user's `compute_loss`, to which the model returns float32 in place of half precision."""
+
+    def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        hook = model.register_forward_hook(lambda _model, _inputs, outputs: in_full_precision(outputs))
+        try:
+            return compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        finally:
+            hook.remove()
 
     return compute

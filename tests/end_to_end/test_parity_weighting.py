@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from tests.end_to_end.parity.compare import ADAM, SGD, Tolerance, assert_same_run
+from tests.end_to_end.parity.compare import ADAM, BF16, SGD, Tolerance, assert_same_run
 from tests.end_to_end.parity.data import IGNORED, Samples, samples_for
 from tests.end_to_end.parity.models import MAKERS, make_model
-from tests.end_to_end.parity.runs import Outcome, run_hexloop, run_reference
+from tests.end_to_end.parity.runs import Outcome, run_both, run_hexloop, run_reference
 
 SAMPLES = 230
 """14 whole windows of 16 samples in an epoch, and one of 6: a batch of 4 and one of 2."""
@@ -130,3 +130,35 @@ def test_a_users_loss_is_the_reference_s(bf16: bool, tmp_path: Path) -> None:
     reference = run_reference(tmp_path, model, arguments, compute_loss_func=watched("reference"), **data)
     assert seen["hexloop"] == seen["reference"]
     assert_same_run(ours, reference, Tolerance(gradient=None) if bf16 else SGD)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"bf16": True}, {"gradient_accumulation_steps": 4}], ids=str)
+def test_an_overridden_loss_is_the_reference_s(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """A `compute_loss` written for the reference sees the same outputs and trains alike, once its base is changed."""
+
+    def derive(base: Any) -> Any:
+        class Weighted(base):  # type: ignore[misc]  # either library's Trainer
+            def compute_loss(
+                self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+            ) -> Any:
+                labels = inputs.pop("labels")
+                outputs = model(**inputs)
+                logits = outputs["logits"]
+                assert logits.dtype is torch.float32
+                chosen = torch.log_softmax(logits, dim=-1)[torch.arange(len(labels)), labels]
+                loss = -(chosen * (1.0 + labels)).mean()
+                return (loss, outputs) if return_outputs else loss
+
+        return Weighted
+
+    common = {"per_device_train_batch_size": 4, "max_steps": 62, "learning_rate": 1e-2, "eval_strategy": "epoch"}
+    ours, reference = run_both(
+        tmp_path,
+        make_model("convolution"),
+        {**common, **arguments},
+        train_dataset=samples_for("convolution", SAMPLES),
+        eval_dataset=samples_for("convolution", 30, seed=1),
+        derive=derive,
+    )
+    assert_same_run(ours, reference, BF16 if "bf16" in arguments else ADAM)
+    assert len(ours.series("eval_loss")) > 0

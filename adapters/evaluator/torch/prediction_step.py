@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 
 def _detached(values: Any) -> Any:
+    """Without their graphs, and in float32 where mixed precision left half of it."""
     if isinstance(values, Tensor):
-        return values.detach()
+        return values.detach().float() if values.dtype in (torch.bfloat16, torch.float16) else values.detach()
     if isinstance(values, Mapping):
         return {name: _detached(value) for name, value in values.items()}
     if isinstance(values, tuple | list):

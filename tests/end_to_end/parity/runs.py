@@ -70,12 +70,13 @@ def recorder(library: Any, outcome: Outcome) -> Any:
 def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
     """Train a copy of `model`.
 
-    parts: further arguments of the Trainer; `callbacks` is called with the library and gives those to add.
+    parts: further arguments of the Trainer. `callbacks` is called with the library and gives those to add; `derive` is
+    called with its Trainer and gives the class to train with.
     """
     torch.set_num_threads(1)
     outcome = Outcome()
     further = parts.pop("callbacks", lambda _library: [])(library)
-    outcome.trainer = library.Trainer(
+    outcome.trainer = parts.pop("derive", lambda trainer: trainer)(library.Trainer)(
         model=deepcopy(model),
         args=library.TrainingArguments(output_dir=str(folder), **{**BOTH, **arguments}),
         callbacks=[*further, recorder(library, outcome)],
