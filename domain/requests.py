@@ -62,17 +62,14 @@ class SaveRequest:
 class Requests:
     """The letter box of a run. Any thread may call any method at any time; none waits but `wait_while_paused`.
 
+    Nothing here takes a lock that the same thread cannot take again, so that a signal handler may ask as well.
     `pending` is the one thing that the loop reads at each step.
     """
 
-    _lock: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
-    _going: threading.Event = field(factory=threading.Event, init=False, repr=False)
+    _changed: threading.Condition = field(factory=threading.Condition, init=False, repr=False)
     _asked: set[str] = field(factory=set, init=False)
     _saves: list[SaveRequest] = field(factory=list, init=False)
     _reasons: list[str] = field(factory=list, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._going.set()
 
     @property
     def pending(self) -> bool:
@@ -92,48 +89,53 @@ class Requests:
 
     def request_stop(self, reason: str = "") -> None:
         """End the run at the next step boundary, or within a running evaluation."""
-        with self._lock:
-            self._reasons.append(reason)
-            self._asked.add("stop")
-            self._going.set()
+        self._reasons.append(reason)
+        self._ask("stop")
 
     def request_save(self) -> SaveRequest:
         """Save at the next step boundary."""
         request = SaveRequest()
-        with self._lock:
-            self._saves.append(request)
-            self._asked.add("save")
+        self._saves.append(request)
+        self._ask("save")
         return request
 
     def pause(self) -> None:
         """Stand still at the next step boundary."""
-        with self._lock:
-            self._asked.add("pause")
-            self._going.clear()
+        self._ask("pause")
 
     def resume(self) -> None:
         """Go on after a pause."""
-        with self._lock:
-            self._asked.discard("pause")
-            self._going.set()
+        self._asked.discard("pause")
+        self._tell()
 
     def wait_while_paused(self, timeout: float | None = None) -> bool:
         """Wait until nobody wants the run to stand still; False where `timeout` seconds passed first."""
-        return self._going.wait(timeout)
+        with self._changed:
+            return self._changed.wait_for(lambda: "pause" not in self._asked or "stop" in self._asked, timeout)
 
     def take_saves(self) -> list[SaveRequest]:
-        """The saves asked for and not yet done; whoever takes them settles them."""
-        with self._lock:
-            taken = list(self._saves)
-            self._saves.clear()
-            self._asked.discard("save")
+        """The saves asked for and not yet done; whoever takes them settles them.
+
+        A save that is asked for meanwhile is taken along, or is still asked for afterwards.
+        """
+        self._asked.discard("save")
+        taken = []
+        while self._saves:
+            taken.append(self._saves.pop(0))
         return taken
 
     def clear(self) -> None:
         """Forget everything, as when the run has ended; saves that were never come to fail."""
         for request in self.take_saves():
             request.fail(HexloopError("The run ended before it came to the save that was asked for."))
-        with self._lock:
-            self._asked.clear()
-            self._reasons.clear()
-            self._going.set()
+        self._asked.clear()
+        self._reasons.clear()
+        self._tell()
+
+    def _ask(self, what: str) -> None:
+        self._asked.add(what)
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
