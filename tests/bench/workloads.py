@@ -77,7 +77,7 @@ class Workload:
 
 WORKLOADS = {
     "TinyMLP": Workload(bare_loop.TinyMLP, bare_loop.Rows, 500, 4000),
-    "GPT": Workload(GPT, Texts, 10, 60),
+    "GPT": Workload(GPT, Texts, 10, 110),
 }
 
 BATCH = 8
