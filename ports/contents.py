@@ -20,6 +20,17 @@ class Contents(Protocol[State]):
         """Every file of a checkpoint of the run as it stands. Collective."""
         ...
 
+    def prepare(self) -> Callable[[], None]:
+        """What makes the first snapshot as quick as the others; it may be called in another thread."""
+        ...
+
+    def snapshot(self, state: State) -> Callable[[], Iterator[File]]:
+        """The run as it stands, kept while it goes on: each call gives every file of that moment. Collective.
+
+        It may be called in another thread, any number of times until the next snapshot is taken.
+        """
+        ...
+
     def restore(self, names: Collection[str], open_file: OpenFile) -> State:
         """Put the run where the files say it stood, and give back its state. Collective.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 JSON = "JSON"
 """The dtype of a part that is a UTF-8 JSON document (options, counters) and not a tensor."""
@@ -22,7 +22,8 @@ class Part:
     `name` is that of the value in the object the user passed in, whatever wraps it. `dtype` is the safetensors name
     ("F32", "BF16", "I64", ...) or `JSON`. `shape` is the whole value's. `offset` and `length` count elements of the
     flattened value (bytes for `JSON`). `read` hands out the bytes, little-endian, and may be called once or more; what
-    it hands out stays unchanged until the exporter next changes.
+    it hands out stays unchanged until the exporter next changes. `source` is the array that holds the value, where there
+    is one; only an adapter that knows its kind looks at it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Part:
     offset: int
     length: int
     read: Callable[[], memoryview]
+    source: object = field(default=None, eq=False, repr=False)
 
 
 class Exportable(Protocol):

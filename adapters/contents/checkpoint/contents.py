@@ -13,6 +13,7 @@ from hexloop.domain.parts import json_part, json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
+from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 
 MODEL = "model"
@@ -31,6 +32,7 @@ class CheckpointContents:
     The state becomes `run_state.json`.
     extra_files: more files that the folder is to hold, such as a model's configuration; they are never read back, and
     one that has the name of another file of the checkpoint is left out.
+    snapshots: the memory that a snapshot is kept in.
     """
 
     def __init__(
@@ -38,20 +40,42 @@ class CheckpointContents:
         exportables: Mapping[str, Exportable],
         extra_files: Callable[[], Iterable[File]] = _no_files,
         max_shard_size: int = 5_000_000_000,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._exportables = exportables
         self._extra_files = extra_files
         self._max_shard_size = max_shard_size
+        self._snapshots = snapshots
 
     def files(self, state: RunState) -> Iterator[File]:
         """Every file; see `Contents.files`. The extra ones come first, as making them may draw random numbers."""
-        own = {RUN_STATE, *(f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))}
-        for file in self._extra_files():
-            if file.path not in own and not is_weights(file.path):
-                yield file
+        yield from self._companions()
         for name, exportable in self._exportables.items():
             yield from self._exported(name, list(exportable.export()))
         yield File(RUN_STATE, [state_codec.to_bytes(state)])
+
+    def prepare(self) -> Callable[[], None]:
+        """Make room for everything that is exported now; see `Contents.prepare`."""
+        if self._snapshots is None:
+            return lambda: None
+        return self._snapshots.reserve({name: list(each.export()) for name, each in self._exportables.items()})
+
+    def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
+        """Keep everything as it is now; see `Contents.snapshot`."""
+        if self._snapshots is None:
+            raise CheckpointError("A snapshot needs memory to be kept in; construct CheckpointContents with snapshots.")
+        take = self._snapshots.take
+        small = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companions()]
+        exported = {name: take(name, exportable.export()) for name, exportable in self._exportables.items()}
+        small.append(File(RUN_STATE, [state_codec.to_bytes(state)]))
+
+        def files() -> Iterator[File]:
+            yield from small[:-1]
+            for name, parts in exported.items():
+                yield from self._exported(name, parts)
+            yield small[-1]
+
+        return files
 
     def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
         """Load everything; see `Contents.restore`.
@@ -73,6 +97,11 @@ class CheckpointContents:
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load the model alone; see `Contents.restore_weights`."""
         self._load(MODEL, self._saved(MODEL, names, open_file))
+
+    def _companions(self) -> Iterator[File]:
+        """The extra files that have no name of the checkpoint's own."""
+        own = {RUN_STATE, *(f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))}
+        return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
 
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
         tensors = join(part for part in parts if part.dtype != JSON)

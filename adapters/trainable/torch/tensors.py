@@ -33,7 +33,7 @@ def part_of(name: str, tensor: Tensor) -> Part:
         flat = tensor.detach().contiguous().cpu().reshape(-1)
         return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
-    return Part(name, DTYPES[tensor.dtype], tuple(tensor.shape), 0, tensor.numel(), read)
+    return Part(name, DTYPES[tensor.dtype], tuple(tensor.shape), 0, tensor.numel(), read, tensor)
 
 
 def tensor_of(part: Part) -> Tensor:

@@ -1,0 +1,1 @@
+"""Memory that keeps a run's state while the run goes on."""

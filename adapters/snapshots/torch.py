@@ -1,0 +1,111 @@
+"""Copies of tensors in host memory that is allocated once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from hexloop.ports.state import Part
+
+PAGE = 4096
+"""The smallest unit of memory that an operating system hands out, in bytes."""
+
+OPTIMIZER = "optimizer"
+"""The owner whose tensors nothing but the optimizer's update changes."""
+
+
+class TorchSnapshots:
+    """Answers the Snapshots port for parts whose source is a tensor; the bytes of others are kept as they are.
+
+    On the CPU a tensor is copied at once. From a GPU it goes to pinned memory on a stream of its own, beside the
+    computing of the next step: `wait_before_update` has to be called before the optimizer's update, and makes the
+    device, not this process, wait for the copies. What more than the update changes (batch norm's averages) is copied
+    in line.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._reserving = threading.Lock()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._copied: dict[torch.device, torch.cuda.Event] = {}
+
+    def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
+        """Make room for tensors; see `Snapshots.reserve`."""
+        wanted = [
+            ((owner, part.name), part.source.detach())
+            for owner, parts in owners.items()
+            for part in parts
+            if isinstance(part.source, Tensor)
+        ]
+
+        def make_room() -> None:
+            for place, tensor in wanted:
+                with self._reserving:
+                    self._buffer(place, tensor)
+
+        return make_room
+
+    def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
+        """Copy the parts; see `Snapshots.take`."""
+        return [self._take(owner, part) for part in parts]
+
+    def wait_before_update(self) -> None:
+        """Let every device finish the copies of its tensors before what it is given to do from now on."""
+        for device, copied in self._copied.items():
+            torch.cuda.current_stream(device).wait_event(copied)
+        self._copied.clear()
+
+    def _take(self, owner: str, part: Part) -> Part:
+        if not isinstance(part.source, Tensor):
+            data = bytes(part.read())
+            return evolve(part, read=lambda: memoryview(data), source=None)
+        tensor = part.source.detach()
+        with self._reserving:
+            buffer = self._buffer((owner, part.name), tensor)
+        if tensor.device.type != "cuda":
+            buffer.copy_(tensor)
+            return evolve(part, read=lambda: _bytes(buffer), source=None)
+        copied = self._copy_from_gpu(buffer, tensor, beside=owner == OPTIMIZER or part.source.requires_grad)
+
+        def read() -> memoryview:
+            copied.synchronize()
+            return _bytes(buffer)
+
+        return evolve(part, read=read, source=None)
+
+    def _copy_from_gpu(self, buffer: Tensor, tensor: Tensor, beside: bool) -> torch.cuda.Event:
+        """Queue the copy, on the stream of its own where it may run `beside` the next step."""
+        device = tensor.device
+        current = torch.cuda.current_stream(device)
+        stream = current
+        if beside:
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            buffer.copy_(tensor, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(stream)
+        if beside:
+            tensor.record_stream(stream)
+            self._copied[device] = copied
+        return copied
+
+    def _buffer(self, place: tuple[str, str], tensor: Tensor) -> Tensor:
+        """Room for a tensor, each page of which the operating system has handed out."""
+        buffer = self._buffers.get(place)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            if buffer.numel():
+                buffer.view(-1).view(torch.uint8)[::PAGE] = 0
+            self._buffers[place] = buffer
+        return buffer
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A contiguous tensor's memory."""
+    return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
