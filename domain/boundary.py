@@ -181,4 +181,4 @@ def finish(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     run.report(metrics)
     yield Logged(state.step, metrics)
     run.checkpoints.load_best(state)
-    yield TrainEnded(state.step, metrics, run.stopped)
+    yield TrainEnded(state.step, metrics, run.stopped, run.requests.reasons if run.stopped else ())

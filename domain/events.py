@@ -124,10 +124,11 @@ class EpochEnded(Event):
 
 @frozen
 class TrainEnded(Event):
-    """The run is over; `stopped` where it was asked to end before its last step."""
+    """The run is over; `stopped` where it was asked to end before its last step, `reasons` by each who asked."""
 
     metrics: Mapping[str, float]
     stopped: bool
+    reasons: tuple[str, ...] = ()
 
 
 AnyEvent = Event | StepBegan | MicroStepEnded | StepEnded

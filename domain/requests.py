@@ -20,6 +20,9 @@ class Asked:
 
 NOTHING_ASKED = Asked()
 
+LOOK_AGAIN = 0.5
+"""Seconds after which whoever waits through a pause looks for himself whether it is over."""
+
 
 class SaveRequest:
     """A save that somebody asked for. `wait` returns when it is on the storage for good."""
@@ -87,10 +90,10 @@ class Requests:
         """Why a stop was asked for, by each who did."""
         return tuple(self._reasons)
 
-    def request_stop(self, reason: str = "") -> None:
-        """End the run at the next step boundary, or within a running evaluation."""
+    def request_stop(self, reason: str = "", save: bool = False) -> None:
+        """End the run at the next step boundary, or within a running evaluation; with `save`, save there first."""
         self._reasons.append(reason)
-        self._ask("stop")
+        self._ask(*(("save", "stop") if save else ("stop",)))
 
     def request_save(self) -> SaveRequest:
         """Save at the next step boundary."""
@@ -111,7 +114,12 @@ class Requests:
     def wait_while_paused(self, timeout: float | None = None) -> bool:
         """Wait until nobody wants the run to stand still; False where `timeout` seconds passed first."""
         with self._changed:
-            return self._changed.wait_for(lambda: "pause" not in self._asked or "stop" in self._asked, timeout)
+            if timeout is not None:
+                return self._changed.wait_for(self._may_go_on, timeout)
+            # A signal handler that asks in this very thread, just before it waits, wakes nobody: look again.
+            while not self._changed.wait_for(self._may_go_on, LOOK_AGAIN):
+                pass
+            return True
 
     def take_saves(self) -> list[SaveRequest]:
         """The saves asked for and not yet done; whoever takes them settles them.
@@ -132,9 +140,12 @@ class Requests:
         self._reasons.clear()
         self._tell()
 
-    def _ask(self, what: str) -> None:
-        self._asked.add(what)
+    def _ask(self, *what: str) -> None:
+        self._asked.update(what)  # at once, so that no boundary sees half of it
         self._tell()
+
+    def _may_go_on(self) -> bool:
+        return "pause" not in self._asked or "stop" in self._asked
 
     def _tell(self) -> None:
         with self._changed:
