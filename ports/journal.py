@@ -7,27 +7,10 @@ journals are compared, is the domain's (`hexloop.domain.journal`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Protocol, TypeAlias
 
 Fact: TypeAlias = "str | int | float | bool | None | Sequence[Fact] | Mapping[str, Fact]"
 """What JSON can say."""
-
-
-class SavePhase(Enum):
-    """How far the save of a checkpoint has come, in order; the fact `phase` of a note of the kind "save".
-
-    Every such note has the fact `step`; that of MANIFEST has `weights`, the digests of the weights' files by path, too.
-    ROTATED says that older checkpoints were taken away after the publication; FAILED comes instead of what is left.
-    """
-
-    BEGAN = "began"
-    SNAPSHOT = "snapshot taken"
-    FIRST_BYTE = "first byte written"
-    MANIFEST = "manifest written"
-    PUBLISHED = "published"
-    ROTATED = "rotated"
-    FAILED = "failed"
 
 
 class Journal(Protocol):
@@ -36,7 +19,7 @@ class Journal(Protocol):
     def note(self, kind: str, **facts: Fact) -> None:
         """Add a note at the end; once this returns, the death of the process does not lose it.
 
-        Any thread may note. `facts` hold no key "kind". Raises OSError where the note cannot be kept.
+        Any thread may note. No fact is named "kind". Raises OSError where the note cannot be kept.
         """
         ...
 
