@@ -85,10 +85,10 @@ def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     """Do what the processes agree on having been asked: save, stand still, stop."""
     asked = run.agreement.reached()
     while True:
+        if asked.stop:  # before the save, which is the run's last then and must not be left out
+            run.stopped = run.control.should_training_stop = True
         if asked.save:
             yield from save(run)
-        if asked.stop:
-            run.stopped = run.control.should_training_stop = True
         if asked.stop or not asked.pause:
             return
         yield Paused(run.state.step)
