@@ -45,12 +45,6 @@ REFUSALS = (
         "set torch_compile=False",
     ),
     Refusal(
-        lambda setting: setting.args.save_async,
-        "save_async=True",
-        "this version writes checkpoints before it goes on",
-        "leave it out",
-    ),
-    Refusal(
         lambda setting: setting.args.auto_find_batch_size,
         "auto_find_batch_size=True",
         "this version does not search for a batch size",

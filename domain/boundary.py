@@ -9,11 +9,9 @@ from typing import TypeVar
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import (
     AnyEvent,
-    CheckpointPublished,
     EpochEnded,
     Logged,
     Paused,
-    SaveFailed,
     TrainBegan,
     TrainEnded,
 )
@@ -67,6 +65,8 @@ def settle(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     A callback may switch a later action on while an earlier one is done.
     """
     control = run.control
+    if run.checkpoints.news:
+        yield from _answering(run, run.checkpoints.collect())
     if control.should_log:
         control.should_log = False
         yield from _log(run)
@@ -100,15 +100,16 @@ def save(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     state = run.state
     state.due = run.control.due()
     state.gradient_norm = None if run.gradient_norm is None else float(run.gradient_norm)
-    requested = run.requests.take_saves()
-    for event in run.checkpoints.save(state):
-        for request in requested:
-            if isinstance(event, CheckpointPublished):
-                request.succeed(event.name)
-            elif isinstance(event, SaveFailed):
-                request.fail(event.error)
-        yield event
+    required = run.await_saves() or run.stopped or state.step >= run.plan.total_steps
+    yield from _answering(run, run.checkpoints.save(state, required))
     state.due = []
+
+
+def _answering(run: Run[Batch, Loss], events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+    """Events about saves, on whose way those who asked for one hear of it."""
+    for event in events:
+        run.answer(event)
+        yield event
 
 
 def _log(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
@@ -167,7 +168,7 @@ def end_pass(run: Run[Batch, Loss]) -> None:
 def finish(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     """Wait for the last save, log the figures of the whole run, and end with the best weights where that was wished."""
     state, session = run.state, run.session
-    yield from run.checkpoints.finish()
+    yield from _answering(run, run.checkpoints.finish())
     state.loss_total += run.losses.drain()
     metrics = speed_metrics(
         "train",

@@ -34,6 +34,14 @@ class CheckpointError(HexloopError):
     """A checkpoint that is missing, incomplete or damaged; the message names those that are good."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that was complete once, and no longer holds what was stored."""
+
+
+class NewerSchemaError(CheckpointError):
+    """A document that a newer hexloop wrote."""
+
+
 class StorageError(HexloopError, OSError):
     """The storage could not do what was asked; what it already held is intact."""
 

@@ -111,6 +111,20 @@ class SaveFailed(Event):
 
 
 @frozen
+class SaveWaits(Event):
+    """The storage is full: the run stands still until there is room for the checkpoint in flight, or no hope of it."""
+
+    error: Exception
+
+
+@frozen
+class SaveSkipped(Event):
+    """The checkpoint `name` is left out, because the one before it is still being written."""
+
+    name: str
+
+
+@frozen
 class Paused(Event):
     """The run stands still at a step boundary until somebody resumes it; every `next` returns with this event."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 from attrs import field, frozen
 
@@ -131,6 +132,10 @@ class Requests:
         while self._saves:
             taken.append(self._saves.pop(0))
         return taken
+
+    def give_back(self, saves: Iterable[SaveRequest]) -> None:
+        """Saves that were taken and did not come about are asked for again."""
+        self._saves.extend(saves)
 
     def clear(self) -> None:
         """Forget everything, as when the run has ended; saves that were never come to fail."""

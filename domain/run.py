@@ -11,9 +11,9 @@ from attrs import define, field, frozen
 from hexloop.domain.agreement import Agreement, LocalAgreement
 from hexloop.domain.best import BestMetric
 from hexloop.domain.control import Control
-from hexloop.domain.events import AnyEvent
+from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed
 from hexloop.domain.plan import Plan
-from hexloop.domain.requests import Requests
+from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Triggers
 from hexloop.ports.batches import Batches
@@ -32,8 +32,20 @@ Evaluation = Generator[AnyEvent, None, Mapping[str, float] | None]
 class Checkpoints(Protocol):
     """Who saves the run."""
 
-    def save(self, state: RunState) -> Iterator[AnyEvent]:
-        """Take the run's state for a checkpoint; the events say which, and when it is published."""
+    @property
+    def news(self) -> bool:
+        """Whether `collect` has anything to tell. Asked at every step."""
+        ...
+
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
+        """Take the run's state for a checkpoint; the events say which, and when it is published.
+
+        That may be later: then `collect` tells. A save that is not `required` may be left out, which an event says.
+        """
+        ...
+
+    def collect(self) -> Iterator[AnyEvent]:
+        """What became of a save since the last event about it. May wait where the run had better stand still."""
         ...
 
     def load_best(self, state: RunState) -> None:
@@ -44,16 +56,22 @@ class Checkpoints(Protocol):
         """Wait until every save is durable; called once, at the end of a run that was not cut short."""
         ...
 
-    def close(self) -> None:
-        """Finish a save in flight, or discard it whole; called however the run ends."""
+    def close(self) -> Sequence[AnyEvent]:
+        """Finish a save in flight, or discard it whole, and say which; called however the run ends."""
         ...
 
 
 class NoCheckpoints:
     """Nothing is saved."""
 
-    def save(self, state: RunState) -> Iterator[AnyEvent]:
+    news = False
+
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """No checkpoint, no event."""
+        return iter(())
+
+    def collect(self) -> Iterator[AnyEvent]:
+        """There is nothing to tell."""
         return iter(())
 
     def load_best(self, state: RunState) -> None:
@@ -63,8 +81,9 @@ class NoCheckpoints:
         """There is nothing to wait for."""
         return iter(())
 
-    def close(self) -> None:
+    def close(self) -> Sequence[AnyEvent]:
         """There is nothing in flight."""
+        return ()
 
 
 def no_evaluation() -> Evaluation:
@@ -126,6 +145,7 @@ class Run(Generic[Batch, Loss]):
     gradient_norm: SupportsFloat | None = field(default=None, init=False)
     stopped: bool = field(default=False, init=False)
     session: Session = field(factory=Session, init=False)
+    _awaited: dict[int, list[SaveRequest]] = field(factory=dict, init=False)
 
     def begin_session(self) -> None:
         """Measure speed from here."""
@@ -154,18 +174,50 @@ class Run(Generic[Batch, Loss]):
     def anything_due(self) -> bool:
         """Whether there is something to do at this boundary, or something to ask the other processes about."""
         control = self.control
-        return control.should_log or control.should_evaluate or control.should_save or self.agreement.waiting
+        return (
+            control.should_log
+            or control.should_evaluate
+            or control.should_save
+            or self.agreement.waiting
+            or self.checkpoints.news
+        )
+
+    def answer(self, event: AnyEvent) -> None:
+        """Tell those who asked for a save what became of it."""
+        if isinstance(event, CheckpointPublished):
+            for request in self._awaited.pop(event.step, ()):
+                request.succeed(event.name)
+        elif isinstance(event, SaveFailed):
+            for request in self._awaited.pop(event.step, ()):
+                request.fail(event.error)
+
+    def await_saves(self) -> bool:
+        """Take along those who ask for a save at this step; False where there are none."""
+        asking = self.requests.take_saves()
+        self._awaited.setdefault(self.state.step, []).extend(asking)
+        return bool(asking)
 
     def close(self) -> None:
         """Release what the run holds. Every cleanup is called, whatever the others do; the first error is raised."""
         with ExitStack() as stack:
-            for cleanup in (self.requests.clear, *self.cleanups, self.checkpoints.close):
+            for cleanup in (self._dismiss, *self.cleanups, self._close_checkpoints):
                 stack.callback(cleanup)
 
     def change_triggers(self, triggers: Triggers) -> None:
         """Go by other rhythms from the next step on."""
         self.triggers = triggers
         self.next_due = 0
+
+    def _close_checkpoints(self) -> None:
+        for event in self.checkpoints.close():
+            self.answer(event)
+
+    def _dismiss(self) -> None:
+        """Nobody waits in vain for a run that is over."""
+        for waiting in self._awaited.values():
+            self.requests.give_back(waiting)
+        self._awaited.clear()
+        self.requests.clear()
 
     @agreement.default
     def _agree_alone(self) -> Agreement:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import Factory, define
 
-from hexloop.domain.errors import CheckpointError
+from hexloop.domain.errors import CheckpointError, NewerSchemaError
 
 SCHEMA_VERSION = 1
 
@@ -79,7 +79,8 @@ def migrate(
     migrated = dict(document)
     while (version := migrated.get("schema_version")) != present:
         if not isinstance(version, int) or version not in migrations:
-            raise CheckpointError(
+            kind = NewerSchemaError if isinstance(version, int) and version > present else CheckpointError
+            raise kind(
                 f"The saved state has schema version {version!r}, and this hexloop reads versions up to {present}; "
                 "resume with the hexloop that wrote it, or a newer one."
             )

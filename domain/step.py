@@ -40,7 +40,7 @@ class StandardLearner(Generic[Batch, Loss]):
         self._precision = precision
         self._parallelism = parallelism
         self._before_optimizer_step = before_optimizer_step
-        self._after_optimizer_step = after_optimizer_step
+        self.after_optimizer_step = after_optimizer_step
 
     def micro_step(self, batch: Batch, window_items: object, last_of_window: bool) -> Loss:
         """Forward and backward of one micro-batch; see `Learner.micro_step`."""
@@ -56,7 +56,7 @@ class StandardLearner(Generic[Batch, Loss]):
         norm = trainable.clip(max_norm)
         self._before_optimizer_step()
         taken = precision.step(trainable.optimizer)
-        self._after_optimizer_step()
+        self.after_optimizer_step()
         trainable.clear_gradients()
         return norm, taken
 

@@ -22,8 +22,8 @@ class Part:
     `name` is that of the value in the object the user passed in, whatever wraps it. `dtype` is the safetensors name
     ("F32", "BF16", "I64", ...) or `JSON`. `shape` is the whole value's. `offset` and `length` count elements of the
     flattened value (bytes for `JSON`). `read` hands out the bytes, little-endian, and may be called once or more; what
-    it hands out stays unchanged until the exporter next changes. `source` is the array that holds the value, where there
-    is one; only an adapter that knows its kind looks at it.
+    it hands out stays unchanged until the exporter next changes. `source` is the array that holds the value, where
+    there is one; only an adapter that knows its kind looks at it.
     """
 
     name: str

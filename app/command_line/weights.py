@@ -11,7 +11,8 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents, state_codec
 from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.arguments import TrainingArguments
-from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, newest, open_checkpoint
+from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.storage import Storage
 
@@ -57,8 +58,8 @@ def load_weights(trainer: Trainer, options: Namespace) -> str | None:
 
 
 def _last(storage: Storage, best: bool) -> Checkpoint:
-    """The checkpoint that the newest run ends with: its best, where it has one and that is wanted, else its newest."""
-    found = newest(storage)
+    """The checkpoint that the last run ends with: its best, where it has one and that is wanted, else its newest."""
+    found = newest(storage, last_run(storage))
     if found is None:
         raise CheckpointError(
             f"There is no good checkpoint in {storage.capabilities.location}; name another with --checkpoint."

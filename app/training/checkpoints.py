@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.callbacks import export_states, restore_states
+from hexloop.app.foreign.names import refuse_foreign
+from hexloop.app.training.compatibility import RunSetup
+from hexloop.app.training.hooks import is_overridden
+from hexloop.app.training.finished import finished_at
+from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -23,6 +29,7 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
+from hexloop.domain.step import StandardLearner
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage
 
@@ -30,20 +37,57 @@ if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
 
 
+AUTO = "auto"
+"""Says to go on where there is something to go on from, and to start where there is not."""
+
+
 class RunCheckpoints:
-    """A store, before each of whose saves the callbacks' state and the waiting counts are brought into the run's."""
+    """A store, before each of whose saves the callbacks' state and the waiting counts are brought into the run's.
+
+    Where a callback listens for saves, or a subclass writes the model itself, the save is published before they hear.
+    """
 
     def __init__(self, trainer: Trainer, store: CheckpointStore) -> None:
         self._trainer = trainer
         self._store = store
-        self.load_best, self.finish, self.close = store.load_best, store.finish, store.close
+        self.load_best, self.collect, self.finish, self.close = (
+            store.load_best, store.collect, store.finish, store.close
+        )  # fmt: skip
 
-    def save(self, state: RunState) -> Iterator[AnyEvent]:
+    @property
+    def news(self) -> bool:
+        """Whether there is anything to tell; see `Checkpoints.news`."""
+        return self._store.news
+
+    def prepare(self) -> None:
+        """Make room for snapshots, where any are to be taken."""
+        if self._trainer.args.save_strategy != "no":
+            self._choose_way()
+            self._store.prepare()
+
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint; see `Checkpoints.save`."""
         if self._trainer.session is not None:
             self._trainer.session.settle_counters()
         state.callbacks = export_states(_stateful(self._trainer))
-        return self._store.save(state)
+        self._choose_way()
+        return self._store.save(state, required)
+
+    def _choose_way(self) -> None:
+        heard = self._trainer.callback_handler.overriding("on_save") or is_overridden(self._trainer, "save_model")
+        self._store.behind = self._trainer.args.save_async and not heard
+
+
+def prepare_after_first_update(standard: StandardLearner[Any, Any], checkpoints: RunCheckpoints) -> None:
+    """Make room for snapshots once the optimizer has its state, which it makes in its first update."""
+    tell = standard.after_optimizer_step
+
+    def tell_and_prepare() -> None:
+        standard.after_optimizer_step = tell
+        tell()
+        checkpoints.prepare()
+
+    standard.after_optimizer_step = tell_and_prepare
 
 
 def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> CheckpointStore:
@@ -51,12 +95,28 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
     args = trainer.args
     return CheckpointStore(
         storage,
-        CheckpointContents(_exportables(trainer, run), lambda: companion_files(trainer)),
+        CheckpointContents(
+            _exportables(trainer, run),
+            lambda: companion_files(trainer),
+            snapshots=snapshots_for(trainer),
+            setup=RunSetup(trainer, run),
+        ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(trainer),
         load_best_at_end=args.load_best_model_at_end,
-        world_size=args.world_size,
+        note=note_of_saves(trainer.adapters.journal, storage),
+        collectives=trainer.adapters.collectives,
+        behind=args.save_async,
+        skip_when_busy=args.save_when_busy == "skip",
     )
+
+
+def snapshots_for(trainer: Trainer) -> TorchSnapshots:
+    """Memory for the trainer's state, whose copies are done before the optimizer changes what they copy."""
+    snapshots = TorchSnapshots()
+    if trainer.adapters.device.name.startswith("cuda"):
+        trainer.optimizer.register_step_pre_hook(lambda *_: snapshots.wait_before_update())
+    return snapshots
 
 
 def _exportables(trainer: Trainer, run: Run[Any, Any]) -> dict[str, Exportable]:
@@ -92,12 +152,18 @@ def _environment(trainer: Trainer) -> dict[str, str]:
 def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
     """Put a new run where a checkpoint left off: a folder by its path, or with True the newest good one of the run's.
 
-    Raises CheckpointError where there is none, or where it does not fit.
+    "auto" is True where there is any, and leaves the run at its start where there is none; a run that is finished has no
+    step left then. Raises CheckpointError where there is none, or where it does not fit.
     """
     if resume_from is None or resume_from is False:
         return
-    state = store.resume() if resume_from is True else _resume_folder(trainer, run, store, str(resume_from))
+    if resume_from is not True:
+        refuse_foreign(str(resume_from))
+    newest = resume_from in (True, AUTO)
+    state = store.resume() if newest else _resume_folder(trainer, run, store, str(resume_from))
     if state is None:
+        if resume_from == AUTO:
+            return
         raise CheckpointError(
             "You chose resume_from_checkpoint=True, but there is no good checkpoint in "
             f"{trainer.adapters.storage.capabilities.location}; name one, or train from the start."
@@ -106,6 +172,9 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
     if trainer.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state
+    if resume_from == AUTO and finished_at(trainer.adapters.storage, trainer.args, state.run) is not None:
+        state.due = []
+        run.control.should_training_stop = True
     restored = restore_states(_stateful(trainer), state.callbacks)[:-1]  # the switches are in the state's `due`
     if trainer.args.restore_callback_states_from_checkpoint:
         trainer.callback_handler.callbacks = restored

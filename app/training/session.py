@@ -14,14 +14,22 @@ from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
 from hexloop.app.callbacks import TrainerControl
-from hexloop.app.training.checkpoints import RunCheckpoints, make_store, refuse_unwritable, restore
+from hexloop.app.training.checkpoints import (
+    RunCheckpoints,
+    make_store,
+    prepare_after_first_update,
+    refuse_unwritable,
+    restore,
+)
 from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
 from hexloop.app.training.hooks import OverriddenTrainingStep, is_overridden
+from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
 from hexloop.app.training.losses import loss_in_force
+from hexloop.app.training.outcome import watch_outcome
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
@@ -66,6 +74,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         refuse_unwritable(trainer)
     with refusals:
         refuse_evaluation_without_data(trainer)
+    journal = journal_of(trainer)
     with ExitStack() as undo:
         control = begin_control(adapters.device, switches_for(trainer.args))
         undo.callback(control.release)
@@ -75,7 +84,8 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         with refusals:
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
-            batches = batches_of(loader, transfer_to(adapters.device.name, non_blocking=True), _inspection(trainer))
+            transfer = journal.fingerprinted(transfer_to(adapters.device.name, non_blocking=True))
+            batches = batches_of(loader, transfer, _inspection(trainer))
             plan = plan_for(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
         refusals.settle()
@@ -83,7 +93,8 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         standard, learner = _learner(trainer, adapters, wrapped)
         run = _run(trainer, adapters, plan, batches, learner)
         store = make_store(trainer, run, adapters.storage)
-        run.checkpoints = RunCheckpoints(trainer, store)
+        run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
+        prepare_after_first_update(standard, checkpoints)
         trainer.control.take_over(TrainerControl())  # an earlier run's last switches are not this one's
         session = Session(run, control, standard, learner, [each for each in run.counters if hasattr(each, "settle")])  # type: ignore[misc]
         undo.callback(trainer.end_session)
@@ -91,7 +102,8 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         restore(trainer, run, store, resume_from)
         _announce(trainer, run)
         watching = trainer.watch(run)
-        run.cleanups = (undo.pop_all().close, *watching)
+        trainer.dispatcher.observe(journal.follow(run), watch_outcome(trainer))
+        run.cleanups = (undo.pop_all().close, journal.close, *watching)
     return session
 
 

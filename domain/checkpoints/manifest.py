@@ -11,7 +11,7 @@ from attrs import Attribute, field, frozen
 from attrs.validators import and_, deep_mapping, ge, instance_of, optional
 
 from hexloop.domain.checkpoints.names import stays_inside
-from hexloop.domain.errors import CheckpointError
+from hexloop.domain.errors import DamagedCheckpointError
 from hexloop.domain.state import Migration, migrate
 from hexloop.ports.storage import Stored
 
@@ -68,8 +68,8 @@ class Manifest:
     def from_json(cls, data: bytes) -> Manifest:
         """The manifest in a file's bytes.
 
-        Raises CheckpointError, saying what is wrong with it, where a bit of it has changed, it is of a schema version
-        that this hexloop does not read, or it is not a manifest at all.
+        Raises a CheckpointError that says what is wrong with it: DamagedCheckpointError where a bit of it has changed
+        or it is not a manifest at all, NewerSchemaError where a newer hexloop wrote it.
         """
         body = unseal(data)
         try:
@@ -78,7 +78,7 @@ class Manifest:
             document["files"] = {path: Stored(**stored) for path, stored in document["files"].items()}
             return cls(**document)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"its manifest makes no sense ({error})") from error
+            raise DamagedCheckpointError(f"its manifest makes no sense ({error})") from error
 
 
 _SEAL = b',\n  "digest": "'
@@ -92,8 +92,8 @@ def seal(body: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> bytes:
-    """The bytes that were sealed. Raises CheckpointError where they are not what they were then."""
+    """The bytes that were sealed. Raises DamagedCheckpointError where they are not what they were then."""
     body = data.rpartition(_SEAL)[0] + _END
     if seal(body) != data:
-        raise CheckpointError("its manifest is damaged: it does not have the digest that it names")
+        raise DamagedCheckpointError("its manifest is damaged: it does not have the digest that it names")
     return body

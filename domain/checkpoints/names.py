@@ -14,8 +14,11 @@ from attrs import field, frozen
 MANIFEST = "manifest.json"
 """The file that makes a folder a checkpoint."""
 
+REASON = "damaged.txt"
+"""The file that says why a checkpoint was set aside."""
+
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
-_REPLACED = re.compile(r"replaced-[1-9][0-9]*-checkpoint-[0-9]+")
+_ASIDE = re.compile(r"(?:replaced|damaged)-[1-9][0-9]*-checkpoint-[0-9]+")
 _UNFINISHED = re.compile(r"\.unfinished-([0-9a-f]{16})-([0-9a-z]+)(?:-.+)?")
 
 
@@ -30,15 +33,15 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def free_name(name: str, taken: Container[str]) -> str:
-    """A name, not among those `taken`, for a folder that stands in the way of the checkpoint `name`."""
-    candidates = (f"replaced-{number}-{name}" for number in count(1))
+def free_name(name: str, taken: Container[str], because: str = "replaced") -> str:
+    """A name, not among those `taken`, for a folder that is not to be the checkpoint `name` any more."""
+    candidates = (f"{because}-{number}-{name}" for number in count(1))
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def may_be_unfinished(name: str) -> bool:
     """Whether a folder of this name may be one that is written, or taken away, file by file."""
-    return bool(_CHECKPOINT.fullmatch(name) or _REPLACED.fullmatch(name))
+    return bool(_CHECKPOINT.fullmatch(name) or _ASIDE.fullmatch(name))
 
 
 def stays_inside(path: str) -> bool:

@@ -1,15 +1,13 @@
-"""Finding checkpoints, and making sure that one is what its manifest says."""
+"""Making sure that a checkpoint is what its manifest says."""
 
 from __future__ import annotations
 
-import warnings
-from functools import partial
-
 from attrs import frozen
 
+from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest, unseal
 from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, step_of
-from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError
 from hexloop.ports.storage import Storage
 
 
@@ -21,50 +19,40 @@ class Checkpoint:
     manifest: Manifest
 
 
-def newest(storage: Storage, run: str | None = None) -> Checkpoint | None:
-    """The good checkpoint with the highest step, of `run` or of any; None where there is none.
-
-    Each one that is passed over because it is not good is named, with the reason, in a warning. Raises StorageError
-    where the storage does not even give a manifest that it lists, which is no reason to go back to an older one.
-    """
-    for name in map(checkpoint_name, checkpoint_steps(storage)):
-        try:
-            manifest = read_manifest(storage, name)
-            if run is None or manifest.run == run:
-                return _verified(storage, name, manifest)
-        except CheckpointError as error:
-            warnings.warn(f"A checkpoint is passed over: {error}", stacklevel=2)
-    return None
-
-
-def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
-    """The checkpoint `name`, verified.
-
-    Raises CheckpointError, with the names of those that are good, where it is not; to know them, all are read through.
-    """
-    try:
-        return verify(storage, name)
-    except CheckpointError as error:
-        good = ", ".join(filter(partial(_is_good, storage), map(checkpoint_name, checkpoint_steps(storage))))
-        advice = f"choose one of those that are good: {good}" if good else "no good checkpoint is there"
-        raise CheckpointError(f"{error} You asked for {name}; {advice}.") from error
-
-
 def verify(storage: Storage, name: str) -> Checkpoint:
     """Read every file of the checkpoint `name` and compare it with the manifest.
 
-    Raises CheckpointError, with everything that is wrong, where one is missing or holds anything else.
+    Raises DamagedCheckpointError, with everything that is wrong, where one is missing or holds anything else, and
+    CheckpointError where it is no checkpoint at all, or cannot be read at present.
     """
-    return _verified(storage, name, read_manifest(storage, name))
+    manifest = read_manifest(storage, name)
+    where = f"{name} in {storage.capabilities.location}"
+    wrong, unread = [], []
+    for path in sorted(manifest.files):
+        try:
+            problem = _problem(storage, name, manifest, path)
+        except StorageError as error:
+            unread.append(f"{path} cannot be read ({error})")
+        else:
+            wrong += [problem] if problem else []
+    if wrong:
+        raise DamagedCheckpointError(f"{where} is damaged: {'; '.join(wrong + unread)}.")
+    if unread:
+        raise CheckpointError(f"{where} cannot be used: {'; '.join(unread)}.")
+    return Checkpoint(name, manifest)
 
 
 def read_manifest(storage: Storage, name: str) -> Manifest:
-    """The manifest of the checkpoint `name`; its files are not looked at. Raises CheckpointError where it has none."""
+    """The manifest of the checkpoint `name`; its files are not looked at.
+
+    Raises CheckpointError where it has none or one of a newer schema, DamagedCheckpointError where it is damaged, and
+    StorageError where the storage does not give what it lists.
+    """
     where = f"{name} in {storage.capabilities.location}"
     try:
         manifest = Manifest.from_json(_manifest_bytes(storage, name))
     except CheckpointError as error:
-        raise CheckpointError(f"{where} cannot be used: {error}.") from error
+        raise type(error)(f"{where} cannot be used: {error}.") from error
     if step_of(name) not in (None, manifest.step):
         raise CheckpointError(f"{where} holds {checkpoint_name(manifest.step)}; give it that name.")
     return manifest
@@ -79,6 +67,14 @@ def is_published(storage: Storage, name: str) -> bool:
     return True
 
 
+def belongs(storage: Storage, step: int, lineage: Lineage) -> bool:
+    """Whether the checkpoint at `step` is of a lineage; one that cannot be read is not known to be."""
+    try:
+        return lineage.holds(read_manifest(storage, checkpoint_name(step)))
+    except CheckpointError:
+        return False
+
+
 def checkpoint_steps(storage: Storage) -> list[int]:
     """The steps of the folders that have the name of a checkpoint, whatever is in them, from the highest down."""
     steps = (step_of(entry.name) for entry in storage.list("") if entry.is_folder)
@@ -91,33 +87,18 @@ def _manifest_bytes(storage: Storage, name: str) -> bytes:
     return b"".join(storage.read(f"{name}/{MANIFEST}"))
 
 
-def _verified(storage: Storage, name: str, manifest: Manifest) -> Checkpoint:
-    problems = [problem for path in sorted(manifest.files) if (problem := _problem(storage, name, manifest, path))]
-    if problems:
-        raise CheckpointError(f"{name} in {storage.capabilities.location} is damaged: {'; '.join(problems)}.")
-    return Checkpoint(name, manifest)
-
-
 def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str | None:
-    """What is wrong with a file; None where nothing is."""
+    """What is wrong with a file; None where nothing is. Raises StorageError where it is there and cannot be read."""
     expected = manifest.files[path]
-    try:
-        found = storage.digest(f"{name}/{path}")
-    except StorageError as error:
-        return f"{path} cannot be read ({error})"
+    folder, _, file = f"{name}/{path}".rpartition("/")
+    if file not in {entry.name for entry in storage.list(folder)}:
+        return f"{path} is missing"
+    found = storage.digest(f"{name}/{path}")
     if found.size != expected.size:
         return f"{path} has {found.size} bytes and should have {expected.size}"
     kind, own_kind = expected.digest.partition(":")[0], found.digest.partition(":")[0]
     if kind != own_kind:
-        return f"{path} has a digest by {kind}, which a storage that computes {own_kind} cannot check"
+        raise StorageError(f"its digest is by {kind}, and a storage that computes {own_kind} cannot check it")
     if found.digest != expected.digest:
         return f"{path} does not hold the bytes that were stored"
     return None
-
-
-def _is_good(storage: Storage, name: str) -> bool:
-    try:
-        verify(storage, name)
-    except (CheckpointError, StorageError):
-        return False
-    return True

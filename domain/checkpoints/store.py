@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import define, field
 
-from hexloop.domain.checkpoints.commit import commit
+from hexloop.domain.checkpoints.background import Task
+from hexloop.domain.checkpoints.choosing import newest, open_checkpoint
+from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
-from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, step_of
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
-from hexloop.domain.checkpoints.publication import Publisher, publisher_for
-from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, newest, open_checkpoint, read_manifest
-from hexloop.domain.errors import CheckpointError, StorageError
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed
+from hexloop.domain.checkpoints.publication import publisher_for
+from hexloop.domain.checkpoints.reading import Checkpoint, belongs, checkpoint_steps, read_manifest
+from hexloop.domain.checkpoints.room import PAUSES
+from hexloop.domain.checkpoints.saving import Saving
+from hexloop.domain.checkpoints.surroundings import warn_of_differences
+from hexloop.domain.checkpoints.together import by_leader
+from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import Contents, OpenFile
-from hexloop.ports.storage import Storage, Stored
+from hexloop.ports.storage import Storage
 
 FAILURES = 3
 """How many saves may fail, one after the other, before the run does."""
@@ -30,8 +36,12 @@ class CheckpointStore:
     """Answers `hexloop.domain.run.Checkpoints` on a storage.
 
     policy: which checkpoints are kept. environment: facts on which the last bits of a result may depend.
-    load_best_at_end: whether the run ends with the weights of its best checkpoint. world_size: the run's processes.
+    load_best_at_end: whether the run ends with the weights of its best checkpoint.
+    collectives: the run's processes, which all save together; None where there is only this one.
     session: the name of this process's part of the run; those of later processes sort after it.
+    behind: write a snapshot behind the loop, rather than the run itself while it stands still. One save is in flight at
+    most; what comes due meanwhile waits for it or, with `skip_when_busy`, is left out unless it is required.
+    pauses: the seconds between attempts while the storage is full. note: told of each phase of a save.
     latest: the newest checkpoint that led to where the run stands.
     """
 
@@ -40,48 +50,80 @@ class CheckpointStore:
     policy: CheckpointPolicy = field(factory=CheckpointPolicy)
     environment: Mapping[str, str] = field(factory=dict)
     load_best_at_end: bool = False
-    world_size: int = 1
+    collectives: Collectives | None = None
     session: str = field(factory=new_session)
+    behind: bool = False
+    skip_when_busy: bool = False
+    pauses: tuple[float, ...] = PAUSES
+    note: Note = note_nothing
     latest: str | None = field(default=None, init=False)
     _ancestors: Mapping[str, int] = field(factory=dict, init=False)
     _held: set[int] = field(factory=set, init=False)
-    _clean: bool = field(default=False, init=False)
+    _tidy: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
+    _in_flight: tuple[Saving, Task, RunState] | None = field(default=None, init=False)
+    _preparation: Task | None = field(default=None, init=False)
+    _given_up: threading.Event = field(factory=threading.Event, init=False)
 
     def resume(self, name: str | None = None) -> RunState | None:
         """Put the run where a checkpoint says it stood: the one named, else the newest good one.
 
         None where no name is given and there is none. Raises CheckpointError, naming those that are good, where the
-        one named is not, and where a good one does not fit this run.
+        one named is not, where there are those of several runs and none is named, and where a good one does not fit.
         """
-        checkpoint = newest(self.storage) if name is None else open_checkpoint(self.storage, name)
-        if checkpoint is None:
+        chosen = by_leader(self.collectives, lambda: self._choose(name))
+        if chosen is None:
             return None
-        self._warn_of_differences(checkpoint)
+        checkpoint = Checkpoint(chosen, read_manifest(self.storage, chosen))
+        warn_of_differences(checkpoint, self.environment, self._world_size)
         state = self.contents.restore(checkpoint.manifest.files, self._open(checkpoint))
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
-        self._held = {step for step in checkpoint_steps(self.storage) if self._is_ours(step, lineage)}
+        self._held = set(by_leader(self.collectives, lambda: self._steps_of(lineage)))
         self.latest = checkpoint.name
         return state
 
-    def save(self, state: RunState) -> Iterator[AnyEvent]:
+    def prepare(self) -> None:
+        """Make room for snapshots, behind the loop; the first save waits for that."""
+        if self.behind and self._preparation is None:
+            self._preparation = Task(self.contents.prepare(), "hexloop makes room for snapshots")
+
+    @property
+    def news(self) -> bool:
+        """Whether the save in flight is done, or waits for room."""
+        if self._in_flight is None:
+            return False
+        saving, task, _ = self._in_flight
+        return task.done or saving.room.full is not None
+
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint of the run as it stands, unless its lineage has one of this step already.
 
-        A failure of the storage is reported, and the run goes on; the third in a row raises StorageError.
+        A failure of the storage is reported, and the run goes on; the third in a row raises StorageError, and so does
+        a storage that stays full.
         """
-        name = checkpoint_name(state.step)
-        before = state.parent_checkpoint, state.best_checkpoint
+        if self._in_flight is not None and not self.news and self.skip_when_busy and not required:
+            yield SaveSkipped(state.step, checkpoint_name(state.step))
+            return
+        yield from self._settle()
         try:
-            saved = self._save(state, name)
+            saving = self._begin(state)
         except StorageError as error:
-            state.parent_checkpoint, state.best_checkpoint = before
             yield from self._fail(state.step, error)
             return
-        self._failures = 0
-        if saved:
-            yield Saved(state.step, name)
-        yield CheckpointPublished(state.step, name)
+        if saving is None:
+            yield CheckpointPublished(state.step, checkpoint_name(state.step))
+            return
+        self.note("began", checkpoint=saving.name)
+        if self._writes_behind:
+            yield from self._save_behind(saving, state)
+        else:
+            yield from self._ended(saving, saving.run, state, [Saved(state.step, saving.name)])
+
+    def collect(self) -> Iterator[AnyEvent]:
+        """What there is to tell of the save in flight; waits for it where it waits for room. See `save` for errors."""
+        if self.news:
+            yield from self._settle()
 
     def load_best(self, state: RunState) -> None:
         """Put the weights of the best checkpoint in force, where the run is to end with them.
@@ -102,96 +144,134 @@ class CheckpointStore:
                 "at which the best evaluation was.",
                 stacklevel=2,
             )
-        checkpoint = open_checkpoint(self.storage, name)
+        best = name
+        chosen = by_leader(self.collectives, lambda: open_checkpoint(self.storage, best).name)
+        checkpoint = Checkpoint(chosen, read_manifest(self.storage, chosen))
         self.contents.restore_weights(checkpoint.manifest.files, self._open(checkpoint))
 
     def finish(self) -> Iterator[AnyEvent]:
-        """Nothing is in flight between two events: a save is durable, or undone, when `save` yields."""
-        return iter(())
+        """Wait for the save in flight."""
+        yield from self._settle()
 
-    def close(self) -> None:
-        """See `finish`."""
+    def close(self) -> Sequence[AnyEvent]:
+        """Wait for the save in flight, and tell how it ended; interrupted, undo it whole."""
+        events: list[AnyEvent] = []
+        try:
+            if self._preparation is not None:
+                self._preparation.result()
+            events.extend(self._settle())
+        except StorageError as error:
+            warnings.warn(str(error), stacklevel=2)
+        except (KeyboardInterrupt, SystemExit):
+            self._given_up.set()
+            raise
+        return events
 
-    def _save(self, state: RunState, name: str) -> bool:
-        """Commit a checkpoint and rotate; False where there was nothing to do."""
-        lineage = Lineage(state.run, self.session, self._ancestors)
-        publisher = publisher_for(self.storage, Owner(state.run, self.session))
-        if not self._clean:
-            publisher.clean_up()
-            self._clean = True
-        present = set(checkpoint_steps(self.storage))
-        self._held &= present
+    @property
+    def _world_size(self) -> int:
+        return 1 if self.collectives is None else self.collectives.world_size
+
+    @property
+    def _writes_behind(self) -> bool:
+        """Several processes save while all stand still: their agreement is made in the loop's own thread."""
+        return self.behind and self._world_size == 1
+
+    def _choose(self, name: str | None) -> str | None:
+        """The checkpoint to go on from, verified."""
+        if name is not None:
+            return open_checkpoint(self.storage, name).name
+        found = newest(self.storage, quarantine=True)
+        return None if found is None else found.name
+
+    def _steps_of(self, lineage: Lineage) -> list[int]:
+        return [step for step in checkpoint_steps(self.storage) if belongs(self.storage, step, lineage)]
+
+    def _begin(self, state: RunState) -> Saving | None:
+        """What is to be done for a save; None where this lineage has a checkpoint of this step already."""
+        if self.collectives is not None:
+            self.session = str(self.collectives.broadcast(self.session))
+        before = state.parent_checkpoint, state.best_checkpoint
         if state.best_step in self._held | {state.step}:
             state.best_checkpoint = checkpoint_name(state.best_step)
-        if state.step in present and self._is_ours(state.step, lineage):
-            return False
+        if state.step in self._held and by_leader(
+            self.collectives, lambda: state.step in checkpoint_steps(self.storage)
+        ):
+            return None
         state.parent_checkpoint = self.latest
-        commit(self.storage, publisher, name, self.contents.files(state), partial(self._manifest, state, lineage))
-        self.latest = name
-        self._held.add(state.step)
-        self._rotate(state, lineage, publisher)
-        return True
+        publisher = publisher_for(self.storage, Owner(state.run, self.session))
+        saving = Saving(
+            step=state.step,
+            files=lambda: self.contents.files(state),
+            committer=Committer(self.storage, publisher, self.collectives, self.note, self._given_up),
+            lineage=Lineage(state.run, self.session, self._ancestors),
+            policy=self.policy,
+            held=self._held,
+            best=state.best_checkpoint,
+            parent=state.parent_checkpoint,
+            before=before,
+            environment=self.environment,
+            world_size=self._world_size,
+            tidy=self._tidy,
+            wait=self._given_up.wait,
+            pauses=self.pauses,
+        )
+        self._tidy = True
+        return saving
 
-    def _rotate(self, state: RunState, lineage: Lineage, publisher: Publisher) -> None:
-        """Remove what the policy no longer keeps, once the newest is seen to be there; a failure puts it off."""
+    def _save_behind(self, saving: Saving, state: RunState) -> Iterator[AnyEvent]:
+        if self._preparation is not None:
+            self._preparation.result()
+        saving.files = self.contents.snapshot(state)
+        self.note("taken", checkpoint=saving.name)
+        self._in_flight = saving, Task(saving.run, f"hexloop writes {saving.name}"), state
+        yield Saved(state.step, saving.name)
+
+    def _settle(self) -> Iterator[AnyEvent]:
+        """Wait for the save in flight, and tell how it ended."""
+        if self._in_flight is None:
+            return
+        saving, task, state = self._in_flight
+        if saving.room.full is not None and not task.done:
+            warnings.warn(f"The run stands still until {saving.name} can be written: {saving.room.full}", stacklevel=2)
+            yield SaveWaits(saving.step, saving.room.full)
+        yield from self._ended(saving, task.result, state, [])
+
+    def _ended(
+        self, saving: Saving, end: Callable[[], None], state: RunState, events: list[AnyEvent]
+    ) -> Iterator[AnyEvent]:
+        """Wait for the `end` of a save and tell how it was."""
         try:
-            surplus = self.policy.surplus(self._held, state.best_checkpoint)
-            if surplus:
-                read_manifest(self.storage, checkpoint_name(state.step))
-            for step in surplus:
-                if self._is_ours(step, lineage):
-                    publisher.delete(checkpoint_name(step))
-                self._held.discard(step)
-        except (StorageError, CheckpointError) as error:
-            self._clean = False
-            warnings.warn(f"Older checkpoints than save_total_limit allows are still there: {error}", stacklevel=2)
+            end()
+        except StorageError as error:
+            self._in_flight = None
+            state.parent_checkpoint, best = saving.before
+            if state.best_checkpoint == saving.name:
+                state.best_checkpoint = best
+            yield from self._fail(saving.step, error)
+            return
+        except BaseException:
+            if self._in_flight is not None and self._in_flight[1].done:
+                self._in_flight = None
+            raise
+        self._in_flight = None
+        self._failures = 0
+        self.latest = saving.name
+        if saving.complaint is not None:
+            self._tidy = False
+            warnings.warn(saving.complaint, stacklevel=2)
+        yield from events
+        yield CheckpointPublished(saving.step, saving.name)
 
     def _fail(self, step: int, error: StorageError) -> Iterator[AnyEvent]:
-        self._clean = False
+        self._tidy = False
         self._failures += 1
         warnings.warn(f"{checkpoint_name(step)} was not saved: {error}", stacklevel=2)
         yield SaveFailed(step, error)
+        saved = f"Everything up to {self.latest or 'the start'} is saved; make room or mend the storage, and resume."
+        if isinstance(error, StorageFullError):
+            raise StorageFullError(f"The storage stayed full: {error} {saved}") from error
         if self._failures >= FAILURES:
-            raise StorageError(
-                f"{FAILURES} saves in a row failed, the last with: {error} "
-                f"Everything up to {self.latest or 'the start'} is saved; make room or mend the storage, and resume."
-            ) from error
-
-    def _manifest(self, state: RunState, lineage: Lineage, files: Mapping[str, Stored]) -> Manifest:
-        return Manifest(
-            run=state.run,
-            session=self.session,
-            ancestors=lineage.ancestors,
-            parent=state.parent_checkpoint,
-            step=state.step,
-            world_size=self.world_size,
-            environment=dict(self.environment),
-            files=files,
-        )
-
-    def _is_ours(self, step: int, lineage: Lineage) -> bool:
-        """Whether the checkpoint at `step` is of this lineage; one that cannot be read is not known to be."""
-        try:
-            return lineage.holds(read_manifest(self.storage, checkpoint_name(step)))
-        except CheckpointError:
-            return False
+            raise StorageError(f"{FAILURES} saves in a row failed, the last with: {error} {saved}") from error
 
     def _open(self, checkpoint: Checkpoint) -> OpenFile:
         return lambda path: self.storage.read(f"{checkpoint.name}/{path}")
-
-    def _warn_of_differences(self, checkpoint: Checkpoint) -> None:
-        """Say where what the checkpoint was written with and what there is now may give other last bits."""
-        manifest = checkpoint.manifest
-        then = {**manifest.environment, "processes": str(manifest.world_size)}
-        now = {**self.environment, "processes": str(self.world_size)}
-        differences = [
-            f"{fact} was {then.get(fact, 'not known')} and is {now.get(fact, 'not known')}"
-            for fact in sorted(then.keys() | now.keys())
-            if then.get(fact) != now.get(fact)
-        ]
-        if differences:
-            warnings.warn(
-                f"The run that goes on from {checkpoint.name} may differ in its last bits from one that was never "
-                f"interrupted: {'; '.join(differences)}.",
-                stacklevel=3,
-            )

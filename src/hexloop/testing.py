@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hexloop.adapters.batches.in_memory import InMemoryBatches
+from hexloop.adapters.batches.in_memory import InMemoryBatches, StatefulBatches, StreamedBatches
 from hexloop.adapters.clock.manual import ManualClock
 from hexloop.adapters.collectives.simulated.faults import Delay, Drop, Kill, RankKilled
 from hexloop.adapters.collectives.simulated.outcome import Outcome
@@ -30,6 +30,7 @@ from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.scheduler.constant import ConstantRates
+from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.adapters.trainable.least_squares.model import LinearModel
@@ -57,8 +58,10 @@ if TYPE_CHECKING:
     from hexloop.app.contracts.parallelism import ParallelismContract
     from hexloop.app.contracts.precision import PrecisionContract
     from hexloop.app.contracts.scheduler import SchedulerContract
+    from hexloop.app.contracts.snapshots import SnapshotsContract
     from hexloop.app.contracts.storage import StorageContract
     from hexloop.app.contracts.trainable import TrainableContract
+    from hexloop.app.resume_exactness import assert_resume_exact
 
 __all__ = [
     "BatchesContract",
@@ -77,6 +80,7 @@ __all__ = [
     "FolderHub",
     "HubContract",
     "InMemoryBatches",
+    "InMemorySnapshots",
     "InterruptsContract",
     "Kill",
     "LearnerContract",
@@ -109,8 +113,12 @@ __all__ = [
     "SimulatedWorld",
     "SingleProcess",
     "SingleProcessCollectives",
+    "SnapshotsContract",
+    "StatefulBatches",
     "StorageContract",
+    "StreamedBatches",
     "TrainableContract",
+    "assert_resume_exact",
     "least_squares",
     "sharded_least_squares",
     "simulated_run",
@@ -120,6 +128,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "assert_resume_exact":
+        return import_module("hexloop.app.resume_exactness").assert_resume_exact
     suite = import_module(f"hexloop.app.contracts.{name.removesuffix('Contract').lower()}")
     return getattr(suite, name)
 

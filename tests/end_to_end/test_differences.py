@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hexloop
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
 from tests.end_to_end.parity.data import Samples, samples_for
 from tests.end_to_end.parity.models import PlainGPT, make_model
@@ -341,18 +341,59 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
-    """The first of three checkpoints meets a full disk; the run ends where it should, and the others are there."""
-    full_once = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, operation="write")])
+    """The first of three checkpoints meets a failing disk; the run ends where it should, and the others are there."""
+    failing_once = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, operation="write")])
     trainer = hexloop.Trainer(
         model=make_model("convolution"),
         args=hexloop.TrainingArguments(output_dir=str(tmp_path), max_steps=3, save_steps=1, use_cpu=True),
         train_dataset=samples_for("convolution", 20),
-        storage=full_once,
+        storage=failing_once,
         loggers=[],
     )
     with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
         assert trainer.train().global_step == 3
-    assert [entry.name for entry in full_once.list("")] == ["checkpoint-2", "checkpoint-3"]
+    assert [entry.name for entry in failing_once.list("")] == ["checkpoint-2", "checkpoint-3"]
+
+
+class Looking(hexloop.TrainerCallback):
+    """Notes what a save finds when it is told."""
+
+    def __init__(self) -> None:
+        self.found: list[list[str]] = []
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.found.append(sorted(path.name for path in Path(args.output_dir).glob("checkpoint-*")))
+
+
+def test_a_callback_that_listens_for_saves_finds_the_folder(tmp_path: Path) -> None:
+    """Each save is on the disk by the time `on_save` is called, though saves are written behind the loop otherwise."""
+    looking = Looking()
+    trainer = hexloop.Trainer(
+        model=make_model("convolution"),
+        args=hexloop.TrainingArguments(output_dir=str(tmp_path), max_steps=2, save_steps=1, use_cpu=True),
+        train_dataset=samples_for("convolution", 20),
+        callbacks=[looking],
+        loggers=[],
+    )
+    assert trainer.args.save_async
+    trainer.train()
+    assert looking.found == [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"]]
+
+
+def test_of_several_runs_none_is_guessed(tmp_path: Path) -> None:
+    """Two runs in one folder: to go on from the newest checkpoint needs its name, and the error gives both."""
+    given = {**BOTH, **FIVE_STEPS, "save_strategy": "steps", "num_train_epochs": 1}
+    data = samples_for("convolution", 20)
+
+    def make(**more: Any) -> Any:
+        args = hexloop.TrainingArguments(output_dir=str(tmp_path), **{**given, **more})
+        return hexloop.Trainer(model=make_model("convolution"), args=args, train_dataset=data)
+
+    make(save_steps=4, max_steps=4).train()
+    make(save_steps=3, max_steps=3).train()
+    with pytest.raises(CheckpointError, match=r"2 runs: .*checkpoint-[34] of the run .*checkpoint-[34] of"):
+        make(max_steps=6).train(resume_from_checkpoint=True)
+    assert make(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).global_step == 6
 
 
 def test_a_random_epoch_has_another_order(tmp_path: Path) -> None:

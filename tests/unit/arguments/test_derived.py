@@ -118,7 +118,7 @@ def test_dictionaries_are_the_reference_s() -> None:
     given: dict[str, Any] = {"report_to": ["tensorboard"], "lr_scheduler_kwargs": {"num_cycles": 2}, "use_cpu": True}
     ours = TrainingArguments("out", **given)
     theirs: Any = ReferenceArguments("out", **given)
-    own = {"loss_weighting", "keyed_data_randomness", "save_async"}
+    own = {"loss_weighting", "keyed_data_randomness", "save_async", "save_when_busy", "resume_despite"}
     assert set(Own.__dataclass_fields__) == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),

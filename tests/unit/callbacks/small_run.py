@@ -140,7 +140,7 @@ class Measure:
 class NamedCheckpoints(NoCheckpoints):
     """Says which checkpoint it takes, and keeps none."""
 
-    def save(self, state: RunState) -> Iterator[AnyEvent]:
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         yield Saved(state.step, f"checkpoint-{state.step}")
 
 

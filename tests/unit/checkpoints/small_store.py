@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
@@ -21,9 +22,10 @@ def next_session() -> str:
     return f"{next(_sessions):08}"
 
 
-def make_store(storage: Storage, limit: int | None = None, session: str = "") -> CheckpointStore:
-    """A store with the smallest contents there are."""
-    return CheckpointStore(storage, SmallContents(), CheckpointPolicy(limit), session=session or next_session())
+def make_store(storage: Storage, limit: int | None = None, session: str = "", **more: Any) -> CheckpointStore:
+    """A store with the smallest contents there are, which does not wait for room."""
+    options = {"session": session or next_session(), "pauses": (), **more}
+    return CheckpointStore(storage, SmallContents(), CheckpointPolicy(limit), **options)
 
 
 def weights_at(run: str, step: int) -> bytes:

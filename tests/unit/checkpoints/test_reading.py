@@ -5,7 +5,8 @@ from attrs import evolve
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.reading import newest, open_checkpoint, read_manifest, verify
+from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
+from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.ports.storage import Storage, Stored
 from tests.unit.checkpoints.small_store import save_all, tree
@@ -41,7 +42,12 @@ def test_another_runs_checkpoints_are_not_this_ones(storage: MemoryStorage) -> N
     save_all(storage, "another", [200])
     assert newest_name(storage, "mine") == "checkpoint-100"
     assert newest_name(storage, "nobody") is None
-    assert newest_name(storage) == "checkpoint-200"
+    with pytest.raises(
+        CheckpointError, match="2 runs: checkpoint-200 of the run another, checkpoint-100 of the run mine"
+    ):
+        newest(storage)
+    assert last_run(storage) == "another"
+    assert last_run(MemoryStorage()) is None
 
 
 def test_a_good_checkpoint_verifies(storage: MemoryStorage) -> None:
@@ -95,7 +101,7 @@ def test_all_that_is_wrong_is_said_at_once(storage: MemoryStorage) -> None:
     """The message names each bad file with what is wrong with it."""
     storage.damage("checkpoint-10/state.json", b"")
     storage.remove("checkpoint-10/weights/all.bin")
-    with pytest.raises(CheckpointError, match=r"state.json has 0 bytes.*; weights/all.bin cannot be read"):
+    with pytest.raises(CheckpointError, match=r"state.json has 0 bytes.*; weights/all.bin is missing"):
         verify(storage, "checkpoint-10")
 
 
@@ -128,7 +134,7 @@ def test_digests_of_another_kind_are_told_apart_from_damage(storage: MemoryStora
     files = {path: Stored(stored.size, "md5:0") for path, stored in manifest.files.items()}
     storage.damage("checkpoint-10/manifest.json", evolve(manifest, files=files).to_json())
     with pytest.raises(
-        CheckpointError, match="has a digest by md5, which a storage that computes blake2b cannot check"
+        CheckpointError, match="its digest is by md5, and a storage that computes blake2b cannot check it"
     ):
         verify(storage, "checkpoint-10")
 

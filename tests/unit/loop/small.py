@@ -23,6 +23,7 @@ from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.state import Exportable
 from hexloop.testing import (
     InMemoryBatches,
+    InMemorySnapshots,
     LeastSquares,
     LeastSquaresEvaluator,
     ManualClock,
@@ -95,7 +96,7 @@ def make_small(
     )
     storage = MemoryStorage() if storage is None else storage
     exportables: dict[str, Exportable] = {"model": trainable.model, "optimizer": trainable.optimizer, "losses": losses}
-    store = CheckpointStore(storage, CheckpointContents(exportables))
+    store = CheckpointStore(storage, CheckpointContents(exportables, snapshots=InMemorySnapshots()))
     small = Small(run, trainable, clock, storage, store)
     run.checkpoints = store
     if "report" not in fields:

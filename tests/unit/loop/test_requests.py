@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 
 from hexloop.domain.agreement import LocalAgreement, SharedAgreement, agreement_for
 from hexloop.domain.errors import HexloopError, StorageError
-from hexloop.domain.events import AnyEvent, EpochEnded, Paused, PredictionStepEnded, StepEnded, TrainEnded
+from hexloop.domain.events import (
+    AnyEvent,
+    CheckpointPublished,
+    EpochEnded,
+    Paused,
+    PredictionStepEnded,
+    Saved,
+    StepEnded,
+    TrainEnded,
+)
 from hexloop.domain.loop import train
 from hexloop.domain.requests import Asked, Requests, SaveRequest
 from hexloop.testing import Effect, Fault, FaultyStorage, SimulatedWorld, SingleProcessCollectives
+from tests.unit.checkpoints.gated_storage import GatedStorage
 from tests.unit.loop.small import Small, every, make_small, names, resume
 
 
@@ -57,9 +67,9 @@ def test_a_save_is_taken_at_the_next_boundary_and_answered() -> None:
 
 
 def test_a_failed_save_answers_with_its_error_and_the_run_goes_on() -> None:
-    """A full disk fails the request and not the run."""
+    """A storage that fails once fails the request and not the run."""
     small = make_small()
-    small.store.storage = FaultyStorage(small.storage, [Fault(1, Effect.FULL, "write")])
+    small.store.storage = FaultyStorage(small.storage, [Fault(1, Effect.FAIL, "write")])
     requests: list[SaveRequest] = []
 
     def run() -> None:
@@ -209,3 +219,38 @@ def test_ranks_act_at_the_same_boundary(world_size: int, rank: int, ask: str, bo
     assert acted[0] == boundary + 1
     if ask == "request_save":
         assert acted == [boundary + 1]
+
+
+def test_a_save_behind_the_loop_answers_when_it_is_durable() -> None:
+    """The request is open while the run goes on, and answered with the boundary at which the save is told."""
+    storage = GatedStorage()
+    small = make_small()
+    small.store.storage, small.store.behind = storage, True
+    requests: list[SaveRequest] = []
+    answered_at = 0
+    for event in train(small.run):
+        if isinstance(event, StepEnded) and event.step == 3:
+            requests.append(small.run.requests.request_save())
+        elif isinstance(event, StepEnded) and event.step == 5:
+            assert not requests[0].done
+            storage.gate.set()
+        elif isinstance(event, CheckpointPublished) and event.name == "checkpoint-3":
+            answered_at = small.run.state.step
+            assert requests[0].wait(0) == "checkpoint-3"
+    assert answered_at > 3
+
+
+def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
+    """Closing a run finishes the save, and whoever waits for it hears so."""
+    storage = GatedStorage()
+    small = make_small()
+    small.store.storage, small.store.behind = storage, True
+    events = train(small.run)
+    next(events)
+    request = small.run.requests.request_save()
+    for event in events:
+        if isinstance(event, Saved):
+            break
+    storage.gate.set()
+    events.close()
+    assert request.wait(0) == f"checkpoint-{small.run.state.step}"

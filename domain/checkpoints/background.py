@@ -1,0 +1,33 @@
+"""One task at a time beside the loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Task:
+    """Something that is done in a thread of its own, to its end, also where the program ends before."""
+
+    def __init__(self, act: Callable[[], None], name: str) -> None:
+        self._act = act
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def result(self) -> None:
+        """Wait until it has ended. Raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except BaseException as error:
+            self._error = error

@@ -1,0 +1,133 @@
+"""Which checkpoint a run goes on from, and what becomes of those that are not good."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+
+from hexloop.domain.checkpoints.lineage import Lineage
+from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
+from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, NewerSchemaError, StorageError
+from hexloop.ports.storage import Publication, Storage
+
+
+def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -> Checkpoint | None:
+    """The good checkpoint at which a run was left last: `run`, or the only one there is. None where there is none.
+
+    The session that came last counts, and what led to it: not a later step of a past that was given up. Each one that
+    is passed over because it is not good is named, with the reason, in a warning, and with `quarantine` set aside.
+    Raises CheckpointError where there are several runs and none is named, or where a checkpoint is of a newer schema;
+    StorageError where the storage does not even give a manifest that it lists. Neither is a reason to go back further.
+    """
+    manifests = dict(_manifests(storage, quarantine))
+    if run is None:
+        _refuse_several_runs(storage, manifests)
+    remaining = {name: manifest for name, manifest in manifests.items() if run in (None, manifest.run)}
+    lineage: Lineage | None = None
+    while remaining:
+        led_there = {
+            name: each for name, each in remaining.items() if lineage is None or lineage.holds(each)
+        } or remaining
+        name = max(led_there, key=lambda name: (remaining[name].session, remaining[name].step))
+        try:
+            return verify(storage, name)
+        except CheckpointError as error:
+            _pass_over(storage, name, error, quarantine)
+        manifest = remaining.pop(name)
+        lineage = Lineage.after(manifest, manifest.session)
+    return None
+
+
+def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
+    """The checkpoint `name`, verified.
+
+    Raises CheckpointError, with the names of those that are good, where it is not; to know them, all are read through.
+    """
+    try:
+        return verify(storage, name)
+    except CheckpointError as error:
+        good = ", ".join(filter(partial(_is_good, storage), map(checkpoint_name, checkpoint_steps(storage))))
+        advice = f"choose one of those that are good: {good}" if good else "no good checkpoint is there"
+        raise type(error)(f"{error} You asked for {name}; {advice}.") from error
+
+
+def runs_in(storage: Storage) -> dict[str, str]:
+    """The runs that have a checkpoint with a readable manifest, each with the name of the one at its highest step."""
+    found: dict[str, str] = {}
+    for step in checkpoint_steps(storage):
+        with suppress(CheckpointError):
+            found.setdefault(read_manifest(storage, checkpoint_name(step)).run, checkpoint_name(step))
+    return found
+
+
+def last_run(storage: Storage) -> str | None:
+    """The run that went on last of those that have a checkpoint with a readable manifest."""
+    found: list[tuple[str, str]] = []
+    for step in checkpoint_steps(storage):
+        with suppress(CheckpointError):
+            manifest = read_manifest(storage, checkpoint_name(step))
+            found.append((manifest.session, manifest.run))
+    return max(found)[1] if found else None
+
+
+def set_aside(storage: Storage, name: str, reason: str) -> str:
+    """Let a damaged checkpoint be none any more, recoverably, with the reason in a file; gives back where it is now.
+
+    Where a rename is cheap, the folder gets another name; where it is not, its manifest does.
+    """
+    storage.remove(f"{name}/{REASON}")
+    storage.write(f"{name}/{REASON}", [f"{reason}\n".encode()])
+    if storage.capabilities.publication is Publication.RENAME:
+        aside = free_name(name, {entry.name for entry in storage.list("")}, "damaged")
+        storage.move(name, aside)
+        return aside
+    aside = free_name(MANIFEST, {entry.name for entry in storage.list(name)}, "damaged")
+    storage.write(f"{name}/{aside}", storage.read(f"{name}/{MANIFEST}"))
+    storage.remove(f"{name}/{MANIFEST}")
+    return f"{name}/{aside}"
+
+
+def _manifests(storage: Storage, quarantine: bool) -> Iterator[tuple[str, Manifest]]:
+    """The name and manifest of every checkpoint that has a readable one; the others are passed over."""
+    for name in map(checkpoint_name, checkpoint_steps(storage)):
+        try:
+            yield name, read_manifest(storage, name)
+        except NewerSchemaError:
+            raise
+        except CheckpointError as error:
+            _pass_over(storage, name, error, quarantine)
+
+
+def _pass_over(storage: Storage, name: str, error: CheckpointError, quarantine: bool) -> None:
+    """Warn of a checkpoint that is not good; set it aside where it is damaged, and not merely none, or unreadable."""
+    where = ""
+    if quarantine and isinstance(error, DamagedCheckpointError):
+        try:
+            where = f" It was set aside as {set_aside(storage, name, str(error))}."
+        except StorageError as failure:
+            where = f" It could not be set aside: {failure}"
+    warnings.warn(f"A checkpoint is passed over: {error}{where}", stacklevel=3)
+
+
+def _refuse_several_runs(storage: Storage, manifests: Mapping[str, Manifest]) -> None:
+    latest: dict[str, str] = {}
+    for name, manifest in sorted(manifests.items(), key=lambda item: item[1].step):
+        latest[manifest.run] = name
+    if len(latest) > 1:
+        listed = ", ".join(f"{name} of the run {run}" for run, name in sorted(latest.items()))
+        raise CheckpointError(
+            f"You chose the newest checkpoint in {storage.capabilities.location}, but it holds those of {len(latest)} "
+            f"runs: {listed}; name the checkpoint to go on from."
+        )
+
+
+def _is_good(storage: Storage, name: str) -> bool:
+    try:
+        verify(storage, name)
+    except (CheckpointError, StorageError):
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""What a save costs training: a 124-million-parameter transformer with AdamW on the CPU, beside the reference library.
+
+Run as `python -m tests.bench.save_stall`. Rounds are interleaved, each run in a fresh process. A gap is the time
+between the ends of two updates; the stall is the longest gap from the second update on, less the median one: it holds
+the first save, and whatever the writing behind the loop takes away from the steps. The cost is the wall time of a run
+with saves less that of one without, a save; the last save is in it up to its last byte, as `train` returns only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = ("hexloop", "reference Trainer")
+GOALS = {"stall": 1 / 20, "cost": 1 / 4, "write": 0.7}
+SEQUENCE, STEPS_PER_SAVE, SAVES = 128, 8, 4
+
+
+class Texts(torch.utils.data.Dataset[Any]):
+    """Sequences of tokens at random."""
+
+    def __init__(self, length: int) -> None:
+        self.tokens = torch.randint(0, 50257, (length, SEQUENCE), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+def train(library: str, folder: str, saving: bool) -> dict[str, Any]:
+    """One run; gives the gaps, the wall time, the peak memory in bytes and the steps."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    if library == "hexloop":
+        from hexloop import Trainer, TrainingArguments
+    else:
+        from transformers import Trainer, TrainingArguments  # type: ignore[assignment]
+    torch.manual_seed(0)
+    config = GPT2Config(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+    steps = STEPS_PER_SAVE * SAVES + STEPS_PER_SAVE // 2
+    arguments: Any = TrainingArguments(
+        output_dir=folder, max_steps=steps, per_device_train_batch_size=1, use_cpu=True, report_to=[],
+        disable_tqdm=True, save_strategy="steps" if saving else "no", save_steps=STEPS_PER_SAVE, save_total_limit=2,
+        logging_strategy="no",
+    )  # fmt: skip
+    trainer: Any = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Texts(steps))
+    ends: list[float] = []
+    trainer.create_optimizer()
+    trainer.optimizer.register_step_post_hook(lambda *_: ends.append(time.perf_counter()))
+    began = time.perf_counter()
+    trainer.train()
+    wall = time.perf_counter() - began
+    gaps = [later - earlier for earlier, later in itertools.pairwise(ends[1:])]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"stall": max(gaps) - median(gaps), "step": median(gaps), "wall": wall, "peak": peak}
+
+
+def write_speed(folder: str) -> tuple[float, float]:
+    """Bytes a second of a checkpoint's files through hexloop's local storage, and of plain writing plus fsync."""
+    from hexloop.adapters.storage.local import LocalStorage
+
+    data = memoryview(torch.randint(0, 255, (3 << 28,), dtype=torch.uint8).numpy().data)
+    speeds = []
+    for attempt in range(3):
+        began = time.perf_counter()
+        LocalStorage(folder).write(f"hexloop-{attempt}", [data])
+        ours = len(data) / (time.perf_counter() - began)
+        began = time.perf_counter()
+        with open(os.path.join(folder, f"plain-{attempt}"), "wb", buffering=0) as file:
+            for start in range(0, len(data), 1 << 22):
+                file.write(data[start : start + (1 << 22)])
+            os.fsync(file.fileno())
+        speeds.append((ours, len(data) / (time.perf_counter() - began)))
+        for name in ("hexloop", "plain"):
+            os.unlink(os.path.join(folder, f"{name}-{attempt}"))
+    return median(ours for ours, _ in speeds), median(plain for _, plain in speeds)
+
+
+def measure(library: str, saving: bool) -> dict[str, float]:
+    """One run in a fresh process and a fresh folder."""
+    folder = tempfile.mkdtemp(prefix="hexloop-bench-")
+    command = [sys.executable, "-m", "tests.bench.save_stall", "--one", library, folder, str(int(saving))]
+    try:
+        done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", nargs=3, metavar=("LIBRARY", "FOLDER", "SAVING"))
+    options = parser.parse_args()
+    if options.one:
+        library, folder, saving = options.one
+        print(json.dumps(train(library, folder, bool(int(saving)))))
+        return
+    found: dict[tuple[str, bool], list[dict[str, float]]] = {}
+    for turn in range(options.rounds):
+        for library in LIBRARIES if turn % 2 == 0 else LIBRARIES[::-1]:
+            for saving in (True, False):
+                found.setdefault((library, saving), []).append(measure(library, saving))
+    rows: dict[str, dict[str, float]] = {}
+    print(f"{'':<20}{'step s':>8}{'stall s':>9}{'cost a save s':>15}{'peak GB more':>14}")
+    for library in LIBRARIES:
+        having, without = found[library, True], found[library, False]
+        row = {name: median(each[name] for each in having) for name in ("step", "stall")}
+        row["cost"] = (median(each["wall"] for each in having) - median(each["wall"] for each in without)) / SAVES
+        row["peak"] = median(each["peak"] for each in having) - median(each["peak"] for each in without)
+        rows[library] = row
+        print(f"{library:<20}{row['step']:>8.3f}{row['stall']:>9.3f}{row['cost']:>15.3f}{row['peak'] / 1e9:>14.2f}")
+    for name in ("stall", "cost"):
+        ratio = rows["hexloop"][name] / rows["reference Trainer"][name]
+        print(f"{name}: {ratio:.3f} of the reference's; goal: at most {GOALS[name]:.3f}")
+    with tempfile.TemporaryDirectory(prefix="hexloop-bench-") as folder:
+        ours, plain = write_speed(folder)
+    print(
+        f"durable write: {ours / plain:.2f} of plain writing ({plain / 1e9:.2f} GB/s); goal: at least {GOALS['write']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
+from hexloop.adapters.snapshots.torch import TorchSnapshots
+from hexloop.adapters.trainable.torch.tensors import part_of
+from hexloop.app.contracts.snapshots import SnapshotsContract
+from hexloop.ports.snapshots import Snapshots
+from hexloop.ports.state import Part
+
+
+def reading(data: bytearray) -> Callable[[], memoryview]:
+    """What gives these bytes as they are then."""
+    return lambda: memoryview(data)
+
+
+class TestInMemorySnapshots(SnapshotsContract):
+    """Bytes in ordinary memory."""
+
+    @pytest.fixture
+    def snapshots(self) -> Snapshots:
+        return InMemorySnapshots()
+
+    def make_values(self) -> Any:
+        return [bytearray(b"first123"), bytearray(b"second45")]
+
+    def parts_of(self, values: Any) -> list[Part]:
+        return [Part("weight", "U8", (16,), 8 * at, 8, reading(data)) for at, data in enumerate(values)]
+
+    def change(self, values: Any) -> None:
+        for data in values:
+            data[:] = bytes(byte ^ 255 for byte in data)
+
+
+TENSORS = [
+    torch.arange(2000, dtype=torch.float32),
+    torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).T,
+    torch.tensor(3, dtype=torch.int64),
+    torch.empty(0),
+    torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    torch.tensor([True, False]),
+]
+
+
+class TestTorchSnapshots(SnapshotsContract):
+    """Tensors of every layout, on the CPU."""
+
+    @pytest.fixture
+    def snapshots(self) -> Snapshots:
+        return TorchSnapshots()
+
+    def make_values(self) -> Any:
+        return [tensor.clone(memory_format=torch.preserve_format) for tensor in TENSORS]
+
+    def parts_of(self, values: Any) -> list[Part]:
+        return [part_of(f"layer.{number}", tensor) for number, tensor in enumerate(values)]
+
+    def change(self, values: Any) -> None:
+        for tensor in values:
+            if tensor.dtype is torch.bool:
+                tensor.logical_not_()
+            else:
+                tensor.neg_().sub_(1)
+
+    def test_memory_is_used_again(self) -> None:
+        """The second snapshot of a tensor is in the memory of the first, and so is one that room was made for."""
+        snapshots, tensor = TorchSnapshots(), torch.ones(10_000)
+        snapshots.reserve({"model": [part_of("weight", tensor)]})()
+        (reserved,) = snapshots._buffers.values()
+        for _ in range(3):
+            (taken,) = snapshots.take("model", [part_of("weight", tensor)])
+            address = torch.frombuffer(taken.read(), dtype=torch.uint8).data_ptr()
+            assert address == reserved.data_ptr()
+
+    def test_a_tensor_of_another_size_gets_other_memory(self) -> None:
+        """A value that grew is copied whole."""
+        snapshots = TorchSnapshots()
+        snapshots.take("model", [part_of("weight", torch.ones(3))])
+        (taken,) = snapshots.take("model", [part_of("weight", torch.full((5,), 2.0))])
+        assert torch.frombuffer(bytearray(taken.read()), dtype=torch.float32).tolist() == [2.0] * 5
+
+    def test_without_a_gpu_there_is_nothing_to_wait_for(self) -> None:
+        """On the CPU every copy is done when it is taken."""
+        TorchSnapshots().wait_before_update()

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.reading import read_manifest, verify
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.errors import StorageError
+from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveSkipped
+from hexloop.domain.state import RunState
+from hexloop.ports.files import File
+from tests.unit.checkpoints.gated_storage import PATIENCE, GatedStorage
+from tests.unit.checkpoints.small_contents import SmallContents
+from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_at, weights_at
+
+
+@pytest.fixture
+def storage() -> Iterator[GatedStorage]:
+    """A storage whose gate is closed; it opens at the end, so that no thread waits on."""
+    gated = GatedStorage()
+    yield gated
+    gated.gate.set()
+
+
+def wait_for_news(store: CheckpointStore) -> None:
+    """Until the save in flight is done, or waits for room."""
+    deadline = time.monotonic() + PATIENCE
+    while not store.news:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_run_goes_on_while_its_snapshot_is_written(storage: GatedStorage) -> None:
+    """The save is told at once, written with what the run was then, and its publication told at a later boundary."""
+    store = make_store(storage, behind=True)
+    state = RunState(run="mine")
+    assert save_at(store, state, 5) == [Saved(5, "checkpoint-5")]
+    assert storage.reached.wait(PATIENCE)
+    assert (store.news, list(store.collect())) == (False, [])
+    assert isinstance(store.contents, SmallContents)
+    state.step, store.contents.weights = 6, b"later"
+    storage.gate.set()
+    wait_for_news(store)
+    assert list(store.collect()) == [CheckpointPublished(5, "checkpoint-5")]
+    assert not store.news
+    resumed = make_store(storage)
+    found = resumed.resume()
+    assert found is not None
+    assert found.step == 5
+    assert b"".join(storage.read("checkpoint-5/weights/all.bin")) == weights_at("mine", 5)
+
+
+def test_one_save_is_in_flight_at_most(storage: GatedStorage) -> None:
+    """A second save waits for the first, whose publication it tells before its own beginning."""
+    store = make_store(storage, behind=True)
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    threading.Timer(0.05, storage.gate.set).start()
+    assert save_at(store, state, 2) == [CheckpointPublished(1, "checkpoint-1"), Saved(2, "checkpoint-2")]
+    assert list(store.finish()) == [CheckpointPublished(2, "checkpoint-2")]
+    assert read_manifest(storage, "checkpoint-2").parent == "checkpoint-1"
+    assert list(store.finish()) == []
+
+
+def test_a_save_may_be_left_out_while_another_is_written(storage: GatedStorage) -> None:
+    """Where that is chosen, a save that comes due meanwhile is told as left out, unless it is required."""
+    store = make_store(storage, behind=True, skip_when_busy=True)
+    state = RunState(run="mine", step=1)
+    assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]
+    state.step = 2
+    assert list(store.save(state, required=False)) == [SaveSkipped(2, "checkpoint-2")]
+    storage.gate.set()
+    state.step = 3
+    assert list(store.save(state, required=True))[-1] == Saved(3, "checkpoint-3")
+    assert store.close() == [CheckpointPublished(3, "checkpoint-3")]
+    assert names(storage) == checkpoint_names(1, 3)
+
+
+def test_a_save_in_flight_is_finished_when_the_run_ends(storage: GatedStorage) -> None:
+    """Closing waits for the save, and says how it ended."""
+    store = make_store(storage, behind=True)
+    save_at(store, RunState(run="mine"), 1)
+    threading.Timer(0.05, storage.gate.set).start()
+    assert store.close() == [CheckpointPublished(1, "checkpoint-1")]
+    assert verify(storage, "checkpoint-1").manifest.step == 1
+    assert store.close() == []
+
+
+@pytest.mark.parametrize("effect", [Effect.FAIL, Effect.FULL])
+def test_a_failure_behind_the_loop_is_told_at_the_next_boundary(effect: Effect) -> None:
+    """The event comes with the next collection, the state knows of no such checkpoint, and nothing is left over."""
+    storage = MemoryStorage()
+    store = make_store(storage, behind=True)
+    state = RunState(run="mine", best_step=1)
+    save_at(store, state, 1)
+    list(store.finish())
+    store.storage = FaultyStorage(storage, [Fault(2, effect, "write")])
+    state.best_step = 2
+    assert save_at(store, state, 2) == [Saved(2, "checkpoint-2")]
+    assert state.best_checkpoint == "checkpoint-2"
+    wait_for_news(store)
+    events = store.collect()
+    with pytest.warns(UserWarning, match="checkpoint-2 was not saved"):
+        assert isinstance(next(events), SaveFailed)
+    assert (state.parent_checkpoint, state.best_checkpoint) == (None, "checkpoint-1")
+    assert names(storage) == ["checkpoint-1"]
+    if effect is Effect.FULL:
+        with pytest.raises(StorageError, match=r"stayed full.*Everything up to checkpoint-1 is saved"):
+            next(events)
+
+
+def test_a_failure_while_the_run_closes_is_a_warning() -> None:
+    """Whatever ended the run is what its caller hears of."""
+    store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, "write")]), behind=True)
+    save_at(store, RunState(run="mine"), 1)
+    with pytest.warns(UserWarning, match="was not saved|stayed full"):
+        assert [type(event) for event in store.close()] == [SaveFailed]
+
+
+def test_a_death_behind_the_loop_ends_the_run() -> None:
+    """What is no failure of the storage comes out of the run as it is."""
+    store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.DIE, "write")]), behind=True)
+    save_at(store, RunState(run="mine"), 1)
+    with pytest.raises(Died):
+        list(store.finish())
+    assert store.close() == []
+
+
+def test_an_interrupted_close_gives_the_save_up(storage: GatedStorage) -> None:
+    """Who asks a second time that the run ends at once gets that: the save is undone whole."""
+    store = make_store(storage, behind=True)
+    save_at(store, RunState(run="mine"), 1)
+    assert store._in_flight is not None
+    _, task, _ = store._in_flight
+    end = task.result
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    task.result = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    storage.gate.set()
+    with pytest.raises(StorageError, match="given up"):
+        end()
+    assert names(storage) == []
+    assert newest(storage) is None
+
+
+def test_rotation_happens_behind_the_loop_as_well() -> None:
+    """The limit holds once the newest is published, and the best stays."""
+    storage = MemoryStorage()
+    store = make_store(storage, limit=2, behind=True)
+    state = RunState(run="mine")
+    for step in (1, 2, 3, 4):
+        state.best_step = 2
+        save_at(store, state, step)
+    list(store.finish())
+    assert names(storage) == checkpoint_names(2, 4)
+
+
+def test_room_is_made_before_the_first_snapshot() -> None:
+    """Preparing happens once, in another thread, and the first save waits for it."""
+    prepared: list[str] = []
+    may_go_on = threading.Event()
+
+    class Slow(SmallContents):
+        def prepare(self) -> Callable[[], None]:
+            def make_room() -> None:
+                assert may_go_on.wait(PATIENCE)
+                prepared.append(threading.current_thread().name)
+
+            return make_room
+
+        def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
+            assert prepared
+            return super().snapshot(state)
+
+    store = make_store(MemoryStorage(), behind=True)
+    store.contents = Slow(b"weights")
+    store.prepare()
+    store.prepare()
+    threading.Timer(0.05, may_go_on.set).start()
+    assert [type(event) for event in store.save(RunState(run="mine", step=1))] == [Saved]
+    assert store.close() == [CheckpointPublished(1, "checkpoint-1")]
+    assert prepared == ["hexloop makes room for snapshots"]
+
+
+def test_room_is_not_made_for_a_run_that_writes_in_line() -> None:
+    """Where no snapshot is taken, none is prepared."""
+    store = make_store(MemoryStorage())
+
+    class Refusing(SmallContents):
+        def prepare(self) -> Callable[[], None]:
+            raise AssertionError
+
+    store.contents = Refusing()
+    store.prepare()
+    assert store.close() == []

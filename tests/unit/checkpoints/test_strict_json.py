@@ -1,0 +1,42 @@
+"""JSON from outside is taken at its word and no further."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexloop.domain.strict_json import read_json
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_every_json_document_is_read(value: Any) -> None:
+    """What JSON can say comes back as it was."""
+    assert read_json(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
+        (b"[NaN]", "NaN"),
+        (b"[-Infinity]", "Infinity"),
+        (b"[1e999]", "too large"),
+        (b"[" * 100_000 + b"]" * 100_000, "deeply"),
+        (b'{"a"', "Expecting"),
+        (b"\xff\xfe", "utf-8"),
+    ],
+)
+def test_what_json_does_not_say_is_refused(text: bytes, words: str) -> None:
+    """Repeated keys, numbers that are none, endless nesting and what is not JSON raise ValueError."""
+    with pytest.raises(ValueError, match=words):
+        read_json(text)

@@ -1,0 +1,204 @@
+"""A run of several processes saves and resumes as one, whatever becomes of any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+
+import pytest
+
+from hexloop.adapters.collectives.simulated.faults import Kill, RankKilled
+from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.checkpoints.together import by_leader, together
+from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed
+from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.contents import OpenFile
+from hexloop.ports.files import File
+from hexloop.ports.storage import Publication, Storage
+from tests.unit.checkpoints.small_contents import SmallContents
+from tests.unit.checkpoints.small_store import checkpoint_names, names, tree
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*passed over")
+
+SIZE = 3
+
+
+class RankContents(SmallContents):
+    """Each rank writes a file of its own; rank 0 writes the rest."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(b"weights")
+        self.rank = rank
+
+    def files(self, state: RunState) -> Iterator[File]:
+        """This rank's files."""
+        yield File(f"random-{self.rank}.bin", [f"{self.rank} at {state.step}".encode()])
+        if self.rank == 0:
+            yield from super().files(state)
+
+    def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
+        """This rank's file, and what all share."""
+        self.weights = b"".join(open_file(f"random-{self.rank}.bin"))
+        return super().restore(names, open_file)
+
+
+def store_of(storage: Storage, ranks: Collectives, limit: int | None = None) -> CheckpointStore:
+    """The store of one rank; every rank comes up with a session of its own, and they agree on one."""
+    return CheckpointStore(
+        storage, RankContents(ranks.rank), CheckpointPolicy(limit), collectives=ranks, pauses=(), behind=True
+    )
+
+
+def save_steps(
+    storage: Callable[[int], Storage], *steps: int, limit: int | None = None
+) -> Callable[..., list[AnyEvent]]:
+    """What a rank does that saves at these steps."""
+
+    def run(ranks: Collectives) -> list[AnyEvent]:
+        store, state = store_of(storage(ranks.rank), ranks, limit), RunState(run="mine")
+        events: list[AnyEvent] = []
+        for step in steps:
+            state.step = step
+            events += store.save(state)
+        return events
+
+    return run
+
+
+@pytest.mark.parametrize("publication", list(Publication))
+def test_all_ranks_make_one_checkpoint(publication: Publication) -> None:
+    """The manifest names every rank's files, each rank hears the same, and all take up what they saved."""
+    storage = MemoryStorage(publication)
+    told = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2))
+    assert told[0] == told[1] == told[2]
+    assert told[0][-2:] == [Saved(3, "checkpoint-3"), CheckpointPublished(3, "checkpoint-3")]
+    assert names(storage) == checkpoint_names(2, 3)
+    manifest = verify(storage, "checkpoint-3").manifest
+    assert manifest.world_size == SIZE
+    assert {f"random-{rank}.bin" for rank in range(SIZE)} < set(manifest.files)
+
+    def resume(ranks: Collectives) -> bytes:
+        store = store_of(storage, ranks)
+        state = store.resume()
+        assert state is not None
+        assert state.step == 3
+        assert isinstance(store.contents, RankContents)
+        return store.contents.weights
+
+    assert SimulatedWorld(SIZE).run(resume) == [b"weights"] * SIZE
+
+
+def test_what_fails_on_one_rank_fails_on_all() -> None:
+    """Whichever rank's write fails, every rank hears of the failure, and nothing of the save is left."""
+    for failing in range(SIZE):
+        storage = MemoryStorage()
+        seen: list[Storage] = [storage] * SIZE
+        seen[failing] = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write")])
+        with pytest.warns(UserWarning, match="was not saved"):
+            told = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1))
+        assert [[type(event) for event in events] for events in told] == [[SaveFailed]] * SIZE
+        assert names(storage) == []
+
+
+def test_a_full_disk_on_one_rank_stops_all() -> None:
+    """A rank that finds no room ends the run on every rank, each with the kind of error that it was."""
+    storage = MemoryStorage()
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=9)])
+    with pytest.warns(UserWarning, match="was not saved"):
+        ended = SimulatedWorld(SIZE).outcomes(save_steps(lambda rank: faulty if rank == 1 else storage, 1))
+    assert [type(outcome.error) for outcome in ended] == [StorageFullError] * SIZE
+    assert names(storage) == []
+
+
+@pytest.mark.parametrize("publication", list(Publication))
+@pytest.mark.parametrize("rank", range(SIZE))
+def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int) -> None:
+    """Whoever dies, and wherever in a save or a rotation: a complete checkpoint or none, and the next start goes on."""
+    operation = 1
+    while True:
+        storage = MemoryStorage(publication)
+        SimulatedWorld(SIZE).run(save_steps([storage, storage, storage].__getitem__, 1, 2))
+        world = SimulatedWorld(SIZE, [Kill(rank, operation)], timeout=5)
+
+        def go_on(ranks: Collectives, storage: Storage = storage) -> int:
+            store = store_of(storage, ranks, limit=2)
+            state = store.resume()
+            assert state is not None
+            for _ in range(2):
+                state.step += 1
+                list(store.save(state))
+            return state.step
+
+        ended = world.outcomes(go_on)
+        errors = [type(outcome.error) for outcome in ended if outcome.error is not None]
+        assert set(errors) <= {RankKilled, CollectiveError}
+        found = newest(storage)
+        assert found is not None
+        assert found.manifest.step >= 2
+        after = SimulatedWorld(SIZE).run(go_on)
+        assert len(set(after)) == 1
+        assert names(storage) == checkpoint_names(after[0] - 1, after[0])
+        assert not [path for path in tree(storage) if "unfinished" in path]
+        if not errors:
+            break
+        operation += 1
+    assert operation > 10
+
+
+def test_two_ranks_with_one_file_are_refused() -> None:
+    """A file that two ranks wrote would be one's or the other's: the save fails, and says which file."""
+
+    def save(ranks: Collectives) -> None:
+        store = store_of(MemoryStorage(), ranks)  # each rank a storage of its own, where both files find place
+        store.contents = SmallContents(b"weights")
+        list(store.save(RunState(run="mine", step=1)))
+
+    with pytest.raises(CheckpointError, match=r"Rank 1 wrote weights/all\.bin"):
+        SimulatedWorld(2).run(save)
+
+
+def test_a_damaged_checkpoint_is_refused_on_every_rank() -> None:
+    """One rank looks, and all hear what it found."""
+    storage = MemoryStorage()
+    SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1))
+    storage.damage("checkpoint-1/random-2.bin", b"rot")
+    ended = SimulatedWorld(SIZE).outcomes(lambda ranks: store_of(storage, ranks).resume("checkpoint-1"))
+    assert all(isinstance(outcome.error, CheckpointError) for outcome in ended)
+    assert "On rank 0: checkpoint-1 in memory is damaged" in str(ended[1].error)
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    """A single process gets its own value, and its own error."""
+    assert together(None, lambda: 5) == [5]
+    assert by_leader(SimulatedWorld(1).rank(0), lambda: 6) == 6
+
+    def fail() -> int:
+        raise StorageError("mine")
+
+    with suppress(StorageError):
+        together(None, fail)
+        raise AssertionError
+
+
+def test_errors_of_any_kind_reach_the_others() -> None:
+    """What is no error of a storage reaches the other ranks as one, and its own rank as it is."""
+
+    def act(ranks: Collectives) -> list[int]:
+        def fail_on_one() -> int:
+            if ranks.rank == 1:
+                raise ValueError("odd")
+            return ranks.rank
+
+        return together(ranks, fail_on_one)
+
+    errors = [outcome.error for outcome in SimulatedWorld(SIZE).outcomes(act)]
+    assert [type(error) for error in errors] == [StorageError, ValueError, StorageError]
+    assert str(errors[0]) == "On rank 1: odd"
