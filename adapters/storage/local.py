@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -77,8 +78,11 @@ class LocalStorage:
     def read(self, path: str) -> Iterator[memoryview]:
         """The file's bytes, a few MiB at a time; see `Storage.read`."""
         with self._reporting(f"read {path}"):
-            descriptor = os.open(self._locate(path), os.O_RDONLY)
+            # Without waiting: a pipe that nobody writes to would keep the opener for ever.
+            descriptor = os.open(self._locate(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StorageError(f"{path} in {self._root} is no regular file, and nothing else is ever read.")
             while True:
                 with self._reporting(f"read {path}"):
                     chunk = os.read(descriptor, CHUNK)

@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "hexloop.app.command_line.training",
     "evaluate": "hexloop.app.command_line.evaluating",
     "predict": "hexloop.app.command_line.predicting",
+    "checkpoints": "hexloop.app.command_line.checkpoints",
     "doctor": "hexloop.app.command_line.doctor",
 }
 """The module of each command, whose `run` takes the options and gives the exit code."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hexloop import __version__
 from hexloop.app.arguments import TrainingArguments, add_arguments
+from hexloop.app.command_line.checkpoints.parser import add_checkpoints
 from hexloop.app.command_line.help_texts import (
     ARGUMENTS_USAGE,
     DOCTOR,
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_evaluate(commands)
     _add_predict(commands)
+    add_checkpoints(commands, _add_common, PlainHelp)
     _add_doctor(commands)
     return parser
 

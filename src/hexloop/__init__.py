@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hexloop.app.callbacks.early_stopping import EarlyStoppingCallback
     from hexloop.app.callbacks.printer import PrinterCallback
     from hexloop.app.callbacks.progress import ProgressCallback
+    from hexloop.app.foreign import export_checkpoint, import_checkpoint
     from hexloop.app.trainer import Trainer, TrainOutput
     from hexloop.app.values import (
         DataCollatorWithPadding,
@@ -53,6 +54,8 @@ _HOMES = {
     "TrainerCallback": "hexloop.app.callbacks",
     "TrainerControl": "hexloop.app.callbacks",
     "TrainerState": "hexloop.app.callbacks",
+    "export_checkpoint": "hexloop.app.foreign",
+    "import_checkpoint": "hexloop.app.foreign",
     "Trainer": "hexloop.app.trainer",
     "TrainOutput": "hexloop.app.trainer",
 }
@@ -79,6 +82,8 @@ __all__ = [
     "TrainerState",
     "TrainingArguments",
     "default_data_collator",
+    "export_checkpoint",
+    "import_checkpoint",
 ]
 
 

@@ -68,7 +68,10 @@ def test_each_keeper_has_its_files(tmp_path: Path) -> None:
         "run_state.json",
         "scheduler.json",
     ]
-    assert json.loads(tmp_path.joinpath("optimizer.json").read_text()) == {"groups": [{"lr": 1e-3}]}
+    assert json.loads(tmp_path.joinpath("optimizer.json").read_text()) == {
+        "schema_version": 1,
+        "groups": [{"lr": 1e-3}],
+    }
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
@@ -140,6 +143,43 @@ def test_extra_files_are_held_and_never_take_a_name_that_is_taken(tmp_path: Path
         "model.safetensors",
         "run_state.json",
     ]
+
+
+def test_a_document_of_an_earlier_version_is_brought_up_to_the_present_one(tmp_path: Path) -> None:
+    """Each file has migrations of its own, one a version, and what is written is of the version after the last."""
+
+    def with_groups(document: dict[str, Any]) -> dict[str, Any]:
+        return {"schema_version": 2, "options": [document["options"]]}
+
+    def renamed(document: dict[str, Any]) -> dict[str, Any]:
+        return {"schema_version": 3, "groups": document["options"]}
+
+    kept = all_kept()
+    migrations = {"optimizer.json": {1: with_groups, 2: renamed}}
+    paths = written(CheckpointContents(kept, migrations=migrations), tmp_path)
+    assert json.loads(tmp_path.joinpath("optimizer.json").read_text())["schema_version"] == 3
+    assert {json.loads(tmp_path.joinpath(path).read_text())["schema_version"] for path in paths if path in SMALL} == {1}
+
+    tmp_path.joinpath("optimizer.json").write_text('{"schema_version": 1, "options": {"lr": 0.5}}')
+    again = {name: blank(keeper) for name, keeper in kept.items()}
+    again["optimizer"].values = {"groups": None}
+    read_back(CheckpointContents(again, migrations=migrations), tmp_path)
+    assert again["optimizer"].values == {"groups": [{"lr": 0.5}]}
+
+
+SMALL = ("run_state.json", "scheduler.json", "random.json")
+
+
+@pytest.mark.parametrize("path", SMALL)
+@pytest.mark.parametrize("version", [2, "1", None])
+def test_a_document_of_an_unknown_version_is_refused(tmp_path: Path, path: str, version: object) -> None:
+    """A newer one, or one without a version, is named with its file or as the state, and nothing is loaded."""
+    kept = refusing(tmp_path)
+    document = json.loads(tmp_path.joinpath(path).read_text())
+    tmp_path.joinpath(path).write_text(json.dumps({**document, "schema_version": version}))
+    with pytest.raises(CheckpointError, match=f"schema version {version!r}, and this hexloop reads versions up to 1"):
+        read_back(CheckpointContents(kept), tmp_path)
+    assert {keeper.loads for keeper in kept.values()} == {0}
 
 
 def refusing(tmp_path: Path, **changes: Any) -> dict[str, Keeper]:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from hexloop.adapters.contents.checkpoint import documents, state_codec
-from hexloop.adapters.contents.checkpoint.shards import is_weights, weight_files, weight_paths
-from hexloop.adapters.contents.checkpoint.stream import Stream
-from hexloop.adapters.contents.checkpoint.tensors import join, tensor_file, tensor_parts
+from hexloop.adapters.contents.checkpoint import state_codec
+from hexloop.adapters.contents.checkpoint.keepers import (
+    MIGRATIONS,
+    MODEL,
+    Migrations,
+    document_file,
+    files_of,
+    parts_of,
+    read_document,
+)
+from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP, AnySetup, Setup
+from hexloop.adapters.contents.checkpoint.shards import is_weights
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.parts import json_part, json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 
-MODEL = "model"
 RUN_STATE = "run_state.json"
 
 
@@ -33,6 +39,8 @@ class CheckpointContents:
     extra_files: more files that the folder is to hold, such as a model's configuration; they are never read back, and
     one that has the name of another file of the checkpoint is left out.
     snapshots: the memory that a snapshot is kept in.
+    setup: what the run is compared with a checkpoint by; its document becomes `run_setup.json`.
+    migrations: how documents of earlier schema versions are read.
     """
 
     def __init__(
@@ -41,18 +49,22 @@ class CheckpointContents:
         extra_files: Callable[[], Iterable[File]] = _no_files,
         max_shard_size: int = 5_000_000_000,
         snapshots: Snapshots | None = None,
+        setup: Setup | None = None,
+        migrations: Migrations = MIGRATIONS,
     ) -> None:
         self._exportables = exportables
         self._extra_files = extra_files
         self._max_shard_size = max_shard_size
         self._snapshots = snapshots
+        self._setup = setup or AnySetup()
+        self._migrations = migrations
 
     def files(self, state: RunState) -> Iterator[File]:
         """Every file; see `Contents.files`. The extra ones come first, as making them may draw random numbers."""
         yield from self._companions()
         for name, exportable in self._exportables.items():
             yield from self._exported(name, list(exportable.export()))
-        yield File(RUN_STATE, [state_codec.to_bytes(state)])
+        yield from self._documents(state)
 
     def prepare(self) -> Callable[[], None]:
         """Make room for everything that is exported now; see `Contents.prepare`."""
@@ -65,71 +77,78 @@ class CheckpointContents:
         if self._snapshots is None:
             raise CheckpointError("A snapshot needs memory to be kept in; construct CheckpointContents with snapshots.")
         take = self._snapshots.take
-        small = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companions()]
+        companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companions()]
         exported = {name: take(name, exportable.export()) for name, exportable in self._exportables.items()}
-        small.append(File(RUN_STATE, [state_codec.to_bytes(state)]))
+        documents = list(self._documents(state))
 
         def files() -> Iterator[File]:
-            yield from small[:-1]
+            yield from companions
             for name, parts in exported.items():
                 yield from self._exported(name, parts)
-            yield small[-1]
+            yield from documents
 
         return files
 
     def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
         """Load everything; see `Contents.restore`.
 
-        All files are opened and the weights' shapes compared first. What an exportable finds wrong by itself, in its
-        `load`, comes after those before it have loaded: the model first, the others in their order.
+        All files are opened, and everything that can be compared is, before anything is loaded. What an exportable
+        finds wrong by itself, in its `load`, comes after those before it have loaded, in their order; the model is the
+        last, so that its weights are in force only where everything else is.
         """
         if RUN_STATE not in names:
             raise CheckpointError(
                 f"The checkpoint holds no {RUN_STATE}, so no run can go on from it; load its weights."
             )
         state = state_codec.from_bytes(b"".join(open_file(RUN_STATE)))
-        found = {name: self._saved(name, names, open_file) for name in self._exportables}
+        setup = read_document(RUN_SETUP, names, open_file, self._migrations)
+        found = {name: parts_of(name, names, open_file, self._migrations) for name in self._exportables}
+        self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         self._refuse_other_shapes(found[MODEL])
-        for name in sorted(found, key=MODEL.__ne__):
+        left_new = self._setup.left_new(setup)
+        for name in sorted(found.keys() - left_new, key=self._order):
             self._load(name, found[name])
+        self._setup.settle(setup, state)
         return state
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load the model alone; see `Contents.restore_weights`."""
-        self._load(MODEL, self._saved(MODEL, names, open_file))
+        self._load(MODEL, parts_of(MODEL, names, open_file, self._migrations))
 
     def _companions(self) -> Iterator[File]:
         """The extra files that have no name of the checkpoint's own."""
-        own = {RUN_STATE, *(f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))}
+        kept = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
+        own = {RUN_STATE, RUN_SETUP, *kept}
         return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
 
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
-        tensors = join(part for part in parts if part.dtype != JSON)
-        values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
-        if name == MODEL:
-            yield from weight_files(tensors, self._max_shard_size)
-        elif tensors:
-            yield tensor_file(f"{name}.safetensors", tensors)
-        if values:
-            yield File(f"{name}.json", [documents.to_bytes(values)])
+        return files_of(name, parts, self._max_shard_size, self._migrations)
 
-    def _saved(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
-        """The parts that a checkpoint holds of an exportable, whose tensors are not read yet."""
-        paths = weight_paths(names, open_file) if name == MODEL else [f"{name}.safetensors"]
-        parts = [part for path in paths if path in names for part in tensor_parts(_stream(open_file, path), path)]
-        path = f"{name}.json"
-        if path in names:
-            values = documents.from_bytes(b"".join(open_file(path)))
-            if not isinstance(values, dict):
-                raise CheckpointError(f"{path} is not a JSON object.")
-            parts += [json_part(part, value) for part, value in values.items()]
-        return parts
+    def _documents(self, state: RunState) -> Iterator[File]:
+        """How the run is set up, and last where it stands."""
+        if setup := self._setup.document():
+            yield document_file(RUN_SETUP, setup, self._migrations)
+        yield File(RUN_STATE, [state_codec.to_bytes(state)])
+
+    def _order(self, name: str) -> tuple[bool, int]:
+        """The model comes last, the others as they were given."""
+        return name == MODEL, list(self._exportables).index(name)
 
     def _load(self, name: str, parts: list[Part]) -> None:
         try:
             self._exportables[name].load(iter(parts))
-        except ValueError as error:
-            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {error}") from error
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            # The parts were written by anybody: one that is not what a keeper takes it for ends here, too.
+            said = error if isinstance(error, ValueError) else repr(error)
+            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {said}") from error
+
+    @staticmethod
+    def _refuse(problems: list[str]) -> None:
+        if len(problems) == 1:
+            raise CheckpointError(f"The checkpoint does not fit this run: {problems[0]}")
+        if problems:
+            listed = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, 1))
+            raise CheckpointError(f"The checkpoint does not fit this run in {len(problems)} ways:{listed}")
 
     def _refuse_other_shapes(self, saved: list[Part]) -> None:
         """Raise CheckpointError where a tensor of the model has another shape in the checkpoint."""
@@ -141,7 +160,3 @@ class CheckpointContents:
         ]
         if differing:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
-
-
-def _stream(open_file: OpenFile, path: str) -> Stream:
-    return Stream(lambda: open_file(path))

@@ -8,12 +8,15 @@ from numbers import Integral, Real
 from typing import Any
 
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.strict_json import read_json
 
 NUMBER = "$number"
 """The only key of an object that stands for a number that JSON lacks; its value is "nan", "inf" or "-inf"."""
 
 ITEMS = "$items"
 """The only key of an object that stands for a dictionary with keys that JSON lacks; its value is a list of pairs."""
+
+_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def to_bytes(value: Any) -> bytes:
@@ -27,8 +30,8 @@ def to_bytes(value: Any) -> bytes:
 def from_bytes(data: bytes) -> Any:
     """The value that `to_bytes` was given. Raises CheckpointError where `data` is no JSON document."""
     try:
-        return _restored(json.loads(data))
-    except (ValueError, RecursionError) as error:
+        return _restored(read_json(data))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"It is not a JSON document: {error}.") from error
 
 
@@ -60,7 +63,7 @@ def _restored(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {NUMBER}:
-        return float(value[NUMBER])
+        return _NUMBERS[value[NUMBER]]
     if value.keys() == {ITEMS}:
         return {_restored(key): _restored(inner) for key, inner in value[ITEMS]}
     return {key: _restored(inner) for key, inner in value.items()}

@@ -17,17 +17,17 @@ class Stream:
         self._position = -1
 
     def read(self, start: int, size: int) -> memoryview:
-        """The `size` bytes from byte `start` on, the reader's own. Raises CheckpointError where the file is shorter."""
+        """The `size` bytes from byte `start` on, the reader's own. Raises CheckpointError where the file is shorter.
+
+        Memory is taken as the bytes come: a file that promises more than it has costs what it has.
+        """
         if not 0 <= self._position <= start:
             self._chunks, self._rest, self._position = self._open(), memoryview(b""), 0
         while self._position < start:
             self._take(start - self._position)
-        data = bytearray(size)
-        filled = 0
-        while filled < size:
-            piece = self._take(size - filled)
-            data[filled : filled + len(piece)] = piece
-            filled += len(piece)
+        data = bytearray()
+        while len(data) < size:
+            data += self._take(size - len(data))
         return memoryview(data)
 
     def _take(self, most: int) -> memoryview:

@@ -17,6 +17,7 @@ from attrs import frozen
 
 from hexloop.adapters.contents.checkpoint.stream import Stream
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.strict_json import read_json
 from hexloop.ports.files import File
 from hexloop.ports.state import Part
 
@@ -107,7 +108,7 @@ def tensor_parts(stream: Stream, path: str) -> list[Part]:
         (length,) = struct.unpack("<Q", stream.read(0, 8))
         if length > LONGEST_HEADER:
             raise ValueError(f"a header of {length} bytes")
-        header = json.loads(bytes(stream.read(8, length)))
+        header = read_json(bytes(stream.read(8, length)))
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         return list(_placed(stream, entries, 8 + length))
@@ -119,9 +120,11 @@ def _placed(stream: Stream, entries: list[tuple[str, Any]], data: int) -> Iterat
     """The part for each entry of a header whose data begin at byte `data`."""
     position = 0
     for name, entry in entries:
-        dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        if not all(type(length) is int and length >= 0 for length in shape):
+            raise ValueError(f"{name} of shape {entry['shape']}")
         size = prod(shape) * ITEM_BYTES[dtype]
-        if entry["data_offsets"] != [position, position + size] or min(shape, default=0) < 0:
+        if entry["data_offsets"] != [position, position + size]:
             raise ValueError(f"{name} of {dtype}{list(shape)} at {entry['data_offsets']}, after {position} bytes")
         yield Part(name, dtype, shape, 0, prod(shape), _reader(stream, data + position, size))
         position += size

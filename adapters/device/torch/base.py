@@ -54,16 +54,27 @@ class TorchDevice:
         yield from self._own_streams()
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Put every generator where the export says it was. Raises ValueError where one is missing."""
+        """Put every generator where the export says it was.
+
+        Raises ValueError where one is missing, or is no state of that generator; none has changed then.
+        """
         found = {part.name: json_value(part) for part in parts}
         missing = {"python", "numpy", "torch"} - found.keys()
         if missing:
             raise ValueError(f"The saved random streams lack {', '.join(sorted(missing))}.")
-        version, words, gauss = found["python"]
+        try:
+            version, words, gauss = found["python"]
+            kind, keys, position, has_gauss, cached = found["numpy"]
+            random.Random().setstate((version, tuple(words), gauss))
+            numpys = (kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached)
+            np.random.RandomState().set_state(numpys)
+            processors = state_of(found["torch"])
+            torch.Generator().set_state(processors)
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise ValueError(f"The saved random streams make no sense: {error!r}.") from error
         random.setstate((version, tuple(words), gauss))
-        kind, keys, position, has_gauss, cached = found["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-        torch.set_rng_state(state_of(found["torch"]))
+        np.random.set_state(numpys)
+        torch.set_rng_state(processors)
         self._load_own_streams(found)
 
     def _own_streams(self) -> Iterator[Part]:

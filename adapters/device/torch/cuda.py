@@ -36,8 +36,13 @@ class CudaDevice(TorchDevice):
         torch.cuda.empty_cache()
 
     def _own_streams(self) -> Iterator[Part]:
+        """This card's stream, and those of every card that the process sees, in order."""
         yield json_part("device", text_of(torch.cuda.get_rng_state(self._index)))
+        yield json_part("devices", [text_of(state) for state in torch.cuda.get_rng_state_all()])
 
     def _load_own_streams(self, found: dict[str, Any]) -> None:
+        """As many cards' streams as there are here; this card goes on with this card's, whatever its number was."""
+        for index, state in enumerate(found.get("devices", ())[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state_of(state), index)
         if "device" in found:
             torch.cuda.set_rng_state(state_of(found["device"]), self._index)

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.tensors import part_of, tensor_of
-from hexloop.ports.state import Part
+from hexloop.adapters.trainable.torch.nested import Flattening, Restoring
+from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, tensor_of
+from hexloop.domain.parts import json_part, json_value
+from hexloop.ports.state import JSON, Part
+
+EXTRA = "_extra_state"
+"""The last name of what a module says, besides tensors, in answer to `get_extra_state`."""
+
+MOST_NAMED = 20
+"""How many tensors of a kind a message names."""
 
 
 class ModelState:
-    """Answers the Exportable port for a module's parameters and buffers.
+    """Answers the Exportable port for a module's parameters and buffers, and the extra state of those that have one.
 
     A tensor that goes by several names (tied weights) leaves once, under the name that the model does not derive from
-    another (transformers' `_tied_weights_keys`), else under the first; loading it fills all of them.
+    another (transformers' tied keys), else under the first; loading it fills all of them.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def export(self) -> Iterator[Part]:
-        """Every tensor of the state dict, each once."""
+        """Every tensor of the state dict, each once; extra state as a JSON document each."""
         for name, tensor in self.named_tensors().items():
             yield part_of(name, tensor)
+        for name, value in self._extra().items():
+            flattening = Flattening(type(self._model).__qualname__)
+            document = flattening.flatten(value, f"{name}.value")
+            for inner, tensor in flattening.tensors.items():
+                yield part_of(inner, tensor)
+            yield json_part(name, document)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """The tensors that leave, by name."""
@@ -37,35 +52,75 @@ class ModelState:
         Raises ValueError, naming them, where one is missing, unknown or of another shape; nothing is changed then.
         """
         found = {part.name: part for part in parts}
-        own = self._state()
-        owners = _owners(self._model, own)
-        held = {owners.get(name, name) for name in found}
-        problems = [f"{name} is missing" for name in sorted(set(owners.values()) - held)]
-        problems += [f"{name} is unknown to the model" for name in sorted(found.keys() - own.keys())]
-        problems += [
-            f"{name} is of shape {found[name].shape} and should be {tuple(own[name].shape)}"
-            for name in sorted(found.keys() & own.keys())
-            if found[name].shape != tuple(own[name].shape)
-        ]
+        problems = self.differences(list(found.values()))
         if problems:
             raise ValueError(f"The saved weights do not fit the model: {'; '.join(problems)}.")
+        own, restoring = self._state(), Restoring(found)
+        extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
-            for name, part in found.items():
-                own[name].copy_(tensor_of(part))
+            for name in found.keys() & own.keys():
+                own[name].copy_(tensor_of(found[name]))
+        for name, value in extra.items():
+            self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
+
+    def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
+        """How saved tensors differ from the model's: missing, unknown, of other shapes and, if asked, other types."""
+        found = {part.name: part for part in parts}
+        own, extra = self._state(), self._extra()
+        owners = _owners(self._model, own)
+        held = {owners.get(name, name) for name in found}
+        belonging = {name for name in found if any(name == each or name.startswith(f"{each}.") for each in extra)}
+        both = sorted(name for name in found.keys() & own.keys() if found[name].dtype != JSON)
+        listed = {
+            "missing": [f"{name} is missing" for name in sorted({*owners.values(), *extra} - held)],
+            "unknown": [
+                f"{name} is unknown to the model" for name in sorted(found.keys() - own.keys() - belonging)
+            ],
+            "shapes": [
+                f"{name} is of shape {found[name].shape} there and {tuple(own[name].shape)} here"
+                for name in both
+                if found[name].shape != tuple(own[name].shape)
+            ],
+            "types": [
+                f"{name} is of type {found[name].dtype} there and {DTYPES.get(own[name].dtype)} here"
+                for name in both
+                if types and found[name].dtype != DTYPES.get(own[name].dtype)
+            ],
+        }  # fmt: skip
+        return [problem for problems in listed.values() for problem in _shortened(problems)]
 
     def _state(self) -> dict[str, Tensor]:
         state = self._model.state_dict(keep_vars=True)
-        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in state.items() if isinstance(value, Tensor) and not _is_extra(name)}
+
+    def _extra(self) -> dict[str, object]:
+        return {name: value for name, value in self._model.state_dict().items() if _is_extra(name)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == EXTRA
+
+
+def _shortened(problems: list[str]) -> list[str]:
+    left = len(problems) - MOST_NAMED
+    return problems if left <= 0 else [*problems[:MOST_NAMED], f"and so are {left} more"]
 
 
 def _owners(model: nn.Module, state: dict[str, Tensor]) -> dict[str, str]:
     """For each name of a tensor the one name under which the tensor leaves."""
-    derived = set(getattr(model, "_tied_weights_keys", None) or ())
     names_of: dict[int, list[str]] = {}
     for name, tensor in state.items():
         names_of.setdefault(id(tensor), []).append(name)
     owners: dict[str, str] = {}
     for names in names_of.values():
-        owner = next((name for name in names if name not in derived), names[0])
+        owner = (
+            names[0] if len(names) == 1 else next((name for name in names if not _is_derived(model, name)), names[0])
+        )
         owners |= dict.fromkeys(names, owner)
     return owners
+
+
+def _is_derived(model: nn.Module, name: str) -> bool:
+    """Whether the model makes the tensor of this name from another's, by a name or a pattern of names."""
+    derived = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
+    return any(name == key or re.fullmatch(key, name) for key in derived)

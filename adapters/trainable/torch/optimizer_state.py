@@ -2,118 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hexloop.adapters.trainable.torch.tensors import part_of, tensor_of
+from hexloop.adapters.trainable.torch.nested import Flattening, Held, Restoring, classes_near, tensors_in
+from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes, shapes_of
+from hexloop.adapters.trainable.torch.tensors import part_of
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.parts import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
 OPTIONS = "param_groups"
-TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
-"""How the JSON document marks a tensor that is a part of its own, a tuple, and a dictionary whose keys are no texts."""
+FURTHER = "further"
+"""The entry for what a state dict holds besides groups and the state of parameters."""
 
 
 class OptimizerState:
-    """Answers the Exportable port for any optimizer whose state holds tensors and JSON-like values, however nested."""
+    """Answers the Exportable port for any torch optimizer: whatever its state dict holds, however nested.
+
+    Options and state may be tensors, numbers, texts, tuples, lists, dictionaries, torch types, and objects of the
+    optimizer's own package whose attributes are such. They come back bit for bit: torch decides where a loaded tensor
+    goes, but one that is not of its parameter's type keeps its own, which torch would cast (8-bit states, moments in
+    float32 of bfloat16 weights).
+    """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model = model
         self._optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def export(self) -> Iterator[Part]:
         """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
-        tensors: dict[str, Tensor] = {}
-        document = {
-            "groups": [_flatten(group, "group", tensors) for group in self._named_groups()],
+        flattening = Flattening(type(self._optimizer).__qualname__, classes_near(self._optimizer))
+        kept = self._optimizer.state_dict()
+        named = dict(enumerate(self._named_parameters()))
+        document: dict[str, Any] = {
+            "groups": [
+                {
+                    **{key: flattening.flatten(value, f"group.{key}") for key, value in group.items()},
+                    "params": [self._name(parameter) for parameter in live["params"]],
+                }
+                for group, live in zip(kept["param_groups"], self._optimizer.param_groups, strict=True)
+            ],
             "state": {
-                name: _flatten(self._optimizer.state[parameter], name, tensors)
-                for name, parameter in self._named_parameters()
-                if parameter in self._optimizer.state
+                name: flattening.flatten(kept["state"][number], name, parameter)
+                for number, (name, parameter) in named.items()
+                if number in kept["state"]
             },
         }
-        for name, tensor in tensors.items():
+        further = {key: value for key, value in kept.items() if key not in ("state", "param_groups")}
+        unnumbered = {key: value for key, value in kept["state"].items() if key not in named}
+        if further or unnumbered:
+            values = {"top": further, "state": unnumbered}
+            document[FURTHER] = {key: flattening.flatten(value, FURTHER) for key, value in values.items()}
+        for name, tensor in flattening.tensors.items():
             yield part_of(name, tensor)
         yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on with exported moments and options. Raises ValueError where they are those of other parameters."""
+        """Go on with exported moments and options.
+
+        Raises ValueError where they are those of other parameters, or make no sense; nothing is changed then.
+        """
         found = {part.name: part for part in parts}
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
             raise ValueError(f"The saved optimizer lacks its document {OPTIONS!r}.")
         document = json_value(found[OPTIONS])
-        groups = [_restore(group, found) for group in document["groups"]]
-        saved = [group["params"] for group in groups]
-        present = [group["params"] for group in self._named_groups()]
+        if unknown := found.keys() - {OPTIONS, *tensors_in(document)}:
+            raise ValueError(f"The saved optimizer has tensors that it does not mention: {', '.join(sorted(unknown))}.")
+        try:
+            if document.get(NUMBERED):
+                document = by_name(document, self._present_names(), self._model)
+                refuse_other_shapes(document["state"], shapes_of(self._model), found)
+            self._refuse_other_groups(document["groups"])
+            self._take(document, Restoring(found, classes_near(self._optimizer)))
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
+
+    def _take(self, document: Mapping[str, Any], restoring: Restoring) -> None:
+        named = list(self._named_parameters())
+        numbers = {name: number for number, (name, _) in enumerate(named)}
+        groups = [
+            {**restoring.restore(group), "params": [numbers[name] for name in group["params"]]}
+            for group in document["groups"]
+        ]
+        state: dict[Any, Any] = {
+            numbers[name]: restoring.restore(values, named[numbers[name]][1].device)
+            for name, values in document["state"].items()
+        }
+        further = {key: restoring.restore(value) for key, value in document.get(FURTHER, {}).items()}
+        unnumbered = further.get("state", {})
+        self._optimizer.load_state_dict(
+            {**further.get("top", {}), "state": {**state, **unnumbered}, "param_groups": groups}
+        )
+        for number, (_, parameter) in enumerate(named):
+            if number in state and parameter in self._optimizer.state:
+                loaded = self._optimizer.state[parameter]
+                self._optimizer.state[parameter] = _exact(state[number], loaded, parameter, restoring.own_type)
+
+    def _refuse_other_groups(self, groups: list[dict[str, Any]]) -> None:
+        saved, present = [group["params"] for group in groups], self._present_names()
         if saved != present:
             raise ValueError(
                 f"The saved optimizer has the parameter groups {saved}, and this one has {present}; "
                 "resume with the model and the weight decay that it was saved with."
             )
-        numbers = {name: number for number, (name, _) in enumerate(self._named_parameters())}
-        for group in groups:
-            group["params"] = [numbers[name] for name in group["params"]]
-        state = {numbers[name]: _restore(values, found) for name, values in document["state"].items()}
-        if unknown := found.keys() - {OPTIONS, *_tensors_in(document)}:
-            raise ValueError(f"The saved optimizer has tensors that it does not mention: {', '.join(sorted(unknown))}.")
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _present_names(self) -> list[list[str]]:
+        return [[self._name(parameter) for parameter in group["params"]] for group in self._optimizer.param_groups]
 
     def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                yield self._names[id(parameter)], parameter
+                yield self._name(parameter), parameter
 
-    def _named_groups(self) -> list[dict[str, Any]]:
-        return [
-            {**group, "params": [self._names[id(parameter)] for parameter in group["params"]]}
-            for group in self._optimizer.param_groups
-        ]
-
-
-def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON, its tensors put into `tensors` under dotted names."""
-    if isinstance(value, Tensor):
-        tensors[name] = value
-        return {TENSOR: name}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: _flatten(inner, f"{name}.{key}", tensors) for key, inner in value.items()}
-        pairs = [[key, _flatten(inner, f"{name}.{key}", tensors)] for key, inner in value.items()]
-        return {PAIRS: pairs}
-    if isinstance(value, tuple):
-        return {TUPLE: [_flatten(inner, f"{name}.{index}", tensors) for index, inner in enumerate(value)]}
-    if isinstance(value, list):
-        return [_flatten(inner, f"{name}.{index}", tensors) for index, inner in enumerate(value)]
-    return value
+    def _name(self, parameter: Tensor) -> str:
+        if id(parameter) not in self._names:
+            raise CheckpointError(
+                f"You chose an optimizer of a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
+                "model, so no checkpoint would hold it; register it as a parameter of the model."
+            )
+        return self._names[id(parameter)]
 
 
-def _tensors_in(value: Any) -> Iterator[str]:
-    """The names of the tensors that what `_flatten` made mentions."""
-    if isinstance(value, list):
-        for inner in value:
-            yield from _tensors_in(inner)
-    elif isinstance(value, dict):
-        if TENSOR in value:
-            yield value[TENSOR]
-        else:
-            yield from _tensors_in(list(value.values()))
-
-
-def _restore(value: Any, found: dict[str, Part]) -> Any:
-    """The value that `_flatten` made JSON of."""
-    if isinstance(value, list):
-        return [_restore(inner, found) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if TENSOR in value:
-        if value[TENSOR] not in found:
-            raise ValueError(f"The saved optimizer lacks the tensor {value[TENSOR]!r}.")
-        return tensor_of(found[value[TENSOR]])
-    if TUPLE in value:
-        return tuple(_restore(inner, found) for inner in value[TUPLE])
-    if PAIRS in value:
-        return {key: _restore(inner, found) for key, inner in value[PAIRS]}
-    return {key: _restore(inner, found) for key, inner in value.items()}
+def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:
+    """What the optimizer made of `saved`, its tensors with the type and the layout that they were saved with."""
+    if isinstance(loaded, Held):
+        saved = loaded = loaded.tensor.to(parameter.device)
+    if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.shape == loaded.shape:
+        if loaded.dtype != saved.dtype and id(saved) in own_type:
+            loaded = saved.to(loaded.device)
+        if loaded.shape == parameter.shape and loaded.stride() != parameter.stride():
+            loaded = torch.empty_like(parameter, dtype=loaded.dtype, requires_grad=False).copy_(loaded)
+        return loaded
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        return {
+            key: _exact(saved[key], value, parameter, own_type) if key in saved else value
+            for key, value in loaded.items()
+        }
+    if isinstance(saved, list | tuple) and type(loaded) is type(saved) and len(saved) == len(loaded):
+        pairs = zip(saved, loaded, strict=True)
+        return type(saved)(_exact(one, other, parameter, own_type) for one, other in pairs)
+    return loaded

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
+from hexloop.domain.errors import CheckpointError
 from hexloop.ports.state import Part
 
 DTYPES = {
@@ -13,11 +16,18 @@ DTYPES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
     torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -27,10 +37,18 @@ TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def part_of(name: str, tensor: Tensor) -> Part:
-    """The whole tensor as one part; its bytes are copied to the host when they are read."""
+    """The whole tensor as one part; its bytes are copied to the host when they are read.
+
+    Raises CheckpointError for a tensor that is no plain array of numbers, or of a type that safetensors lacks.
+    """
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+        raise CheckpointError(
+            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}, and safetensors has no place "
+            "for that; keep a plain tensor of another type there."
+        )
 
     def read() -> memoryview:
-        flat = tensor.detach().contiguous().cpu().reshape(-1)
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
         return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
     return Part(name, DTYPES[tensor.dtype], tuple(tensor.shape), 0, tensor.numel(), read, tensor)
@@ -39,12 +57,14 @@ def part_of(name: str, tensor: Tensor) -> Part:
 def tensor_of(part: Part) -> Tensor:
     """A new tensor of the part's type and shape that shares no memory with the part.
 
-    Raises ValueError, naming the part, where its bytes are not as many as its shape takes.
+    Raises ValueError, naming the part, where its bytes are not as many as its shape takes, before it takes memory.
     """
-    tensor = torch.empty(part.shape, dtype=TYPES[part.dtype])
-    data = part.read()
-    if len(data) != tensor.nbytes:
-        raise ValueError(f"{part.name} has {len(data)} bytes, and its shape {part.shape} takes {tensor.nbytes}.")
+    if part.dtype not in TYPES:
+        raise ValueError(f"{part.name} is of the type {part.dtype}, which this torch does not have.")
+    dtype, data = TYPES[part.dtype], part.read()
+    if len(data) != prod(part.shape) * dtype.itemsize:
+        raise ValueError(f"{part.name} has {len(data)} bytes, and its shape {part.shape} takes another number of them.")
+    tensor = torch.empty(part.shape, dtype=dtype)
     if tensor.numel():
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = data
     return tensor

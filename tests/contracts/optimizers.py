@@ -1,0 +1,126 @@
+"""Optimizers whose state is unlike that of torch's: small, but each really optimizes with what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+BLOCK = 4
+
+
+class EightBitMomentum(Optimizer):
+    """Momentum kept in 8 bits: codes of a shared map, and the largest value of each block, as bitsandbytes keeps it."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float = 0.1, momentum: float = 0.9) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self.map = torch.linspace(-1, 1, 256)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                momentum = self._decoded(state, parameter) if state else torch.zeros_like(parameter)
+                momentum = momentum * group["momentum"] + parameter.grad
+                parameter.sub_(momentum, alpha=group["lr"])
+                self._encode(momentum, state)
+
+    def _encode(self, value: Tensor, state: dict[str, Any]) -> None:
+        blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
+        absmax = blocks.abs().amax(dim=1).clamp_min(1e-12)
+        scaled = (blocks / absmax[:, None]).flatten()
+        codes = (scaled[:, None] - self.map).abs().argmin(dim=1).to(torch.uint8)
+        state.update(state1=codes[: value.numel()].view(value.shape), qmap1=self.map, absmax1=absmax)
+
+    def _decoded(self, state: dict[str, Any], like: Tensor) -> Tensor:
+        scales = state["absmax1"].repeat_interleave(BLOCK)[: like.numel()]
+        decoded: Tensor = state["qmap1"][state["state1"].flatten().long()] * scales
+        return decoded.view(like.shape).to(like.dtype)
+
+
+class Projector:
+    """Projects a gradient on its leading directions, which it computes anew every so many steps."""
+
+    def __init__(self, rank: int, every: int = 2) -> None:
+        self.rank, self.every, self.seen = rank, every, 0
+        self.directions: list[Tensor] = []
+
+    def project(self, gradient: Tensor) -> Tensor:
+        if self.seen % self.every == 0:
+            self.directions = [torch.linalg.svd(gradient, full_matrices=False)[0][:, : self.rank].contiguous()]
+        self.seen += 1
+        return self.directions[0].T @ gradient
+
+    def back(self, low: Tensor) -> Tensor:
+        return self.directions[0] @ low
+
+
+class LowRank(Optimizer):
+    """Momentum in the space that a projector of each matrix gives, as GaLore keeps it."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float = 0.1, rank: int = 1) -> None:
+        super().__init__(parameters, {"lr": lr, "rank": rank})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or parameter.dim() != 2:
+                    continue
+                state = self.state[parameter]
+                projector = state.setdefault("projector", Projector(group["rank"]))
+                low = projector.project(parameter.grad)
+                state["momentum"] = low + 0.9 * state.get("momentum", torch.zeros_like(low))
+                parameter.sub_(projector.back(state["momentum"]), alpha=group["lr"])
+
+
+class Remembering(nn.Module):
+    """A projector that speaks for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+
+class WithModule(LowRank):
+    """Keeps an object with a state dict, and something of its own for the whole."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        super().step()
+        whole: Any = self.state
+        whole["all"] = {"steps": whole.get("all", {"steps": 0})["steps"] + 1, "norms": [torch.ones(2), None]}
+        for state in [self.state[parameter] for group in self.param_groups for parameter in group["params"]]:
+            state.setdefault("memory", Remembering()).scale.mul_(1.5)
+
+
+class Odd(Optimizer):
+    """State and options of every kind: nested, empty, without dimensions, of other types than the parameters."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        defaults = {
+            "lr": torch.tensor(0.1), "betas": (0.9, (0.99, None)), "type": torch.bfloat16, "limits": {3: 0.5, "x": [1]},
+            "floor": float("-inf"), "name": "odd", "on": True,
+        }  # fmt: skip
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                before = state.get("nested", {"sum": (torch.zeros_like(parameter, dtype=torch.float64),)})["sum"][0]
+                total = before + parameter.grad.double()
+                state["nested"] = {"sum": (total,), "none": None, "list": [1, 2.5, {"deep": total.to(torch.bfloat16)}]}
+                state["shifted"] = torch.stack([total, total]).transpose(0, -1)[..., :1]
+                state["bits"], state["none_at_all"] = total > 0, torch.empty(0, 3, dtype=torch.int16)
+                state["waves"] = torch.complex(total.float(), -total.float())
+                state["small"] = total.float().to(torch.float8_e4m3fn)
+                state["count"] = torch.tensor(int(state.get("count", 0)) + 1, dtype=torch.int64)
+                parameter.sub_((float(group["lr"]) * total).to(parameter.dtype))

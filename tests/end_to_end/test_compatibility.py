@@ -1,0 +1,199 @@
+"""A checkpoint of a run that was set up otherwise is refused with all that differs, or gone on from by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hexloop.domain.errors import CheckpointError, ConfigurationError
+from tests.end_to_end.small.models import FEATURES, Net, net, rows
+from tests.end_to_end.small.trainers import arguments, same_weights, small_trainer, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:The run that goes on from:UserWarning")
+
+SAVED: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
+
+
+class Watched(Net):
+    """A model that writes down what it sees."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.seen: list[tuple[float, ...]] = []
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        self.seen += [tuple(row.tolist()) for row in x]
+        return super().forward(x, labels)
+
+
+class Wider(Net):
+    """Another shape, another type, a tensor more and one fewer."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.layers[0] = torch.nn.Linear(FEATURES, 9, bias=False)
+        self.layers[3] = torch.nn.Linear(8, 1, dtype=torch.float64)
+        self.register_buffer("more", torch.zeros(2))
+
+
+def refusal(folder: Path, parts: dict[str, Any] | None = None, **given: Any) -> str:
+    """The error with which a run refuses to go on from the folder's checkpoint; nothing has changed then."""
+    trainer = small_trainer(folder, parts=parts, **{"max_steps": 5, **given})
+    before = weights(trainer)
+    with pytest.raises(CheckpointError) as raised:
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+    assert same_weights(weights(trainer), before)
+    assert not trainer.is_in_train
+    return str(raised.value)
+
+
+def resumed(folder: Path, parts: dict[str, Any] | None = None, **given: Any) -> Any:
+    trainer = small_trainer(folder, parts=parts, **given)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+    return trainer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of three steps, four samples each, with AdamW and weight decay."""
+    small_trainer(tmp_path, weight_decay=0.1, **SAVED).train()
+    return tmp_path
+
+
+def test_the_checkpoint_says_how_its_run_was_set_up(folder: Path) -> None:
+    """As a JSON document of its own, with a schema version."""
+    document = json.loads((folder / "checkpoint-3" / "run_setup.json").read_text())
+    optimizer = document.pop("optimizer")
+    assert document == {
+        "schema_version": 1,
+        "model": "Net",
+        "precision": "fp32",
+        "samples_per_epoch": 16,
+        "global_batch_size": 4,
+    }
+    assert [group["weight_decay"] for group in optimizer["groups"]] == [0.1, 0.0]
+    assert (optimizer["class"], optimizer["by_arguments"]) == ("AdamW", True)
+
+
+def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
+    """Missing, unknown, of another shape, of another type: all in one sentence."""
+    told = refusal(folder, {"model": net(kind=Wider)}, weight_decay=0.1)
+    for words in (
+        "its model, a Net, is another",
+        "more is missing",
+        "layers.0.bias is unknown to the model",
+        "layers.0.weight is of shape (8, 4) there and (9, 4) here",
+        "layers.3.weight is of type F32 there and F64 here",
+        "Resume with the model",
+    ):
+        assert words in told
+
+
+def test_everything_that_differs_is_told_at_once(folder: Path) -> None:
+    """Precision, optimizer, data and batch size make one error of four, each with the name that accepts it."""
+    told = refusal(folder, {"train_dataset": rows(20)}, bf16=True, optim="sgd", per_device_train_batch_size=8)
+    assert "in 4 ways" in told
+    for words, name in (
+        ("written under the precision fp32, and this is bf16", "precision"),
+        ("its optimizer is AdamW, and this is SGD", "optimizer"),
+        ("its data had 16 samples in a pass, and these have 20 samples", "data_length"),
+        ("its optimizer steps were of 4 samples, and these are of 8", "batch_size"),
+    ):
+        assert words in told
+        assert f"resume_despite=['{name}']" in told
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"weight_decay": 0.0}, "groups of [2, 2] parameters, and this one has groups of [4]"),
+        ({"weight_decay": 0.2}, "weight_decay of group 0 was 0.1 and is 0.2"),
+        ({"weight_decay": 0.1, "adam_beta2": 0.9}, "betas of group 1 was [0.9, 0.999] and is [0.9, 0.9]"),
+        ({"weight_decay": 0.1, "optim": "rmsprop"}, "its optimizer is AdamW, and this is RMSprop"),
+    ],
+)
+def test_another_optimizer_is_refused(folder: Path, given: dict[str, Any], words: str) -> None:
+    """Another class, another number of groups, other options."""
+    assert words in refusal(folder, **given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"learning_rate": 0.5}, {"optim": "adamw_torch"}, {"lr_scheduler_type": "constant"}, {"max_steps": 6}]
+)
+def test_what_a_run_may_change_is_not_refused(folder: Path, given: dict[str, Any]) -> None:
+    """The rate, its schedule, the length of the run, and the kernel that computes the same."""
+    trainer = resumed(folder, **{"weight_decay": 0.1, "max_steps": 4, **given})
+    assert trainer.state.global_step == given.get("max_steps", 4)
+
+
+def test_another_optimizer_begins_anew_where_it_is_accepted(folder: Path) -> None:
+    """A warning says so; weights and step are the checkpoint's."""
+    with pytest.warns(UserWarning, match="optimizer begins anew"):
+        trainer = resumed(folder, optim="sgd", optim_args="momentum=0.9", max_steps=5, resume_despite=["optimizer"])
+    assert trainer.state.global_step == 5
+    assert type(trainer.optimizer).__name__ == "SGD"
+
+
+def test_other_options_are_this_runs_where_they_are_accepted(folder: Path) -> None:
+    """The moments are kept, and the options are those of the arguments."""
+    trainer = resumed(
+        folder, weight_decay=0.2, adam_beta1=0.5, max_steps=4, resume_despite=["optimizer"]
+    )  # fmt: skip
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.2, 0.0]
+    assert {group["betas"] for group in trainer.optimizer.param_groups} == {(0.5, 0.999)}
+    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {4}
+
+
+def test_another_precision_is_gone_on_with_where_it_is_accepted(folder: Path) -> None:
+    """From float32 to fp16, whose loss scale begins anew."""
+    trainer = resumed(folder, weight_decay=0.1, fp16=True, max_steps=5, resume_despite=["precision"])
+    assert trainer.state.global_step == 5
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(2, 1), (8, 1), (2, 3), (5, 1)])
+def test_another_batch_size_goes_on_at_the_same_sample(tmp_path: Path, size: int, accumulation: int) -> None:
+    """Every sample of both epochs is trained on once an epoch, whatever the batches were before and are now."""
+    given: dict[str, Any] = {"num_train_epochs": 2, "train_sampling_strategy": "sequential", "weight_decay": 0.1}
+    data = rows(30)
+    first = small_trainer(
+        tmp_path,
+        parts={"model": net(kind=Watched), "train_dataset": data},
+        save_strategy="steps",
+        save_steps=3,
+        **given,
+    )
+    for event in first.stream():
+        if type(event).__name__ == "CheckpointPublished" and event.step == 3:
+            break
+    model = net(kind=Watched)
+    trainer = resumed(
+        tmp_path, {"model": model, "train_dataset": data}, per_device_train_batch_size=size,
+        gradient_accumulation_steps=accumulation, resume_despite=["batch_size"], **given,
+    )  # fmt: skip
+
+    in_order = [tuple(row["x"].tolist()) for row in data]
+    assert model.seen == in_order[12:] + in_order
+    assert trainer.state.epoch == 2.0
+    assert trainer.state.max_steps >= trainer.state.global_step
+    left = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert left[-1] < left[3] / 2
+
+
+def test_a_changed_length_of_the_data_is_gone_on_with_where_it_is_accepted(folder: Path) -> None:
+    """The position counts samples, and the pass is as long as the new data."""
+    trainer = resumed(
+        folder, {"train_dataset": rows(32)}, weight_decay=0.1, max_steps=10, resume_despite=["data_length"]
+    )
+    assert trainer.state.global_step == 10
+    assert trainer.state.epoch == pytest.approx(10 / 8)
+
+
+def test_a_name_that_is_none_of_the_differences_is_refused(tmp_path: Path) -> None:
+    """The error names those that there are."""
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        arguments(tmp_path, resume_despite=["batchsize"])

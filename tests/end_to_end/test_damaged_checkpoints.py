@@ -1,0 +1,116 @@
+"""Whatever happens to a file of a checkpoint is noticed, and the checkpoint is not loaded."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.errors import CheckpointError
+from tests.contracts.keepers import Keeper
+from tests.end_to_end.checkpoint_folder import (
+    NAME,
+    copy_of,
+    make_checkpoint,
+    refused_by_resume,
+    refused_by_verify,
+)
+
+POSITIONS = 1000
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("whole"))
+
+
+def assert_unusable(checkpoint: Path) -> None:
+    """Neither verification nor a resume by name takes it; no keeper is asked to load anything."""
+    refused_by_verify(checkpoint)
+    keeper = Keeper()
+    store = CheckpointStore(LocalStorage(checkpoint.parent), CheckpointContents({"model": keeper}))
+    with pytest.raises(CheckpointError, match="You asked for"):
+        store.resume(checkpoint.name)
+    assert keeper.loads == 0
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def test_the_undamaged_one_is_good(whole: Path) -> None:
+    """What the tests below damage is good before, and has many files."""
+    verify(LocalStorage(whole.parent), NAME)
+    assert len(files_of(whole)) >= 9
+
+
+def test_every_flipped_bit_is_noticed(whole: Path, tmp_path: Path) -> None:
+    """One bit, at each of a thousand places over all files, the manifest among them: none of these loads."""
+    checkpoint, draw = copy_of(whole, tmp_path / "flipped"), random.Random(5)
+    files = files_of(checkpoint)
+    chosen = [files[number % len(files)] for number in range(POSITIONS)]
+    for number, path in enumerate(chosen):
+        good = path.read_bytes()
+        place, bit = draw.randrange(len(good)), 1 << draw.randrange(8)
+        path.write_bytes(good[:place] + bytes([good[place] ^ bit]) + good[place + 1 :])
+        assert_unusable(checkpoint)
+        if number % 100 == 0:
+            refused_by_resume(checkpoint, tmp_path / "output")
+        path.write_bytes(good)
+    verify(LocalStorage(checkpoint.parent), NAME)
+
+
+def test_every_truncation_is_noticed(whole: Path, tmp_path: Path) -> None:
+    """Each file, cut off at its beginning, in the middle, or by one byte, or with a byte too many."""
+    checkpoint = copy_of(whole, tmp_path / "cut")
+    for path in files_of(checkpoint):
+        good = path.read_bytes()
+        for length in sorted({0, 1, 7, 8, len(good) // 3, len(good) // 2, len(good) - 8, len(good) - 1} - {len(good)}):
+            path.write_bytes(good[: max(0, length)])
+            assert_unusable(checkpoint)
+        refused_by_resume(checkpoint, tmp_path / "output")
+        path.write_bytes(good + b"\0")
+        assert_unusable(checkpoint)
+        path.write_bytes(good)
+
+
+def test_every_missing_file_is_noticed(whole: Path, tmp_path: Path) -> None:
+    """The error of verification names it."""
+    for path in files_of(whole):
+        checkpoint = copy_of(whole, tmp_path / "missing")
+        (checkpoint / path.name).unlink()
+        assert path.name in refused_by_verify(checkpoint)
+        assert_unusable(checkpoint)
+        refused_by_resume(checkpoint, tmp_path / "output")
+
+
+def test_every_swapped_pair_is_noticed(whole: Path, tmp_path: Path) -> None:
+    """Two files that stand under each other's names, unless they hold the same."""
+    checkpoint = copy_of(whole, tmp_path / "swapped")
+    pairs = 0
+    for one, other in combinations(files_of(checkpoint), 2):
+        first, second = one.read_bytes(), other.read_bytes()
+        if first == second:
+            continue
+        one.write_bytes(second)
+        other.write_bytes(first)
+        assert_unusable(checkpoint)
+        one.write_bytes(first)
+        other.write_bytes(second)
+        pairs += 1
+    assert pairs >= 30
+    refused_by_resume(_swapped(checkpoint, "optimizer.json", "scheduler.json"), tmp_path / "output")
+
+
+def _swapped(checkpoint: Path, one: str, other: str) -> Path:
+    first = (checkpoint / one).read_bytes()
+    target = checkpoint / (other if (checkpoint / other).exists() else "random.json")
+    (checkpoint / one).write_bytes(target.read_bytes())
+    target.write_bytes(first)
+    return checkpoint

@@ -1,0 +1,372 @@
+"""Folders that mean harm are refused with a clear error; nothing of them runs, and nothing is written elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+import hexloop
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.app.foreign.names import SIGNS
+from hexloop.domain.checkpoints.manifest import Manifest, seal
+from hexloop.domain.errors import HexloopError
+from hexloop.ports.storage import Stored
+from tests.end_to_end.checkpoint_folder import (
+    NAME,
+    STEP,
+    copy_of,
+    make_checkpoint,
+    refused_by_resume,
+    refused_by_verify,
+)
+from tests.end_to_end.small.trainers import small_trainer
+
+PICKLED = (*SIGNS, "scaler.pt", "rng_state_1.pth", "optimizer.bin", "adapter_model.bin")
+HUGE = 2**60
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A file that only code in a checkpoint would write."""
+    return tmp_path / "executed"
+
+
+def bomb(trap: Path) -> bytes:
+    """A pickle that writes the file when it is loaded."""
+    return f"cbuiltins\nexec\n(V__import__('pathlib').Path({str(trap)!r}).touch()\ntR.".encode()
+
+
+def zipped(pickled: bytes, path: Path) -> None:
+    """The pickle in the archive that torch makes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + pickled)
+        archive.writestr("archive/version", b"3\n")
+        archive.writestr("archive/byteorder", b"little")
+
+
+def reseal(checkpoint: Path, **sizes: int) -> None:
+    """Make the manifest say what the files are now, so that only their contents are wrong."""
+    storage, path = LocalStorage(checkpoint.parent), checkpoint / "manifest.json"
+    manifest = Manifest.from_json(path.read_bytes())
+    files = {
+        file: storage.digest(f"{checkpoint.name}/{file}") for file in manifest.files if (checkpoint / file).exists()
+    }
+    files |= {file: Stored(size, files[file].digest) for file, size in sizes.items()}
+    path.write_bytes(evolve(manifest, files=files).to_json())
+
+
+def in_manifest(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Change the manifest's document, and seal it again."""
+
+    def apply(checkpoint: Path) -> None:
+        path = checkpoint / "manifest.json"
+        document = json.loads(path.read_bytes())
+        del document["digest"]
+        change(document)
+        path.write_bytes(seal((json.dumps(document, indent=2, sort_keys=True) + "\n").encode()))
+
+    return apply
+
+
+def sealed(body: bytes) -> Callable[[Path], None]:
+    """Another manifest, sealed as if it were one."""
+
+    def apply(checkpoint: Path) -> None:
+        (checkpoint / "manifest.json").write_bytes(seal(body))
+
+    return apply
+
+
+def naming(path: str) -> Callable[[Path], None]:
+    def change(document: dict[str, Any]) -> None:
+        document["files"][path] = document["files"]["run_state.json"]
+
+    return in_manifest(change)
+
+
+def holding(file: str, data: bytes | Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Another content of a file, which the manifest vouches for."""
+
+    def apply(checkpoint: Path) -> None:
+        path = checkpoint / file
+        path.write_bytes(data if isinstance(data, bytes) else data(path.read_bytes()))
+        reseal(checkpoint)
+
+    return apply
+
+
+def safetensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded) if length is None else length) + encoded + data
+
+
+def tensor(shape: list[Any], start: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def one_tensor(shape: list[Any], end: int, dtype: str = "F32", name: str = "a") -> bytes:
+    return safetensors({name: tensor(shape, 0, end, dtype)})
+
+
+def linked(file: str, target: str) -> Callable[[Path], None]:
+    def apply(checkpoint: Path) -> None:
+        place = checkpoint / file
+        outside = checkpoint.parent.parent / "outside"
+        outside.write_bytes(place.read_bytes())
+        place.unlink()
+        place.symlink_to(target.format(outside=outside))
+
+    return apply
+
+
+def fifo(checkpoint: Path) -> None:
+    (checkpoint / "optimizer.safetensors").unlink()
+    os.mkfifo(checkpoint / "optimizer.safetensors")
+
+
+def sharded_elsewhere(path: str) -> Callable[[Path], None]:
+    def apply(checkpoint: Path) -> None:
+        def rename(document: dict[str, Any]) -> None:
+            document["files"]["model.safetensors.index.json"] = document["files"].pop("model.safetensors")
+
+        (checkpoint / "model.safetensors").unlink()
+        index = {"weight_map": {"layers.0.weight": path}}
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+        in_manifest(rename)(checkpoint)
+        reseal(checkpoint)
+
+    return apply
+
+
+WEIGHT = "layers.0.weight"
+DEEP = b"[" * 200_000 + b"]" * 200_000
+TWICE = b'{"schema_version": 1, "schema_version": 1}'
+
+CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "an absolute path in the manifest": (naming("/etc/hostname"), "not a path within"),
+    "a path upwards in the manifest": (naming("../../outside"), "not a path within"),
+    "a path upwards within one in the manifest": (naming("a/../../../outside"), "not a path within"),
+    "a path with a null in the manifest": (naming("a\0b"), "not a path within"),
+    "a path with a backslash in the manifest": (naming("..\\outside"), "not a path within"),
+    "an absolute path in the index": (sharded_elsewhere("/etc/hostname"), "does not hold"),
+    "a path upwards in the index": (sharded_elsewhere("../checkpoint-2/run_state.json"), "does not hold"),
+    "a pickle in the index": (sharded_elsewhere("optimizer.pt"), "does not hold"),
+    "a huge size in the manifest": (lambda folder: reseal(folder, **{"model.safetensors": HUGE}), "should have"),
+    "a manifest that is no object": (sealed(b"[\n}\n"), "manifest"),
+    "a deep manifest": (sealed(b'{\n  "a": ' + DEEP + b"\n}\n"), "manifest"),
+    "a huge tensor": (holding("model.safetensors", one_tensor([HUGE], 4 * HUGE, name=WEIGHT)), WEIGHT),
+    "a huge moment": (holding("optimizer.safetensors", one_tensor([HUGE], 4 * HUGE)), "optimizer"),
+    "a header longer than its file": (holding("model.safetensors", safetensors({}, length=50_000_000)), "ends after"),
+    "a header of endless length": (holding("model.safetensors", safetensors({}, length=2**63)), "a header of"),
+    "a deep header": (holding("model.safetensors", safetensors(b'{"a":' + DEEP + b"}")), "not a safetensors file"),
+    "a name twice in a header": (
+        holding("model.safetensors", safetensors(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":1}')),
+        "twice",
+    ),
+    "a number that is none in a header": (holding("model.safetensors", safetensors(b'{"a":NaN}')), "NaN"),
+    "tensors on top of each other": (
+        holding("model.safetensors", safetensors({"a": tensor([1], 0, 4), "b": tensor([1], 0, 4)}, b"0000")),
+        "not a safetensors file",
+    ),
+    "a tensor of a negative size": (holding("model.safetensors", one_tensor([-1], -4)), "safetensors"),
+    "a tensor of an unknown type": (holding("model.safetensors", one_tensor([1], 4, "X")), "safetensors"),
+    "a pickle for weights": (holding("model.safetensors", bomb(Path("executed"))), "a header of|ends after"),
+    "a pickle for a document": (holding("optimizer.json", bomb(Path("executed"))), "not a JSON document"),
+    "a deep state": (holding("run_state.json", b'{"schema_version": 1, "run": ' + DEEP + b"}"), "deeply"),
+    "a deep document": (holding("optimizer.json", b'{"param_groups": ' + DEEP + b"}"), "deeply"),
+    "a name twice in a document": (holding("random.json", TWICE), "twice"),
+    "a number that is none in a document": (holding("run_state.json", b'{"schema_version": NaN}'), "NaN"),
+    "a number that is too large": (holding("run_state.json", b'{"schema_version": 1e999}'), "too large"),
+    "a document of the future": (
+        holding("optimizer.json", lambda data: data.replace(b'"schema_version": 1', b'"schema_version": 99')),
+        "schema version 99",
+    ),
+    "a state of the future": (
+        holding("run_state.json", lambda data: data.replace(b'"schema_version": 1', b'"schema_version": 99')),
+        "schema version 99",
+    ),
+    "streams that are none": (
+        holding("random.json", b'{"schema_version": 1, "python": [3, [1], 0], "numpy": [1, 2, 3, 4, 5], "torch": ""}'),
+        "random streams make no sense",
+    ),
+    "groups that are none": (
+        holding("optimizer.json", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),
+        "optimizer",
+    ),
+    "a link to a file elsewhere": (linked("model.safetensors", "{outside}"), "leads out of"),
+    "a link upwards": (linked("optimizer.json", "../../outside"), "leads out of"),
+    "a pipe that nobody writes to": (fifo, "no regular file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_it_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
+    """Resuming ends in an error that says what is wrong, and the folders around hold what they held."""
+    spoil, words = CORPUS[name]
+    checkpoint = copy_of(whole, tmp_path / "spoiled")
+    spoil(checkpoint)
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    told = refused_by_resume(checkpoint, tmp_path / "output")
+    assert any(word in told for word in words.split("|")), told
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+    assert not Path("executed").exists()
+
+
+def test_a_checkpoint_that_is_a_link_elsewhere_is_refused(whole: Path, tmp_path: Path) -> None:
+    """Its folder is elsewhere, so nothing of it is read."""
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / NAME).symlink_to(whole, target_is_directory=True)
+    assert "leads out of" in refused_by_resume(tmp_path / "output" / NAME, tmp_path / "output")
+
+
+@pytest.mark.skipif(not hasattr(os, "mknod") or os.geteuid() != 0, reason="only root makes device files")
+def test_a_device_file_is_refused(whole: Path, tmp_path: Path) -> None:
+    """An endless device in the place of a file is never read."""
+    import stat
+
+    checkpoint = copy_of(whole, tmp_path / "spoiled")
+    (checkpoint / "random.json").unlink()
+    try:
+        os.mknod(checkpoint / "random.json", 0o644 | stat.S_IFCHR, os.makedev(1, 5))
+    except OSError:
+        pytest.skip("not even root makes device files here")
+    assert "no regular file" in refused_by_verify(checkpoint)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickles_are_not_loaded_from_a_folder_of_another_library(
+    whole: Path, tmp_path: Path, trap: Path, archive: bool
+) -> None:
+    """Under every name that the reference would load: the folder is refused, with the command that reads such."""
+    checkpoint = copy_of(whole, tmp_path / "spoiled")
+    (checkpoint / "manifest.json").unlink()
+    plant(checkpoint, trap, archive)
+    assert "hexloop checkpoints import" in refused_by_resume(checkpoint, tmp_path / "output")
+    assert not trap.exists()
+
+
+def plant(checkpoint: Path, trap: Path, archive: bool, names: tuple[str, ...] = PICKLED) -> None:
+    for name in names:
+        if archive:
+            zipped(bomb(trap), checkpoint / name)
+        else:
+            (checkpoint / name).write_bytes(bomb(trap))
+
+
+def test_pickles_beside_a_good_checkpoint_are_left_alone(whole: Path, tmp_path: Path, trap: Path) -> None:
+    """The manifest does not name them, so the run goes on, and nothing of them is loaded."""
+    checkpoint = copy_of(whole, tmp_path / "good")
+    plant(checkpoint, trap, archive=True)
+    small_trainer(tmp_path / "output", max_steps=STEP + 1).train(resume_from_checkpoint=str(checkpoint))
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"])
+def test_an_import_runs_nothing(whole: Path, tmp_path: Path, trap: Path, name: str, archive: bool) -> None:
+    """One file of an otherwise good folder of the reference is a pickle that does something: refused by its name."""
+    folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
+    if name == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+    plant(folder, trap, archive, (name,))
+    with pytest.raises(HexloopError, match=name):
+        hexloop.import_checkpoint(folder, tmp_path / "imported")
+    assert not trap.exists()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_an_import_does_not_look_at_pickled_arguments(whole: Path, tmp_path: Path, trap: Path) -> None:
+    """training_args.bin may be anything."""
+    folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
+    plant(folder, trap, True, ("training_args.bin",))
+    with pytest.warns(UserWarning, match="training_args.bin is not loaded"):
+        hexloop.import_checkpoint(folder, tmp_path / "imported")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "config.json"])
+def test_an_import_follows_no_link_out_of_the_folder(whole: Path, tmp_path: Path, name: str) -> None:
+    """Nor does it read a pipe."""
+    folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
+    (tmp_path / "outside").write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(HexloopError, match="leads out of its folder"):
+        hexloop.import_checkpoint(folder, tmp_path / "imported")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(HexloopError, match="no regular file"):
+        hexloop.import_checkpoint(folder, tmp_path / "imported")
+
+
+def test_what_a_program_allows_torch_elsewhere_is_not_allowed_in_an_import(whole: Path, tmp_path: Path) -> None:
+    """A class that somebody added to torch's list stays outside, and on the list."""
+    import torch
+
+    folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
+    torch.save({"python": Harmless()}, folder / "rng_state.pth")  # noqa: TID251 - a file of the other library's kind
+    with torch.serialization.safe_globals([Harmless]):
+        trusted = set(torch.serialization.get_safe_globals())
+        with pytest.raises(HexloopError, match=r"rng_state\.pth was not read"):
+            hexloop.import_checkpoint(folder, tmp_path / "imported")
+        assert set(torch.serialization.get_safe_globals()) == trusted >= {Harmless}
+
+
+class Harmless:
+    """A class that a program may have told torch to trust."""
+
+
+POISONED = """
+import sys
+from pathlib import Path
+import torch
+from tests.end_to_end.small.trainers import small_trainer, weights
+import hexloop.app.trainer, hexloop.app.training.session
+import pickle, _pickle
+
+def poisoned(*words, **named):
+    raise AssertionError("something was unpickled")
+
+for module in (pickle, _pickle):
+    module.load = module.loads = poisoned
+    module.Unpickler = type("Unpickler", (), {"__init__": poisoned})
+torch.load = poisoned
+trainer = small_trainer(Path(sys.argv[1]), max_steps=4, save_strategy="steps", save_steps=1)
+trainer.train(resume_from_checkpoint=sys.argv[2])
+try:
+    pickle.loads(b"N.")
+except AssertionError:
+    print(trainer.state.global_step, float(sum(tensor.double().sum() for tensor in weights(trainer).values())).hex())
+"""
+
+
+def test_a_resume_unpickles_nothing(whole: Path, tmp_path: Path) -> None:
+    """A process in which every way to unpickle raises goes on from a checkpoint, saves, and ends with equal weights."""
+    ended = subprocess.run(
+        [sys.executable, "-c", POISONED, str(tmp_path / "output"), str(whole)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    usual = small_trainer(tmp_path / "usual", max_steps=4)
+    usual.train(resume_from_checkpoint=str(whole))
+    expected = float(sum(value.double().sum() for value in usual.model.state_dict().values())).hex()
+    assert ended.stdout.split() == ["4", expected]
