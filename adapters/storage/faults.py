@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from itertools import islice
 
@@ -27,12 +28,14 @@ class Effect(Enum):
     FAIL: nothing is done, and StorageError raised. FULL: nothing is done, and StorageFullError raised.
     TEAR: the work is done in part and success reported, as by a disk that loses what it acknowledged.
     DIE: the work is done in part, and the process dies.
+    LOSE: the work is done, and undone by the next power cut, as by a disk that keeps what it acknowledged in its cache.
     """
 
     FAIL = "fail"
     FULL = "full"
     TEAR = "tear"
     DIE = "die"
+    LOSE = "lose"
 
 
 @frozen
@@ -57,13 +60,23 @@ class FaultyStorage:
 
     Once it has died, every operation raises Died: a dead process does nothing more. What it left is in `inner`.
     `operations` are the operations so far, each a name and a path, so that a test can try a fault in every one.
+    losing: the context in which the other storage loses what it acknowledges, such as `MemoryStorage.losing`. Raises
+    ValueError where it is missing and the plan has a loss.
     """
 
-    def __init__(self, inner: Storage, faults: Iterable[Fault] = ()) -> None:
+    def __init__(
+        self,
+        inner: Storage,
+        faults: Iterable[Fault] = (),
+        losing: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
         self.inner = inner
+        self._losing = losing or nullcontext
         self.operations: list[tuple[str, str]] = []
         self.dead = False
         self._faults = tuple(faults)
+        if losing is None and any(fault.effect is Effect.LOSE for fault in self._faults):
+            raise ValueError("A plan with Effect.LOSE must be given losing=..., such as MemoryStorage.losing.")
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -76,6 +89,9 @@ class FaultyStorage:
         if fault is None:
             return self.inner.write(path, chunks)
         data = b"".join(chunks)
+        if fault.effect is Effect.LOSE:
+            with self._losing():
+                return self.inner.write(path, [data])
         stored = self.inner.write(path, [data])
         kept = math.floor(len(data) * fault.done)
         if kept < len(data):
@@ -97,7 +113,10 @@ class FaultyStorage:
     def move(self, source: str, destination: str) -> None:
         """Give a file or folder another name; torn, some of its files have the new name where moves are not atomic."""
         fault = self._begin("move", source)
-        if fault is None or fault.done == 1:
+        if fault is not None and fault.effect is Effect.LOSE:
+            with self._losing():
+                self.inner.move(source, destination)
+        elif fault is None or fault.done == 1:
             self.inner.move(source, destination)
         elif self.capabilities.publication is not Publication.RENAME:
             for path in self._part_of(source, fault):
@@ -107,7 +126,10 @@ class FaultyStorage:
     def remove(self, path: str) -> None:
         """Remove a file or folder; torn, some of its files are left."""
         fault = self._begin("remove", path)
-        if fault is None or fault.done == 1:
+        if fault is not None and fault.effect is Effect.LOSE:
+            with self._losing():
+                self.inner.remove(path)
+        elif fault is None or fault.done == 1:
             self.inner.remove(path)
         else:
             for removed in self._part_of(path, fault):

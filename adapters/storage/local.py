@@ -21,6 +21,8 @@ CHUNK = 1 << 22
 DIGESTS = ("xxh3-128", "blake2b")
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
+"""What a file system answers that has no such way of syncing: some of FUSE's and of the network's, for folders."""
 _ADVICE = {
     errno.ENOENT: "check the name",
     errno.EEXIST: "remove it, or choose another name",
@@ -145,7 +147,7 @@ class LocalStorage:
                 size += written
                 rest = rest[written:]
         with self._reporting(f"write {path}"):
-            os.fsync(descriptor)
+            _sync(descriptor)
         return self._stored(size, summary)
 
     def _new_hash(self) -> _Hash:
@@ -202,9 +204,38 @@ def _sync_folders(folder: str, top: str) -> None:
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
+            _sync(descriptor)
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC:
+                raise
         finally:
             os.close(descriptor)
         if folder == top:
             return
         folder = os.path.dirname(folder)
+
+
+def _sync(descriptor: int) -> None:
+    """Force to the disk; where fsync leaves it in the disk's own cache, as on macOS, out of that, too."""
+    if _FULL_SYNC is not None:
+        import fcntl
+
+        try:
+            fcntl.fcntl(descriptor, _FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC:
+                raise
+    os.fsync(descriptor)
+
+
+def _full_sync() -> int | None:
+    """The command of fcntl that empties a disk's own cache; None where the system has none."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    return getattr(fcntl, "F_FULLFSYNC", None)
+
+
+_FULL_SYNC = _full_sync()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import starmap
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from hexloop.domain.checkpoints.names import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
+
+Data = TypeVar("Data", bytes, bytes | bytearray)
 
 
 class MemoryStorage:
@@ -22,6 +26,8 @@ class MemoryStorage:
     `crash` is a power cut: what is not durable is undone. A file is durable once its write has returned, and a move at
     once. A removal is durable only with the next write or move, because the port promises no more. A write that is
     broken off by something other than an Exception, as by the process's death, leaves what there is until a crash.
+    What is done while it is `losing` is never durable, as on a disk that acknowledges what only its cache holds; what
+    comes later is durable even so, as far as it does not build on that.
     """
 
     def __init__(self, publication: Publication = Publication.RENAME, capacity: int | None = None) -> None:
@@ -29,6 +35,8 @@ class MemoryStorage:
         self._capacity = capacity
         self._files: dict[str, bytes | bytearray] = {}
         self._durable: dict[str, bytes] = {}
+        self._removals: list[str] = []
+        self._losing = False
         self._lock = threading.RLock()
 
     @property
@@ -40,6 +48,17 @@ class MemoryStorage:
         """Lose what is not durable."""
         with self._lock:
             self._files = dict(self._durable)
+            self._removals.clear()
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Acknowledge what is done in this context, and lose it at the next crash."""
+        with self._lock:
+            self._losing = True
+            try:
+                yield
+            finally:
+                self._losing = False
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`. Raises StorageFullError where the capacity does not suffice."""
@@ -60,7 +79,8 @@ class MemoryStorage:
             raise
         with self._lock:
             self._files[path] = data = bytes(written)
-            self._make_durable()
+            if self._make_durable():
+                self._durable[path] = data
         return self._stored(data)
 
     def read(self, path: str) -> Iterator[memoryview]:
@@ -82,14 +102,17 @@ class MemoryStorage:
             if not moved:
                 raise StorageError(f"You chose to move {source} in memory, but there is no such name; check it.")
             self._check_free(destination)
-            self._files |= {destination + path.removeprefix(source): self._files.pop(path) for path in moved}
-            self._make_durable()
+            _rename(self._files, source, destination)
+            if self._make_durable():
+                _rename(self._durable, source, destination)
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
         with self._lock:
             for name in self._at(path):
                 del self._files[name]
+                if not self._losing:
+                    self._removals.append(name)
 
     def digest(self, path: str) -> Stored:
         """Size and digest of a file."""
@@ -101,8 +124,14 @@ class MemoryStorage:
             self._file(path)
             self._files[path] = self._durable[path] = data
 
-    def _make_durable(self) -> None:
-        self._durable = {path: bytes(data) for path, data in self._files.items()}
+    def _make_durable(self) -> bool:
+        """Whether what is done now is durable; if so, the removals before it are, too."""
+        if self._losing:
+            return False
+        for path in self._removals:
+            self._durable.pop(path, None)
+        self._removals.clear()
+        return True
 
     def _file(self, path: str) -> bytes:
         with self._lock:
@@ -130,3 +159,10 @@ class MemoryStorage:
     @staticmethod
     def _stored(data: bytes) -> Stored:
         return Stored(len(data), f"blake2b:{hashlib.blake2b(data).hexdigest()}")
+
+
+def _rename(files: dict[str, Data], source: str, destination: str) -> None:
+    """Give the file at `source`, or those below it, their new names, as far as they are there."""
+    moved = [path for path in files if path == source or path.startswith(f"{source}/")]
+    for path in moved:
+        files[destination + path.removeprefix(source)] = files.pop(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 
 from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.app.storages import as_location, is_elsewhere, storage_for
 from hexloop.app.training.hooks import is_overridden
 from hexloop.ports.files import File
+from hexloop.ports.storage import Storage
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -25,7 +27,15 @@ CHUNK = 1 << 20
 
 
 def save_model(trainer: Trainer, folder: str) -> None:
-    """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder."""
+    """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder.
+
+    Where `folder` is a URL, the files are written here first, and what is there of their names is replaced.
+    """
+    if is_elsewhere(folder):
+        with tempfile.TemporaryDirectory() as here:
+            save_model(trainer, here)
+            _replace(_storage_of(trainer, folder), _files_in(here))
+        return
     os.makedirs(folder, exist_ok=True)
     model = trainer.adapters.parallelism.unwrap(trainer.model)
     if hasattr(model, "save_pretrained"):
@@ -40,6 +50,9 @@ def save_model(trainer: Trainer, folder: str) -> None:
 def save_state(trainer: Trainer) -> None:
     """Write trainer_state.json to the output folder."""
     folder = str(trainer.args.output_dir)
+    if is_elsewhere(folder):
+        _replace(_storage_of(trainer, folder), [_state_file(trainer)])
+        return
     os.makedirs(folder, exist_ok=True)
     trainer.state.save_to_json(os.path.join(folder, STATE))
 
@@ -50,17 +63,38 @@ def companion_files(trainer: Trainer) -> Iterator[File]:
     Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
     """
     yield _text(ARGUMENTS, trainer.args.to_json_string())
-    yield _text(STATE, json.dumps(asdict(trainer.state), indent=2, sort_keys=True, default=float))
+    yield _state_file(trainer)
     with tempfile.TemporaryDirectory() as folder:
         if is_overridden(trainer, "save_model"):
             trainer.save_model(folder, _internal_call=True)
         else:
             _save_configuration(trainer.adapters.parallelism.unwrap(trainer.model), folder)
             _save_processing_class(trainer, folder)
-        for path in sorted(Path(folder).rglob("*")):
-            name = path.relative_to(folder).as_posix()
-            if path.is_file() and name not in (ARGUMENTS, STATE):
-                yield File(name, _chunks(path))
+        yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
+
+
+def _storage_of(trainer: Trainer, url: str) -> Storage:
+    """The storage for what is below a URL: the run's own where that is its."""
+    own = as_location(url) == as_location(str(trainer.args.output_dir))
+    return trainer.adapters.storage if own else storage_for(url)
+
+
+def _replace(storage: Storage, files: Iterable[File]) -> None:
+    """Write files in the place of those that have their names."""
+    for file in files:
+        storage.remove(file.path)
+        storage.write(file.path, file.chunks)
+
+
+def _files_in(folder: str) -> Iterator[File]:
+    """Every file below a folder of this machine."""
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            yield File(path.relative_to(folder).as_posix(), _chunks(path))
+
+
+def _state_file(trainer: Trainer) -> File:
+    return _text(STATE, json.dumps(asdict(trainer.state), indent=2, sort_keys=True, default=float))
 
 
 def _save_configuration(model: Any, folder: str) -> None:

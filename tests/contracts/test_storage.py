@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from hexloop.adapters.storage.faults import FaultyStorage
+from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import DIGESTS, LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.adapters.storage.tiered import TieredStorage
 from hexloop.app.contracts.storage import StorageContract
-from hexloop.ports.storage import Publication, Storage
+from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 
 @pytest.mark.parametrize("publication", Publication)
@@ -31,3 +36,82 @@ class TestLocalStorage(StorageContract):
     @pytest.fixture
     def storage(self, digest: str, tmp_path: Path) -> Storage:
         return LocalStorage(tmp_path / "root", digest)
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+class TestFsspecInMemory(StorageContract):
+    @pytest.fixture
+    def storage(self, digest: str) -> Storage:
+        return FsspecStorage(f"memory://{uuid.uuid4().hex}/runs", digest=digest)
+
+
+class TestFsspecOfAFolder(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return FsspecStorage(f"file://{tmp_path}/not/there/yet")
+
+
+class TestTieredStorage(StorageContract):
+    """While the slow tier keeps up, in whatever order the two threads come."""
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = TieredStorage(LocalStorage(tmp_path / "fast"), MemoryStorage(Publication.MANIFEST_LAST))
+        yield storage
+        storage.close()
+
+
+class TestTieredStorageThatSendsNothing(StorageContract):
+    """While everything waits in the outbox."""
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return TieredStorage(LocalStorage(tmp_path / "fast"), MemoryStorage(Publication.MANIFEST_LAST), sends=False)
+
+
+class OnAnotherMachineEachTime:
+    """Two tiers, the fast one of which is lost after each operation."""
+
+    def __init__(self) -> None:
+        self.slow = MemoryStorage(Publication.MANIFEST_LAST)
+        self.capabilities = StorageCapabilities(Publication.MANIFEST_LAST, "another machine each time")
+
+    @contextmanager
+    def tiers(self) -> Iterator[Storage]:
+        storage = TieredStorage(MemoryStorage(), self.slow)
+        try:
+            yield storage
+        finally:
+            storage.close()
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        with self.tiers() as storage:
+            return storage.write(path, chunks)
+
+    def read(self, path: str) -> Iterator[memoryview]:
+        with self.tiers() as storage:
+            yield from storage.read(path)
+
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        with self.tiers() as storage:
+            return storage.list(folder)
+
+    def move(self, source: str, destination: str) -> None:
+        with self.tiers() as storage:
+            storage.move(source, destination)
+
+    def remove(self, path: str) -> None:
+        with self.tiers() as storage:
+            storage.remove(path)
+
+    def digest(self, path: str) -> Stored:
+        with self.tiers() as storage:
+            return storage.digest(path)
+
+
+class TestTieredStorageOnAnotherMachineEachTime(StorageContract):
+    """What only the slow tier has is as good as what both have."""
+
+    @pytest.fixture
+    def storage(self) -> Storage:
+        return OnAnotherMachineEachTime()

@@ -1,0 +1,135 @@
+"""The slow tier: as it is seen while errands to it are not done, and how they are done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from hexloop.adapters.storage.tiered.outbox import Action, Errand, Outbox, exists, is_within
+from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.errors import StorageError
+from hexloop.ports.storage import Entry, Storage
+
+SILENCE = 60.0
+"""Seconds for which a slow tier that did not answer is not asked again what it holds."""
+
+
+class Remote:
+    """What the slow tier holds, less what is to be moved or removed there.
+
+    Its listings are kept, because this process alone is to change it. Where it does not answer, it counts as empty as
+    long as `may_do_without` says so.
+    """
+
+    def __init__(self, slow: Storage, outbox: Outbox, may_do_without: Callable[[], bool]) -> None:
+        self.storage = slow
+        self._outbox = outbox
+        self._may_do_without = may_do_without
+        self._listings: dict[str, tuple[Entry, ...]] = {}
+        self._changes = 0
+        self._silent_until = -float("inf")
+        self._lock = threading.Lock()
+
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        """The names in a folder. Raises StorageError where it does not answer and cannot be done without."""
+        going = [errand.path for errand in self._outbox.pending() if errand.action is not Action.SEND]
+        prefix = f"{folder}/" if folder else ""
+        return tuple(
+            entry
+            for entry in self._listing(folder)
+            if not any(is_within(f"{prefix}{entry.name}", path) for path in going)
+        )
+
+    def has(self, path: str) -> bool:
+        """Whether there is a file or a folder at `path`."""
+        folder, _, name = path.rpartition("/")
+        return name in {entry.name for entry in self.list(folder)}
+
+    def expects(self, path: str) -> bool:
+        """Whether there is something at `path`, or will be once all errands are done."""
+        sent = (errand.path for errand in self._outbox.pending() if errand.action is Action.SEND)
+        return any(is_within(each, path) or is_within(path, each) for each in sent) or self.has(path)
+
+    def changed(self) -> None:
+        """Forget the listings."""
+        with self._lock:
+            self._changes += 1
+            self._listings.clear()
+
+    def move(self, source: str, destination: str) -> None:
+        """Give something another name: a checkpoint's manifest goes first, so that no half of it counts as one."""
+        try:
+            paths = sorted(files_below(self.storage, source), key=lambda path: path != f"{source}/{MANIFEST}")
+            for path in paths:
+                target = destination + path.removeprefix(source)
+                if exists(self.storage, target):  # an earlier attempt came so far
+                    if self.storage.digest(target) == self.storage.digest(path):
+                        self.storage.remove(path)
+                        continue
+                    self.storage.remove(target)
+                self.storage.move(path, target)
+        finally:
+            self.changed()
+
+    def remove(self, path: str) -> None:
+        """Remove something, a checkpoint's manifest first."""
+        try:
+            self.storage.remove(f"{path}/{MANIFEST}")
+            self.storage.remove(path)
+        finally:
+            self.changed()
+
+    def send(self, fast: Storage, errand: Errand) -> None:
+        """Bring what an errand names, a checkpoint's manifest last, and read back what arrived."""
+        try:
+            paths = list(files_below(fast, errand.source))
+            for path in sorted(paths, key=lambda path: path == f"{errand.source}/{MANIFEST}"):
+                self._send_file(fast, path, errand.path + path.removeprefix(errand.source))
+        finally:
+            self.changed()
+
+    def _send_file(self, fast: Storage, path: str, target: str) -> None:
+        if exists(self.storage, target):
+            if self.storage.digest(target) == fast.digest(path):
+                return
+            self.storage.remove(target)
+        sent = self.storage.write(target, fast.read(path))
+        if self.storage.digest(target) != sent:
+            self.storage.remove(target)
+            raise StorageError(f"{target} did not arrive as it was sent; check the connection, or the storage.")
+
+    def _listing(self, folder: str) -> tuple[Entry, ...]:
+        with self._lock:
+            if folder in self._listings:
+                return self._listings[folder]
+            changes = self._changes
+            silent = time.monotonic() < self._silent_until
+        if silent and self._may_do_without():
+            return ()
+        try:
+            found = self.storage.list(folder)
+        except StorageError:
+            self._silent_until = time.monotonic() + SILENCE
+            if self._may_do_without():
+                return ()
+            raise
+        with self._lock:
+            if changes == self._changes:
+                self._listings[folder] = found
+        return found
+
+
+def files_below(storage: Storage, path: str) -> Iterator[str]:
+    """The path of the file at `path`, or of every file in the folder there, however deep."""
+    entries = storage.list(path)
+    for entry in entries:
+        inner = f"{path}/{entry.name}"
+        if entry.is_folder:
+            yield from files_below(storage, inner)
+        else:
+            yield inner
+    if not entries:
+        folder, _, name = path.rpartition("/")
+        if Entry(name, False) in storage.list(folder):
+            yield path

@@ -1,0 +1,199 @@
+"""A real S3 endpoint on loopback, in a process of its own, and a server in front of it that misbehaves by plan."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+KEY, SECRET = "loopback-key", "loopback-secret-9f8e7d"
+
+
+@contextmanager
+def object_store() -> Iterator[str]:
+    """The address of a server of its own, which holds nothing."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr is not None
+        try:
+            lines = iter(process.stderr.readline, "")
+            address = next(match[0] for line in lines if (match := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield address
+        finally:
+            process.kill()
+
+
+def options_for(address: str, **client: Any) -> dict[str, Any]:
+    """What s3fs needs to speak to a server, each of whose answers it awaits for a short time only."""
+    patience = {"connect_timeout": 2, "read_timeout": 2, **client}
+    return {"key": KEY, "secret": SECRET, "endpoint_url": address, "config_kwargs": patience}
+
+
+def new_bucket(address: str) -> str:
+    """A bucket that nobody else uses."""
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    host = address.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=30)
+    authorization = f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request"
+    connection.request("PUT", f"/{name}", headers={"Authorization": authorization})
+    assert connection.getresponse().status == 200
+    connection.close()
+    return name
+
+
+Misbehaviour = Callable[["FlakyHandler"], bool]
+"""Does what a broken server does; gives whether the request is dealt with thereby."""
+
+
+def drop(handler: FlakyHandler) -> bool:
+    """Close the connection without reading on."""
+    handler.close_connection = True
+    return True
+
+
+def drop_the_answer(handler: FlakyHandler) -> bool:
+    """Do what was asked, and close the connection instead of saying so."""
+    handler.forward()
+    return drop(handler)
+
+
+def fail(status: int) -> Misbehaviour:
+    """Answer with an error of the server's."""
+
+    def answer(handler: FlakyHandler) -> bool:
+        handler.read_body()
+        handler.send_response(status)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    return answer
+
+
+def delay(seconds: float) -> Misbehaviour:
+    """Answer late."""
+
+    def answer(_: FlakyHandler) -> bool:
+        time.sleep(seconds)
+        return False
+
+    return answer
+
+
+def cut_the_upload(handler: FlakyHandler) -> bool:
+    """Read half of what is sent, and close the connection."""
+    handler.rfile.read(int(handler.headers.get("Content-Length", 0)) // 2)
+    return drop(handler)
+
+
+def cut_the_download(handler: FlakyHandler) -> bool:
+    """Send half of the answer, and close the connection."""
+    handler.answer(*handler.forward(), share=0.5)
+    return drop(handler)
+
+
+class FlakyServer(ThreadingHTTPServer):
+    """Hands every request on to another server, unless `plan` has something else in mind for it.
+
+    plan: called with method and path; gives what is to go wrong, or None. requests: those that came.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, behind: str, plan: Callable[[str, str], Misbehaviour | None]) -> None:
+        super().__init__(("127.0.0.1", 0), FlakyHandler)
+        self.behind, self.plan = behind.removeprefix("http://"), plan
+        self.requests: list[str] = []
+        self.lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hung up is no news here."""
+
+
+class FlakyHandler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: FlakyServer
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True
+
+    def serve(self) -> None:
+        with self.server.lock:
+            self.server.requests.append(f"{self.command} {self.path}")
+            misbehaviour = self.server.plan(self.command, self.path)
+        if misbehaviour is None or not misbehaviour(self):
+            self.answer(*self.forward())
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve  # noqa: N815 - names of the standard library's
+
+    def read_body(self) -> bytes:
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            body = b""
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return body
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def forward(self) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(self.server.behind, timeout=30)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_A_CONNECTION}
+        connection.request(self.command, self.path, self.read_body(), headers)
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        return response.status, response.getheaders(), body
+
+    def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, share: float = 1.0) -> None:
+        self.send_response_only(status)
+        length = str(len(body))
+        for name, value in headers:
+            if name.lower() == "content-length" and self.command == "HEAD":
+                length = value
+            if name.lower() not in _OF_A_CONNECTION:
+                self.send_header(name, value)
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        self.wfile.write(body[: int(len(body) * share)])
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+_OF_A_CONNECTION = frozenset({"connection", "content-length", "transfer-encoding", "expect", "keep-alive"})
+
+
+@contextmanager
+def flaky(behind: str, plan: Callable[[str, str], Misbehaviour | None]) -> Iterator[FlakyServer]:
+    """A flaky server in front of another one."""
+    with FlakyServer(behind, plan) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
