@@ -17,10 +17,10 @@ from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
-from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.combinations import refused_combinations
 from hexloop.app.plugins import find_plugin, plugin_names
+from hexloop.app.storages import is_elsewhere, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
@@ -73,6 +73,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     loggers = choose_loggers(args, problems) if given_loggers is None else list(given_loggers)
     try:
         device = injected.get("device") or choose_device(args)
+        storage = injected.get("storage") or storage_for(args.output_dir or "trainer_output")
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
     precision = injected.get("precision") or choose_precision(args, device)
@@ -85,7 +86,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         precision=precision,
         parallelism=parallelism,
         collectives=injected.get("collectives") or SingleProcessCollectives(),
-        storage=injected.get("storage") or LocalStorage(args.output_dir or "trainer_output"),
+        storage=storage,
         hub=injected.get("hub") or NoHub(),
         loggers=loggers,
         clock=injected.get("clock") or SystemClock(),
@@ -147,7 +148,12 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]
     loggers: list[Logger] = []
     for name in names:
         plugin = find_plugin("loggers", name)
-        if name in LOGGERS:
+        if name in NEED_A_FOLDER and is_elsewhere(str(args.output_dir)):
+            problems.append(
+                f"You chose report_to={name!r} and an output_dir that is a URL, where nothing can be appended; pass "
+                "loggers=[...] to the Trainer, with a folder of this machine."
+            )
+        elif name in LOGGERS:
             loggers.append(LOGGERS[name](args))
         elif plugin is not None:
             loggers.append(plugin())
@@ -171,3 +177,6 @@ LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
     "console": lambda args: Console(sys.stdout),
 }
 """hexloop's own loggers by the names that `report_to` uses."""
+
+NEED_A_FOLDER = ("tensorboard", "json_lines")
+"""Those that append to a file in `output_dir`."""

@@ -13,7 +13,6 @@ import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.snapshots.torch import TorchSnapshots
-from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.callbacks import export_states, restore_states
@@ -22,6 +21,7 @@ from hexloop.app.training.compatibility import RunSetup
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.finished import finished_at
 from hexloop.app.training.journaling import note_of_saves
+from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.app.training.saving import companion_files
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -188,14 +188,14 @@ def _stateful(trainer: Trainer) -> list[Any]:
 
 
 def _resume_folder(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, folder: str) -> RunState | None:
-    """Resume from a folder of the run's own storage, or of anywhere else on this machine."""
-    own = trainer.adapters.storage.capabilities.local_folder
-    parent, name = os.path.split(os.path.abspath(folder))
-    if own is None and os.sep not in folder:
+    """Resume from a folder of the run's own storage, or of anywhere else, by its path or URL."""
+    own = trainer.adapters.storage.capabilities
+    if own.local_folder is None and os.sep not in folder:
         return store.resume(folder)
-    if own is not None and os.path.abspath(own) == parent:
+    parent, name = split_location(folder)
+    if parent == as_location(own.local_folder or own.location):
         return store.resume(name)
-    return make_store(trainer, run, LocalStorage(parent)).resume(name)
+    return make_store(trainer, run, storage_for(parent)).resume(name)
 
 
 def _warn_of_another_order(new: RunState, saved: RunState) -> None:
@@ -217,8 +217,13 @@ def _take_attributes(callbacks: list[Any], restored: list[Any]) -> None:
 
 def refuse_unwritable(trainer: Trainer) -> None:
     """Raise ConfigurationError where the run is to save to a folder that cannot be written to."""
-    folder = trainer.adapters.storage.capabilities.local_folder
-    if folder is None or str(trainer.args.save_strategy) == "no":
+    storage, place = trainer.adapters.storage, str(trainer.args.output_dir)
+    folder = storage.capabilities.local_folder
+    if str(trainer.args.save_strategy) == "no":
+        return
+    if is_elsewhere(place):
+        refuse_unreachable(place, storage)
+    if folder is None:
         return
     try:
         os.makedirs(folder, exist_ok=True)

@@ -1,0 +1,155 @@
+"""A Trainer whose output folder is a URL: a bucket of a real S3 endpoint on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3fs import S3FileSystem
+from safetensors.torch import load
+
+from hexloop.adapters.storage.fsspec import FsspecStorage
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.tiered import TieredStorage
+from hexloop.app.storages import storage_for
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.domain.events import CheckpointPublished
+from hexloop.ports.storage import Storage
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+from tests.engines.object_store import KEY, SECRET, fail, flaky, new_bucket, object_store
+
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2, "max_steps": 6}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with object_store() as address:
+        yield address
+
+
+@pytest.fixture
+def url(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A new bucket, which s3fs finds by what stands in the environment."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    S3FileSystem.clear_instance_cache()
+    return f"s3://{new_bucket(address)}/runs/first"
+
+
+def trainer_at(url: str, parts: dict[str, Any] | None = None, **given: Any) -> Any:
+    return small_trainer(url, parts=parts, **{**SAVING, **given})  # type: ignore[arg-type] # a URL is no Path
+
+
+def cut_after(trainer: Any, step: int) -> None:
+    """Train, and drop everything once the checkpoint of that step is published."""
+    with closing(trainer.stream()) as events:
+        for event in events:
+            if type(event) is CheckpointPublished and event.step == step:
+                break
+
+
+def names(storage: Storage, without: str = "finished.json") -> list[str]:
+    return [entry.name for entry in storage.list("") if entry.name != without]
+
+
+def test_a_run_is_saved_to_a_url_and_taken_up_from_it(url: str, tmp_path: Path) -> None:
+    """Cut after four steps and resumed by URL or by True, a run ends as the one that was not; rotation works."""
+    whole = small_trainer(tmp_path / "whole", **{**SAVING, "save_strategy": "no"})
+    whole.train()
+    cut_after(trainer_at(url), 4)
+    assert names(storage_for(url)) == ["checkpoint-2", "checkpoint-4"]
+    for source in (f"{url}/checkpoint-4/", True):
+        resumed = trainer_at(url)
+        resumed.train(resume_from_checkpoint=source)
+        assert same_weights(weights(resumed), weights(whole))
+        assert history(resumed)[:6] == history(whole)[:6]
+    assert names(storage_for(url)) == ["checkpoint-4", "checkpoint-6"]
+    assert verify(storage_for(url), "checkpoint-6").manifest.step == 6
+    assert [path.name for path in tmp_path.iterdir()] == [], "nothing of a run with a URL is written here"
+
+
+def test_a_run_elsewhere_goes_on_from_a_url(url: str, tmp_path: Path) -> None:
+    """A run that writes to a folder may start from a checkpoint in a bucket."""
+    cut_after(trainer_at(url), 2)
+    resumed = small_trainer(tmp_path / "here", **SAVING)
+    resumed.train(resume_from_checkpoint=f"{url}/checkpoint-2")
+    assert resumed.state.global_step == 6
+    assert sorted(path.name for path in (tmp_path / "here").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_a_checkpoint_that_is_not_there_is_told(url: str) -> None:
+    """The error names those that are good."""
+    trainer_at(url, max_steps=2).train()
+    with pytest.raises(CheckpointError, match="checkpoint-2"):
+        trainer_at(url).train(resume_from_checkpoint=f"{url}/checkpoint-3")
+
+
+def test_the_model_and_the_state_are_saved_to_a_url(url: str) -> None:
+    """`save_model` and `save_state` write to the output folder, or to another URL, over what is there."""
+    trainer = trainer_at(url, save_strategy="no", max_steps=1)
+    for _ in range(2):
+        trainer.train()
+        trainer.save_model()
+        trainer.save_state()
+    trainer.save_model(f"{url}/export")
+    storage = storage_for(url)
+    assert names(storage) == ["export", "model.safetensors", "trainer_state.json", "training_args.json"]
+    for path in ("model.safetensors", "export/model.safetensors"):
+        assert same_weights(load(b"".join(storage.read(path))), weights(trainer))
+
+
+def test_what_needs_a_folder_is_refused(url: str) -> None:
+    """Loggers that append to a file, and a bucket that is not there, are problems before the first step."""
+    with pytest.raises(ConfigurationError, match="report_to='json_lines' and an output_dir that is a URL"):
+        trainer_at(url, {"loggers": None}, report_to="json_lines")
+    with pytest.raises(ConfigurationError, match="cannot be written to"):
+        trainer_at("s3://no-such-bucket/run").train()
+
+
+def test_a_run_with_two_tiers_goes_on_while_the_slow_one_is_away(url: str, address: str, tmp_path: Path) -> None:
+    """What was saved while the bucket could not be reached is there after the next run; nothing is lost in between."""
+    down: list[bool] = []
+    with flaky(address, lambda *_: fail(503) if down else None) as server:
+        options = {"endpoint_url": server.address, "config_kwargs": {"retries": {"max_attempts": 0}}}
+        unreachable = FsspecStorage(url, options, pauses=())
+        tiers = TieredStorage(LocalStorage(tmp_path / "fast"), unreachable, pauses=(0.05,))
+
+        def train_while_down() -> None:
+            for _ in trainer_at(url, {"storage": tiers}, max_steps=4).stream():
+                down.append(True)
+            before = len(server.requests)
+            while len(server.requests) < before + 3:
+                time.sleep(0.01)
+            tiers.write("last", [b"word"])
+
+        with pytest.warns(UserWarning, match="tried again and again while the run goes on"):
+            train_while_down()
+        with pytest.raises(OSError, match=r"not sent yet are checkpoint-2, checkpoint-4, .*last"):
+            tiers.close(0.1)
+    assert names(storage_for(url)) == []
+    tiers = TieredStorage(LocalStorage(tmp_path / "fast"), storage_for(url))
+    resumed = trainer_at(url, {"storage": tiers})
+    resumed.train(resume_from_checkpoint=True)
+    tiers.close()
+    assert resumed.state.global_step == 6
+    assert names(storage_for(url)) == ["checkpoint-4", "checkpoint-6", "last"]
+    assert verify(storage_for(url), "checkpoint-4").manifest.step == 4
+
+
+def test_a_folder_needs_nothing_of_an_object_store() -> None:
+    """Nothing of an object store is loaded by whoever keeps checkpoints in a folder."""
+    code = "import sys, hexloop.app.storages as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
