@@ -35,7 +35,12 @@ def begin(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     if run.evaluate_first and state.step == 0:
         control.should_evaluate = True
     yield from settle(run)
-    if state.epoch_ended and not run.stopped:
+    if run.stopped:
+        return
+    if control.should_training_stop:  # a callback that had ended the run has done so again
+        if state.batches and not state.epoch_ended:
+            yield from end_epoch(run)
+    elif state.epoch_ended:
         if state.step >= run.plan.total_steps or (state.pass_complete and run.plan.is_last(state.epoch)):
             control.should_training_stop = True
         elif state.pass_complete:
@@ -91,6 +96,7 @@ def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
             yield from save(run)
         if asked.stop or not asked.pause:
             return
+        yield from _answering(run, run.checkpoints.finish())  # nobody comes to a boundary at which to collect it
         yield Paused(run.state.step)
         asked = run.agreement.reached()
 

@@ -254,3 +254,17 @@ def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
     storage.gate.set()
     events.close()
     assert request.wait(0) == f"checkpoint-{small.run.state.step}"
+
+
+def test_a_save_behind_a_paused_run_is_answered() -> None:
+    """A run that stands still waits for the save that was asked for, and tells of it before it says it is paused."""
+    small = make_small()
+    small.store.behind = True
+    events = train(small.run)
+    next(events)
+    small.run.requests.pause()
+    request = small.run.requests.request_save()
+    told = [next(events) for _ in range(3)]
+    assert [type(event) for event in told] == [Saved, CheckpointPublished, Paused]
+    assert request.wait(0) == "checkpoint-0"
+    events.close()
