@@ -83,8 +83,8 @@ def import_checkpoint(
 ) -> str:
     """Write what a checkpoint of the reference library (4 or 5) holds as `checkpoint-<step>` in the folder `to`.
 
-    Gives the new checkpoint's folder, from which a hexloop run goes on. Weights, optimizer, schedule, loss scale, random
-    streams and history come along; `training_args.bin` is not looked at, so the arguments are yours to give again.
+    Gives the new checkpoint's folder, from which a hexloop run goes on. Weights, optimizer, schedule, loss scale,
+    random streams and history come along; `training_args.bin` is not looked at: give the run's arguments again.
     gradient_accumulation_steps, processes, seed, data_seed: those of the run, which its checkpoint does not hold.
 
     Files are read as data only: one that asks for more is refused, and nothing of it has run. Raises CheckpointError

@@ -452,3 +452,49 @@ def test_checkpoints_of_another_run_are_not_deleted(library: Any, kept: set[str]
     make_trainer(library, tmp_path, Outcome(), max_steps=3, save_steps=3, **given).train()
     make_trainer(library, tmp_path, Outcome(), max_steps=10, save_steps=5, save_total_limit=1, **given).train()
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == kept
+
+
+def first_sample_after(library: Any, folder: Path, accepted: list[str]) -> float:
+    """Which of the samples 0, 1, ... comes first after a resume at sample 8, with batches twice as large as before."""
+    pixels = torch.arange(20.0).repeat_interleave(64).view(20, 1, 8, 8) / 20
+    data = Samples(pixels=pixels, labels=torch.zeros(20, dtype=torch.int64))
+    seen: list[float] = []
+    given: dict[str, Any] = {"train_sampling_strategy": "sequential", "save_strategy": "steps", "save_steps": 2}
+    if library is hexloop:
+        given["resume_despite"] = accepted
+    first = make_trainer(library, folder, Outcome(), max_steps=2, **given)
+    first.train_dataset = data
+    first.train()
+    trainer = make_trainer(library, folder, Outcome(), max_steps=3, per_device_train_batch_size=8, **given)
+    trainer.train_dataset = data
+    trainer.model.register_forward_pre_hook(
+        lambda _model, _arguments, keywords: seen.append(float(keywords["pixels"][0].max()) * 20), with_kwargs=True
+    )
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    return round(seen[0])
+
+
+def test_another_batch_size_is_refused_or_goes_on_at_the_same_sample(tmp_path: Path) -> None:
+    """The reference goes on at sample 16, as it counts two steps of eight; hexloop refuses, or goes on at sample 8."""
+    assert first_sample_after(transformers, tmp_path / "reference", []) == 16
+    with pytest.raises(CheckpointError, match=r"of 4 samples, and these are of 8.*resume_despite=\['batch_size'\]"):
+        first_sample_after(hexloop, tmp_path / "refused", [])
+    assert first_sample_after(hexloop, tmp_path / "accepted", ["batch_size"]) == 8
+
+
+def test_another_weight_decay_is_refused_or_in_force(tmp_path: Path) -> None:
+    """The reference goes on with the saved one; hexloop refuses, or goes on with the new one."""
+    kept: dict[str, float] = {}
+    for library in (hexloop, transformers):
+        given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}
+        folder = tmp_path / library.__name__
+        make_trainer(library, folder, Outcome(), max_steps=2, weight_decay=0.1, **given).train()
+        given |= {"max_steps": 3, "weight_decay": 0.3}
+        if library is hexloop:
+            with pytest.raises(CheckpointError, match=r"weight_decay of group 0 was 0\.1 and is 0\.3"):
+                make_trainer(library, folder, Outcome(), **given).train(str(folder / "checkpoint-2"))
+            given["resume_despite"] = ["optimizer"]
+        trainer = make_trainer(library, folder, Outcome(), **given)
+        trainer.train(str(folder / "checkpoint-2"))
+        kept[library.__name__] = trainer.optimizer.param_groups[0]["weight_decay"]
+    assert kept == {"hexloop": 0.3, "transformers": 0.1}
