@@ -69,6 +69,7 @@ class Remote:
                         continue
                     self.storage.remove(target)
                 self.storage.move(path, target)
+            self.storage.remove(source)  # folders without files, where there is such a thing
         finally:
             self.changed()
 

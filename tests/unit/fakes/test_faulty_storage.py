@@ -166,3 +166,39 @@ def test_a_plan_that_could_never_strike_is_refused(wrong: dict[str, object]) -> 
     """Numbers out of range and operations that no storage has raise ValueError."""
     with pytest.raises(ValueError, match="must be"):
         Fault(**{"at": 1, "effect": Effect.FAIL, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("operation", "act"),
+    [
+        ("write", lambda storage: storage.write("b", TEN)),
+        ("move", lambda storage: storage.move("a", "c")),
+        ("remove", lambda storage: storage.remove("a")),
+    ],
+)
+def test_what_is_lost_is_there_until_a_power_cut(operation: str, act: Callable[[Storage], object]) -> None:
+    """A write, a move and a removal that are lost are seen by everybody, and undone by the next crash."""
+    inner = MemoryStorage()
+    inner.write("a", TEN)
+    before = tree(inner)
+    act(FaultyStorage(inner, [Fault(1, Effect.LOSE, operation)], inner.losing))
+    assert tree(inner) != before
+    inner.crash()
+    assert tree(inner) == before
+
+
+def test_what_comes_after_a_loss_is_durable_as_far_as_it_can_be() -> None:
+    """A later write survives a crash; a file whose folder's rename was lost is there beside the old name."""
+    inner = MemoryStorage()
+    storage = FaultyStorage(inner, [Fault(1, Effect.LOSE, "move")], inner.losing)
+    storage.write("old/a", TEN)
+    storage.move("old", "new")
+    storage.write("new/b", TEN)
+    inner.crash()
+    assert sorted(tree(inner)) == ["new/b", "old/a"]
+
+
+def test_a_loss_needs_a_storage_that_can_lose() -> None:
+    """A plan with a loss is refused where nothing says how the other storage loses what it acknowledged."""
+    with pytest.raises(ValueError, match=r"losing=\.\.\., such as MemoryStorage\.losing"):
+        FaultyStorage(MemoryStorage(), [Fault(1, Effect.LOSE)])

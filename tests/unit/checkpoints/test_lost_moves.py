@@ -1,0 +1,93 @@
+"""A disk that acknowledges what only its cache holds, and loses it in a power cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.errors import CheckpointError
+from hexloop.domain.events import CheckpointPublished
+from hexloop.domain.state import RunState
+from hexloop.ports.storage import Publication
+from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
+from tests.unit.checkpoints.small_store import make_store, names, save_at, weights_at
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|passed over|still there)")
+
+SAVES = 4
+
+
+def life(fault: Fault | None, publication: Publication, limit: int) -> tuple[MemoryStorage, FaultyStorage, list[int]]:
+    """Save four times, and lose power; gives the disk, as it was seen by the process, and what that was told."""
+    disk = MemoryStorage(publication)
+    seen = FaultyStorage(disk, [fault] if fault else [], disk.losing)
+    store, state = make_store(seen, limit), RunState(run="mine")
+    told = [
+        event.step
+        for step in range(1, SAVES + 1)
+        for event in save_at(store, state, step)
+        if isinstance(event, CheckpointPublished)
+    ]
+    disk.crash()
+    return disk, seen, told
+
+
+def losses(publication: Publication, limit: int, operation: str) -> Iterator[tuple[MemoryStorage, list[int]]]:
+    """What is left where one operation of that name was lost, for each of them."""
+    _, seen, _ = life(None, publication, limit)
+    many = [name for name, _ in seen.operations].count(operation)
+    assert many >= 2
+    for at in range(1, many + 1):
+        disk, _, told = life(Fault(at, Effect.LOSE, operation), publication, limit)
+        yield disk, told
+
+
+def whole(disk: MemoryStorage) -> list[int]:
+    """The steps of the complete checkpoints, under whatever name."""
+    found = []
+    for name in names(disk):
+        with suppress(CheckpointError):
+            found.append(verify(disk, name).manifest.step)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("publication", list(Publication))
+def test_a_disk_that_keeps_its_promises_loses_nothing(publication: Publication, limit: int) -> None:
+    """Where what was acknowledged is durable, a power cut after the last save leaves the newest checkpoint whole."""
+    disk, _, told = life(None, publication, limit)
+    assert told[-1] == SAVES
+    assert whole(disk)[-1] == SAVES
+    assert b"".join(disk.read(f"checkpoint-{SAVES}/weights/all.bin")) == weights_at("mine", SAVES)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_lost_rename_leaves_the_checkpoint_whole_under_another_name(limit: int) -> None:
+    """Whichever rename is lost, the last that was told is whole: published, or still staged."""
+    for disk, told in losses(Publication.RENAME, limit, "move"):
+        assert whole(disk)[-1] == told[-1]
+
+
+def test_with_two_kept_a_lost_rename_costs_one_checkpoint_at_most() -> None:
+    """Under the name that readers look for, there is still the one before."""
+    for disk, told in losses(Publication.RENAME, 2, "move"):
+        published = [step for step in whole(disk) if MANIFEST in names(disk, f"checkpoint-{step}")]
+        assert published[-1] >= told[-1] - 1
+
+
+@pytest.mark.parametrize("publication", list(Publication))
+def test_with_two_kept_a_lost_write_costs_one_checkpoint_at_most(publication: Publication) -> None:
+    """Where any one file of a checkpoint is lost, the one before it is whole."""
+    for disk, told in losses(publication, 2, "write"):
+        assert whole(disk)[-1] >= told[-1] - 1
+
+
+@pytest.mark.parametrize("publication", list(Publication))
+def test_a_lost_removal_takes_nothing_from_the_newest(publication: Publication) -> None:
+    """What comes back is older than the newest, which is whole."""
+    for disk, told in losses(publication, 2, "remove"):
+        assert whole(disk)[-1] == told[-1]
