@@ -25,6 +25,7 @@ from hexloop.app.training.learning_rates import make_learning_rates
 from hexloop.app.training.live import seeded
 from hexloop.app.training.loaders import LoaderMaker, example_count
 from hexloop.app.training.losses import LossChoice, choose_loss
+from hexloop.app.training.outcome import Outcome
 from hexloop.app.training.placement import place_model
 from hexloop.app.training.refusals import Refusals
 from hexloop.app.training.session import Session, open_session
@@ -49,8 +50,9 @@ class Trainer:
     """Trains, evaluates and predicts with the reference library's constructor, methods and hooks.
 
     Every method may be overridden; what a subclass leaves alone costs nothing. Adapters may be injected by keyword
-    (device, precision, parallelism, collectives, storage, hub, loggers, clock, interrupts); the arguments choose the
-    others. Whoever passes `loggers` decides alone what is shown: no progress bar and no printing callback is added.
+    (device, precision, parallelism, collectives, storage, hub, loggers, clock, interrupts, journal); the arguments
+    choose the others. Whoever passes `loggers` decides alone what is shown: no progress bar and no printing callback is
+    added.
 
     Raises ConfigurationError with every problem that can be known without data.
     """
@@ -119,6 +121,9 @@ class Trainer:
     watchers: Watchers | None = None
     """The loggers of the run that is live."""
 
+    outcome: Outcome | None = None
+    """How the last run ended; None while one is live, and after one that an error ended."""
+
     # Training
 
     def train(
@@ -129,7 +134,9 @@ class Trainer:
     ) -> TrainOutput:
         """Train to the end, waiting while the run is paused.
 
-        resume_from_checkpoint: a checkpoint's folder, or True for the newest good one in the output folder.
+        resume_from_checkpoint: a checkpoint's folder, True for the newest good one in the output folder, or "auto" for
+        that one if there is any: the run then starts or goes on, whichever fits, and one that is finished is not
+        trained again.
         Raises RunStateError while another run of this Trainer is live.
         """
         ended: TrainEnded | None = None
@@ -185,9 +192,9 @@ class Trainer:
 
     # Asking a live run, from any thread
 
-    def request_stop(self, reason: str = "") -> None:
-        """End the run at the next step boundary, or within a running evaluation."""
-        self.requests.request_stop(reason)
+    def request_stop(self, reason: str = "", save: bool = False) -> None:
+        """End the run at the next step boundary, or within a running evaluation; with `save`, save there first."""
+        self.requests.request_stop(reason, save)
 
     def request_save(self) -> SaveRequest:
         """Save at the next step boundary; the handle's `wait()` gives the checkpoint's name once it is durable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
@@ -13,6 +14,11 @@ from hexloop.adapters.clock.system import SystemClock
 from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.adapters.hub.none import NoHub
 from hexloop.adapters.interrupts.none import NoInterrupts
+from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts
+from hexloop.adapters.interrupts.several import SeveralInterrupts
+from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.adapters.journal.json_lines import JsonLinesJournal
+from hexloop.adapters.journal.none import NoJournal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.parallelism.single import SingleProcess
@@ -22,15 +28,20 @@ from hexloop.app.combinations import refused_combinations
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.app.storages import is_elsewhere, storage_for
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.journal import SteadyJournal
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
 from hexloop.ports.hub import Hub
 from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.journal import Journal
 from hexloop.ports.logger import Logger
 from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
+
+JOURNAL = "journal.jsonl"
+"""The file of a run's journal, beside its checkpoints."""
 
 
 class Injected(TypedDict, total=False):
@@ -45,6 +56,7 @@ class Injected(TypedDict, total=False):
     loggers: Sequence[Logger] | None
     clock: Clock | None
     interrupts: Interrupts | None
+    journal: Journal | None
 
 
 @define
@@ -60,6 +72,7 @@ class Adapters:
     loggers: Sequence[Logger]
     clock: Clock
     interrupts: Interrupts
+    journal: Journal
 
 
 def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
@@ -79,6 +92,9 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     precision = injected.get("precision") or choose_precision(args, device)
     parallelism = injected.get("parallelism") or SingleProcess()
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
+    clock = injected.get("clock") or SystemClock()
+    interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems)
+    journal = injected.get("journal") or choose_journal(args, storage, problems)
     if problems:
         raise ConfigurationError(problems)
     return Adapters(
@@ -89,8 +105,9 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         storage=storage,
         hub=injected.get("hub") or NoHub(),
         loggers=loggers,
-        clock=injected.get("clock") or SystemClock(),
-        interrupts=injected.get("interrupts") or NoInterrupts(),
+        clock=clock,
+        interrupts=interrupts,
+        journal=SteadyJournal(journal, clock),
     )
 
 
@@ -138,6 +155,50 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
     if args.fp16:
         return Fp16Precision(device_type)
     return PlainPrecision(precision_name(args))
+
+
+def choose_interrupts(
+    args: TrainingArguments, clock: Clock, problems: list[str], unasked: Sequence[str] = ()
+) -> Interrupts:
+    """What the arguments let stop a run; the signals `unasked` where they say nothing of signals.
+
+    Adds to `problems` where this system has no such signal.
+    """
+    names = list(unasked if args.interrupts is None else args.interrupts)
+    if args.enable_jit_checkpoint and "SIGTERM" not in names:
+        names.append("SIGTERM")
+    known = [name for name in names if hasattr(signal, name)]
+    if known != names:
+        problems.append(
+            f"You chose interrupts={names}, but this system has {known} only; choose among these, or use stop_file."
+        )
+    sources: list[Interrupts] = []
+    if known:
+        sources.append(SignalInterrupts([signal.Signals[name] for name in known]))
+    if args.stop_file is not None:
+        sources.append(PolledInterrupts(FileTouched(args.stop_file)))
+    if args.stop_after is not None:
+        sources.append(PolledInterrupts(Deadline(args.stop_after, args.stop_margin, clock)))
+    if len(sources) > 1:
+        return SeveralInterrupts(sources)
+    return sources[0] if sources else NoInterrupts()
+
+
+def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str]) -> Journal:
+    """Where the arguments let a run be noted: beside its checkpoints, where these are in a folder of this machine.
+
+    Adds to `problems` where steps are to be noted and there is no such folder.
+    """
+    folder = storage.capabilities.local_folder
+    if folder is None and args.journal == "steps":
+        problems.append(
+            f"You chose journal='steps', but the run's files go to {storage.capabilities.location}, where nothing can "
+            "be appended; choose 'events', or pass journal=JsonLinesJournal(...) to the Trainer."
+        )
+    writes = args.journal == "steps" or (args.journal == "events" and args.save_strategy != "no")
+    if not writes or folder is None or args.process_index != 0:
+        return NoJournal()
+    return JsonLinesJournal(os.path.join(folder, JOURNAL))
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:

@@ -1,7 +1,8 @@
 """Has somebody asked this process to stop?
 
-Whoever asks from outside (a scheduler that wants its machine back, a Ctrl-C) asks for one thing: finish the step in hand,
-save, and end. The port listens instead of being polled, so that a run that nobody interrupts pays nothing at each step.
+Whoever asks from outside (a scheduler that wants its machine back, a Ctrl-C) asks for one thing: finish the step in
+hand, save, and end. The port listens instead of being polled, so that a run that nobody interrupts pays nothing at each
+step.
 """
 
 from __future__ import annotations

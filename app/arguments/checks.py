@@ -22,6 +22,12 @@ def at_least(lowest: int) -> Check:
     return check
 
 
+def above_zero(value: float) -> None:
+    """A number greater than 0."""
+    if value <= 0:
+        raise RefusalError("it must be greater than 0", "give a positive number")
+
+
 def below_one(value: float) -> None:
     """A number in [0, 1)."""
     if not 0 <= value < 1:

@@ -18,7 +18,6 @@ NOT_YET = frozenset(
         "ddp_timeout",
         "debug",
         "deepspeed",
-        "enable_jit_checkpoint",
         "fsdp",
         "fsdp_config",
         "generation_config",

@@ -45,8 +45,8 @@ class Saving(Arguments):
     )
     resume_from_checkpoint: str | None = argument(
         default=None,
-        help="checkpoint that a script should go on from; the script hands it to Trainer.train, which goes by what it "
-        "is handed",
+        help="checkpoint that a script should go on from, or auto for the newest if there is one; the script hands it "
+        "to Trainer.train, which goes by what it is handed",
     )
     ignore_data_skip: bool = argument(
         default=False,
@@ -54,6 +54,9 @@ class Saving(Arguments):
     )
     restore_callback_states_from_checkpoint: bool = argument(
         default=False, help="on resuming, put callbacks back into the state that the checkpoint holds of them"
+    )
+    enable_jit_checkpoint: bool = argument(
+        default=False, help="at SIGTERM, finish the step, save and stop; the same as SIGTERM among the interrupts"
     )
 
     def _settle(self) -> None:

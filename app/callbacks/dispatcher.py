@@ -49,6 +49,7 @@ class EventDispatcher:
         self.state = state
         self.control = control
         self._reactions: dict[type[AnyEvent], Callable[[Any], None]] = {}
+        self._observers: tuple[Mapping[type[AnyEvent], Callable[[Any], None]], ...] = ()
         self.refresh()
         handler.inform(self)
 
@@ -63,11 +64,18 @@ class EventDispatcher:
         if listeners := self.handler.overriding(event):
             self.handler.call(listeners, self.args, self.state, self.control, **extras)
 
+    def observe(self, *observers: Mapping[type[AnyEvent], Callable[[Any], None]]) -> None:
+        """From now on call these, and no earlier ones, before the callbacks at events of their type."""
+        self._observers = observers
+        self.refresh()
+
     def refresh(self) -> None:
         """Look anew at who listens; the handler asks for it when its callbacks change."""
         heard = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
         self._reactions = {kind: self._telling(listeners) for kind, listeners in heard.items() if listeners}
         self._reactions |= {TrainBegan: self._train_began, Evaluated: self._evaluated}
+        for kind, observer in (item for observers in self._observers for item in observers.items()):
+            self._reactions[kind] = _both(observer, self._reactions.get(kind))
 
     def _telling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
         return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
@@ -81,3 +89,14 @@ class EventDispatcher:
         """An evaluation is done, so that none is due any more when the callbacks look."""
         self.control.should_evaluate = False
         self.call("on_evaluate", metrics=event.metrics)
+
+
+def _both(first: Callable[[Any], None], then: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    if then is None:
+        return first
+
+    def react(event: Any) -> None:
+        first(event)
+        then(event)
+
+    return react

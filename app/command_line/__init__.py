@@ -1,4 +1,4 @@
-"""The command line: `hexloop train`, `evaluate`, `predict` and `doctor`.
+"""The command line: `hexloop train`, `evaluate`, `predict`, `checkpoints`, `runs` and `doctor`.
 
 Whatever a command needs is imported when it runs, so that `--help` and `--version` answer at once.
 """
@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "hexloop.app.command_line.evaluating",
     "predict": "hexloop.app.command_line.predicting",
     "checkpoints": "hexloop.app.command_line.checkpoints",
+    "runs": "hexloop.app.command_line.runs",
     "doctor": "hexloop.app.command_line.doctor",
 }
 """The module of each command, whose `run` takes the options and gives the exit code."""
@@ -33,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with plain_warnings():
         try:
             return int(import_module(COMMANDS[options.command]).run(options))
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, SystemExit) as interrupt:  # the latter by the second coming of any other signal
             print("\nhexloop: interrupted.", *getattr(interrupt, "__notes__", ()), sep="\n", file=sys.stderr)
-            return ExitCode.INTERRUPTED
+            code = getattr(interrupt, "code", None)
+            return code if isinstance(code, int) else ExitCode.INTERRUPTED
         except Exception as error:
             return report(error, show_traceback=options.traceback)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hexloop.app.command_line.driving import Progress
-from hexloop.app.command_line.resuming import resume_command, source_of_resume
+from hexloop.app.command_line.resuming import AUTO, resume_command, source_of_resume
+from hexloop.app.training.finished import FINISHED
+from hexloop.app.wiring import JOURNAL
+from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
+from hexloop.domain.errors import CheckpointError, StorageError
+
+FOR_PROGRAMS = (JOURNAL, FINISHED)
+"""Files in the output folder that there is nothing to look at in."""
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -21,7 +29,7 @@ def summary(trainer: Trainer, progress: Progress) -> str:
     state = trainer.state
     how = "Done"
     if progress.stopped:
-        how = f"Stopped by {progress.reasons[0]}" if progress.reasons else "Stopped on request"
+        how = f"Stopped by {progress.reason}" if progress.reason else "Stopped on request"
     elif progress.step < state.max_steps:
         how = "Done early,"
     text = f"{how} after {progress.step:,} of {state.max_steps:,} steps"
@@ -37,8 +45,10 @@ def where_to_go_on(trainer: Trainer, options: Namespace, progress: Progress, loo
     """One line: where the checkpoints are, the exact command that goes on from the last one, and what to look at."""
     args = trainer.args
     finished = progress.ended is not None and progress.step >= trainer.state.max_steps
-    if progress.published is not None:
-        command = resume_command(options.words, args, progress.published[0], finished)
+    if source_of_resume(options, args) == AUTO and not finished:
+        command = shlex.join(["hexloop", *options.words])
+    elif (step := _last_saved(trainer, progress)) is not None:
+        command = resume_command(options.words, args, step, finished)
     elif source_of_resume(options, args):
         command = shlex.join(["hexloop", *options.words])
     else:
@@ -51,12 +61,25 @@ def where_to_go_on(trainer: Trainer, options: Namespace, progress: Progress, loo
     return "; ".join(parts)
 
 
+def _last_saved(trainer: Trainer, progress: Progress) -> int | None:
+    """The step of the run's last checkpoint, of which a run that ended in an error may not have told any more."""
+    if progress.ended is not None:
+        return progress.published[0] if progress.published is not None else None
+    storage = trainer.adapters.storage
+    found = (read_manifest(storage, name) for name in map(checkpoint_name, checkpoint_steps(storage)))
+    try:
+        return next((manifest.step for manifest in found if manifest.run == progress.run), None)
+    except (CheckpointError, StorageError):
+        return progress.published[0] if progress.published is not None else None
+
+
 def results(folder: str, since: float) -> list[str]:
     """What a person can look at of what a run wrote to its folder after the time `since`, in seconds of the epoch."""
     found = [
         str(path)
         for path in sorted(Path(folder).glob("*"))
-        if path.is_file() and not path.name.startswith(".") and path.stat().st_mtime >= since - 1
+        if path.is_file() and path.name not in FOR_PROGRAMS and not path.name.startswith(".")
+        if path.stat().st_mtime >= since - 1
     ]
     events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]
     return found + [f"`tensorboard --logdir {shlex.quote(os.path.join(folder))}`"] * bool(events)

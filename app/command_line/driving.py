@@ -1,39 +1,43 @@
-"""Driving a run event by event, so that a signal is heeded between two of them and every end can be told of."""
+"""Driving a run event by event, so that every end of it can be told of."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define, frozen
 
-from hexloop.adapters.interrupts.signals import SignalInterrupts
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Paused, TrainBegan, TrainEnded
-from hexloop.domain.requests import SaveRequest
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Paused, TrainEnded
+from hexloop.ports.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
 
-PAUSE = 0.2
-"""Seconds after which a run that stands still looks whether a signal came."""
+SIGNALS = ("SIGINT", "SIGTERM")
+"""What stops a run where its arguments do not say."""
 
 
 @define
 class Progress:
-    """How far a run has come. `published` is the last checkpoint that it wrote, with the step at which it did."""
+    """How far the run `run` has come. `published` is the last checkpoint that it told of, with its step."""
 
     began: bool = False
     step: int = 0
+    run: str = ""
     published: tuple[int, str] | None = None
     ended: TrainEnded | None = None
-    reasons: list[str] = field(factory=list)
 
     @property
     def stopped(self) -> bool:
         """Whether the run was asked to end before its last step, and did."""
         return self.ended is not None and self.ended.stopped
+
+    @property
+    def reason(self) -> str:
+        """Why the run was stopped, where anybody said so."""
+        return next(filter(None, self.ended.reasons), "") if self.ended is not None else ""
 
     @property
     def saved_last_step(self) -> bool:
@@ -43,43 +47,48 @@ class Progress:
     def note(self, event: AnyEvent) -> None:
         """The run came to `event`."""
         self.began = True
-        self.step = event.step
         if isinstance(event, CheckpointPublished):
             self.published = event.step, event.name
-        elif isinstance(event, TrainEnded):
+            return
+        self.step = event.step
+        if isinstance(event, TrainEnded):
             self.ended = event
 
 
+@frozen
+class Announced:
+    """Interrupts of which people are told at once that they were heard."""
+
+    source: Interrupts
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """Listen to the source."""
+
+        def announce_and_ask(reason: str) -> None:
+            again = " a second one stops at once." if reason.startswith("signal") else ""
+            # Not print: a signal may have come in the middle of one.
+            os.write(2, f"\nhexloop: {reason}: saving and stopping;{again}".rstrip(";").encode() + b"\n")
+            ask(reason)
+
+        self.source.start(announce_and_ask)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self.source.stop()
+
+
 def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> None:
-    """Train to the end; SIGINT or SIGTERM, once the run has begun, asks it to save and to stop. The second interrupts.
+    """Train to the end; what the arguments name as interrupts, else SIGINT and SIGTERM, lets it save and stop."""
+    from hexloop.app.wiring import choose_interrupts
 
-    The signal handler itself only notes that it was called: what it asks for takes locks that the code which it
-    interrupts may hold.
-    """
-    signals = SignalInterrupts()
-    save: SaveRequest | None = None
-    with closing(trainer.stream(resume)) as events, ExitStack() as listening:
+    adapters = trainer.adapters
+    if trainer.args.interrupts is None:
+        adapters.interrupts = choose_interrupts(trainer.args, adapters.clock, [], unasked=SIGNALS)
+    adapters.interrupts = Announced(adapters.interrupts)
+    with closing(trainer.stream(resume)) as events:
         for event in events:
+            if not progress.began and trainer.session is not None:
+                progress.run = trainer.session.run.state.run
             progress.note(event)
-            if isinstance(event, TrainBegan):
-                signals.start(_hear(progress.reasons))
-                listening.callback(signals.stop)
-            elif isinstance(event, Paused):
-                trainer.requests.wait_while_paused(PAUSE)
-            if progress.reasons and save is None:
-                save = trainer.request_save()
-                trainer.request_stop(progress.reasons[0])
-
-
-def _hear(reasons: list[str]) -> Callable[[str], None]:
-    """What a signal calls: it notes the reason, and says at once that the signal was heard."""
-    process = os.getpid()
-
-    def heard(reason: str) -> None:
-        # A loader's worker inherits the handler, and gets a Ctrl-C as well: it goes on, as the run still needs it.
-        if os.getpid() == process:
-            reasons.append(reason)
-            # Not print: the signal may have come in the middle of one.
-            os.write(2, f"\nhexloop: {reason}: saving and stopping; a second one stops at once.\n".encode())
-
-    return heard
+            if isinstance(event, Paused):
+                trainer.requests.wait_while_paused()

@@ -10,6 +10,7 @@ and its metrics by import path, so that any project's own code can be trained.
   hexloop train recipe.yaml --resume              go on after a stop or a crash
   hexloop evaluate recipe.yaml                    measure the checkpoint
   hexloop predict recipe.yaml --output out.npz    write its predictions
+  hexloop runs diff runs/a runs/b                 see at which step two runs part
   hexloop doctor                                  see what this machine can do"""
 
 EXIT_CODES = """\
@@ -17,8 +18,9 @@ exit codes:
   0    done
   1    the run failed; what was saved before is intact
   2    the recipe, an argument or an option is wrong: nothing was trained
-  3    stopped before the end by Ctrl-C or SIGTERM, and saved: --resume goes on
+  3    stopped before the end (Ctrl-C, SIGTERM, a deadline), and saved: --resume goes on
   130  interrupted at once: by a second Ctrl-C, or before there was a run to save
+  143  the same by a second SIGTERM; 128 + n by the second coming of signal n
 """
 
 TRAIN = """\
@@ -45,7 +47,8 @@ the object itself. The recipe's folder is searched for modules. Everything that 
 be told to be wrong without running your code is told at once, with its line.
 
 Any argument below may be given after the recipe, and counts instead of the recipe's.
-Ctrl-C or SIGTERM saves a checkpoint and stops; a second one stops at once."""
+Ctrl-C or SIGTERM saves a checkpoint and stops; a second one stops at once. With
+--resume auto the same line starts a run, goes on with it, or finds it finished."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -53,6 +56,7 @@ examples:
   hexloop train recipe.yaml --learning_rate 1e-4 --max_steps 200 --output_dir runs/short
   hexloop train recipe.yaml --bf16 --report_to json_lines tensorboard
   hexloop train recipe.yaml --resume
+  hexloop train recipe.yaml --resume auto
   hexloop train recipe.yaml --resume runs/first/checkpoint-500
 
 """

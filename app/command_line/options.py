@@ -18,6 +18,7 @@ from hexloop.app.command_line.help_texts import (
     TRAIN,
     TRAIN_EXAMPLES,
 )
+from hexloop.app.command_line.runs.parser import add_runs
 
 ARGUMENT_NAMES = frozenset(TrainingArguments.__dataclass_fields__)
 
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_predict(commands)
     add_checkpoints(commands, _add_common, PlainHelp)
+    add_runs(commands, _add_common, PlainHelp)
     _add_doctor(commands)
     return parser
 
@@ -81,7 +83,8 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         const=True,
         metavar="CHECKPOINT",
-        help="go on from this checkpoint's folder; without a folder, from the newest good checkpoint in output_dir",
+        help="go on from this checkpoint's folder; without a folder, from the newest good checkpoint in output_dir; "
+        "auto: from that one if there is any, unless the run is finished",
     )
     add_arguments(parser, TrainingArguments)
 

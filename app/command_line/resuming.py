@@ -7,11 +7,16 @@ import shlex
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 
-from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.storages import is_elsewhere, joined, storage_for
+from hexloop.domain.checkpoints.choosing import runs_in
+from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 
 RESUME = ("resume", "resume_from_checkpoint")
+
+AUTO = "auto"
+"""Says to go on where there is something to go on from, and to start where there is not."""
 
 
 def source_of_resume(options: Namespace, arguments: TrainingArguments) -> str | bool | None:
@@ -23,24 +28,24 @@ def source_of_resume(options: Namespace, arguments: TrainingArguments) -> str | 
 def nothing_to_resume(source: str | bool | None, arguments: TrainingArguments) -> Iterator[str]:
     """A problem where there is no checkpoint to go on from."""
     folder = str(arguments.output_dir)
-    if source is True and not checkpoint_steps(LocalStorage(folder)):
+    if source is True and not checkpoint_steps(storage_for(folder)):
         yield (
             f"--resume: You chose to go on from the newest checkpoint, but there is none in {folder}; leave --resume "
             "out to train from the start, or set output_dir."
         )
-    elif isinstance(source, str) and not os.path.isdir(source):
+    elif isinstance(source, str) and source != AUTO and not is_elsewhere(source) and not os.path.isdir(source):
         yield f"--resume: You chose to go on from {source!r}, but there is no such folder; name a checkpoint's folder."
 
 
 def resume_command(words: Sequence[str], arguments: TrainingArguments, step: int, finished: bool) -> str:
     """The command line `words`, made to go on from the checkpoint of `step`, the last of its run.
 
-    The checkpoint is named where another run's in the same folder would be taken for the newest. A run that has
-    `finished` gets twice its length, as there is nothing left to do of the one that it had.
+    The checkpoint is named where another run has some in the same folder. A run that has `finished` gets twice its
+    length, as there is nothing left to do of the one that it had.
     """
     folder = str(arguments.output_dir)
-    newest = max(checkpoint_steps(LocalStorage(folder)), default=step)
-    source = ["--resume", *([] if newest == step else [os.path.join(folder, f"checkpoint-{step}")])]
+    alone = len(runs_in(storage_for(folder))) <= 1
+    source = ["--resume", *([] if alone else [joined(folder, checkpoint_name(step))])]
     if not finished:
         return shlex.join(["hexloop", *_without(words, RESUME), *source])
     longer, value = _twice_the_length(arguments)

@@ -13,7 +13,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line.closing import results, summary, where_to_go_on
 from hexloop.app.command_line.driving import Progress, drive
 from hexloop.app.command_line.exit_codes import ExitCode
-from hexloop.app.command_line.resuming import nothing_to_resume, source_of_resume
+from hexloop.app.command_line.resuming import AUTO, nothing_to_resume, source_of_resume
 from hexloop.app.recipe import read_recipe
 
 if TYPE_CHECKING:
@@ -30,11 +30,18 @@ def run(options: Namespace) -> ExitCode:
         yield from nothing_to_resume(source_of_resume(options, arguments), arguments)
 
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
+    source = source_of_resume(options, recipe.arguments)
+    if source == AUTO and (step := _finished_at(recipe.arguments)) is not None:
+        print(
+            f"{options.recipe}: this run is finished, after {step:,} steps; its checkpoints are in "
+            f"{recipe.arguments.output_dir}. Give it more steps to go on, or another output_dir to start anew."
+        )
+        return ExitCode.DONE
     trainer = recipe.make_trainer(("train_dataset", "eval_dataset"))
     print(_opening(trainer, options.recipe), flush=True)
     progress, began = Progress(), time.time()
     try:
-        drive(trainer, source_of_resume(options, recipe.arguments), progress)
+        drive(trainer, source, progress)
     except BaseException as error:
         if progress.began:
             where = where_to_go_on(trainer, options, progress)
@@ -45,6 +52,14 @@ def run(options: Namespace) -> ExitCode:
     if not progress.stopped:
         return ExitCode.DONE
     return ExitCode.STOPPED if progress.saved_last_step else ExitCode.FAILED
+
+
+def _finished_at(arguments: TrainingArguments) -> int | None:
+    """The step at which the run in the output folder came to its end; None where it has not."""
+    from hexloop.app.storages import storage_for
+    from hexloop.app.training.finished import finished_at
+
+    return finished_at(storage_for(str(arguments.output_dir)), arguments)
 
 
 def _nothing_to_evaluate(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:

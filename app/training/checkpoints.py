@@ -17,11 +17,11 @@ from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.callbacks import export_states, restore_states
 from hexloop.app.foreign.names import refuse_foreign
-from hexloop.app.training.compatibility import RunSetup
-from hexloop.app.training.hooks import is_overridden
-from hexloop.app.training.finished import finished_at
-from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
+from hexloop.app.training.compatibility import RunSetup
+from hexloop.app.training.finished import finished_at
+from hexloop.app.training.hooks import is_overridden
+from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -152,8 +152,8 @@ def _environment(trainer: Trainer) -> dict[str, str]:
 def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
     """Put a new run where a checkpoint left off: a folder by its path, or with True the newest good one of the run's.
 
-    "auto" is True where there is any, and leaves the run at its start where there is none; a run that is finished has no
-    step left then. Raises CheckpointError where there is none, or where it does not fit.
+    "auto" is True where there is any, and leaves the run at its start where there is none; a run that is finished has
+    no step left then. Raises CheckpointError where there is none, or where it does not fit.
     """
     if resume_from is None or resume_from is False:
         return

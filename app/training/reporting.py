@@ -39,7 +39,11 @@ def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...
     watchers = Watchers(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
     name = args.run_name or str(args.output_dir)
     configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
-    adapters.interrupts.start(trainer.request_stop)  # may refuse, and then nobody was told of the run yet
+
+    def save_and_stop(reason: str) -> None:
+        trainer.requests.request_stop(reason, save=True)
+
+    adapters.interrupts.start(save_and_stop)  # may refuse, and then nobody was told of the run yet
     watchers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
     trainer.watchers = watchers
 

@@ -119,6 +119,7 @@ def test_dictionaries_are_the_reference_s() -> None:
     ours = TrainingArguments("out", **given)
     theirs: Any = ReferenceArguments("out", **given)
     own = {"loss_weighting", "keyed_data_randomness", "save_async", "save_when_busy", "resume_despite"}
+    own |= {"journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
     assert set(Own.__dataclass_fields__) == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),

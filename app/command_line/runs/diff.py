@@ -1,0 +1,124 @@
+"""`hexloop runs diff`: at which step two runs part, and what parted first."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hexloop.adapters.journal.json_lines import read
+from hexloop.app.command_line.exit_codes import ExitCode
+from hexloop.app.wiring import JOURNAL
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.journal import Comparison, Parting, Sort, Timeline, compare, timelines
+from hexloop.ports.journal import Fact
+
+WIDTH = 60
+
+NAMES = {
+    Sort.DATA: "data",
+    Sort.RANDOMNESS: "randomness",
+    Sort.LEARNING_RATE: "learning rate",
+    Sort.LOSS: "loss",
+    Sort.GRADIENTS: "gradients",
+    Sort.WEIGHTS: "weights",
+    Sort.METRICS: "metrics",
+}
+
+
+def run(options: Namespace) -> ExitCode:
+    """Print where the two runs part; 1 where they do, 0 where they do not."""
+    problems: list[str] = []
+    one, other = (_timeline(given, problems) for given in (options.one, options.other))
+    if one is None or other is None:
+        raise ConfigurationError(problems)
+    comparison = compare(one, other)
+    if options.json:
+        print(json.dumps(_document(comparison, one, other), indent=2))
+    else:
+        print("\n".join(_lines(comparison, one, other, (options.one, options.other))))
+    return ExitCode.FAILED if comparison.partings else ExitCode.DONE
+
+
+def _timeline(given: str, problems: list[str]) -> Timeline | None:
+    """The run that `given` names; adds to `problems` where there is none."""
+    place, at, name = (given, "", "") if os.path.exists(given) else given.rpartition("@")
+    path = os.path.join(place, JOURNAL) if os.path.isdir(place) else place
+    try:
+        runs = timelines(read(path))
+    except OSError as error:
+        problems.append(
+            f"You chose the run {given}, but its journal cannot be read ({error}); name the output folder of a run "
+            "that was trained with journal='events' or 'steps'."
+        )
+        return None
+    found = [run for run in runs if run.startswith(name)]
+    if not found or (at and len(found) > 1):
+        there = ", ".join(runs) or "none"
+        problems.append(f"You chose the run {given}, but the runs in {path} are {there}; name one of them.")
+        return None
+    return runs[found[-1]]
+
+
+def _lines(comparison: Comparison, one: Timeline, other: Timeline, given: tuple[str, str]) -> Iterator[str]:
+    first, last = comparison.first, comparison.last
+    if not comparison.compared:
+        yield f"Nothing of which {given[0]} and {given[1]} both tell can be compared; log or save at the same steps."
+    elif first is None:
+        yield f"{given[0]} and {given[1]} are equal at every step that was compared, up to step {last:,}."
+    else:
+        yield f"{given[0]} and {given[1]} part at step {first.step:,}: first in the {NAMES[first.sort]}."
+    for parting in comparison.partings:
+        yield f"  {NAMES[parting.sort]:<14}{_told(parting)}"
+    parted = {parting.sort for parting in comparison.partings}
+    for sort, count in comparison.compared.items():
+        if sort not in parted:
+            yield f"  {NAMES[sort]:<14}equal at {'the one step' if count == 1 else f'all {count:,} steps'} compared"
+    if one.last_step != other.last_step:
+        yield f"  {given[0]} came to step {one.last_step:,}, {given[1]} to step {other.last_step:,}"
+    if comparison.settings:
+        yield "They were set up differently:"
+        for name, values in comparison.settings.items():
+            yield f"  {name}: {_shown(values[0])} and {_shown(values[1])}"
+
+
+def _told(parting: Parting) -> str:
+    until = "" if parting.equal_until is None else f"; equal until step {parting.equal_until:,}"
+    values = _values(parting.one, parting.other)
+    return f"differs at step {parting.step:,} ({parting.name}){values}{until}"
+
+
+def _values(one: Fact, other: Fact) -> str:
+    """The two values where they tell anything: of two fingerprints it is enough that they differ."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        different = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+        return f" in {', '.join(different)}"
+    if isinstance(one, str) and isinstance(other, str) and len(one) == len(other) == 16:
+        return ""
+    return f": {_shown(one)} and {_shown(other)}"
+
+
+def _shown(value: Fact) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
+
+
+def _document(comparison: Comparison, one: Timeline, other: Timeline) -> dict[str, Any]:
+    return {
+        "runs": [one.run, other.run],
+        "last_steps": [one.last_step, other.last_step],
+        "compared": {NAMES[sort]: count for sort, count in comparison.compared.items()},
+        "partings": [
+            {
+                "what": NAMES[parting.sort],
+                "step": parting.step,
+                "name": parting.name,
+                "values": [parting.one, parting.other],
+                "equal_until": parting.equal_until,
+            }
+            for parting in comparison.partings
+        ],
+        "settings": {name: list(values) for name, values in comparison.settings.items()},
+    }

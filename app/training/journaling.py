@@ -1,0 +1,181 @@
+"""What a Trainer's run notes in its journal."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+
+from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerprint
+from hexloop.domain.checkpoints.reading import read_manifest
+from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
+from hexloop.domain.run import Run
+from hexloop.ports.device import Device
+from hexloop.ports.journal import Fact, Journal
+from hexloop.ports.storage import Storage
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+ASIDE = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
+"""Arguments that say nothing about how a run goes."""
+
+
+@define
+class RunJournal:
+    """Follows a run, and notes what `hexloop.domain.journal` lists. Losses are read with the next log, not before.
+
+    device: whose random streams are fingerprinted. settings: how the run was set up.
+    each_step: whether steps are noted as well as logs and saves.
+    Whatever fails here is reported once, and the run goes on without its journal.
+    """
+
+    journal: Journal
+    device: Device
+    settings: Mapping[str, Fact]
+    each_step: bool
+    _batches: deque[str | None] = field(factory=deque, init=False)
+    _losses: list[list[Any]] = field(factory=list, init=False)
+    _run: Run[Any, Any] | None = field(default=None, init=False)
+    _failed: bool = field(default=False, init=False)
+
+    def fingerprinted(self, transfer: Transfer) -> Transfer:
+        """`transfer`, which takes the fingerprint of each batch before it is moved, where steps are noted."""
+        if not self.each_step:
+            return transfer
+        fingerprint = self._safely(lambda batch: self._batches.append(batch_fingerprint(batch)))
+
+        def fingerprint_and_transfer(batch: Any) -> Any:
+            fingerprint(batch)
+            return transfer(batch)
+
+        return fingerprint_and_transfer
+
+    def follow(self, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
+        """Begin with a run; gives what is to be told of which event."""
+        self._run = run
+        heard: dict[type[AnyEvent], Callable[[Any], None]] = {
+            TrainBegan: self._began,
+            Logged: self._logged,
+            SaveFailed: self._save_failed,
+            TrainEnded: self._ended,
+        }
+        if self.each_step:
+            heard |= {EpochBegan: self._epoch_began, StepEnded: self._step}
+        return {kind: self._safely(reaction) for kind, reaction in heard.items()}
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
+        run, self._run = self._run, None
+        if run is not None:  # an end that no event told of
+            self.journal.note("ended", step=run.state.step)
+        self._batches.clear()
+        self._losses.clear()
+        self.journal.close()
+
+    def _began(self, event: TrainBegan) -> None:
+        assert self._run is not None
+        name = self._run.state.run
+        self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self._random())
+
+    def _epoch_began(self, event: EpochBegan) -> None:
+        """Batches that were read ahead in an epoch that was cut short are in no step."""
+        self._batches.clear()
+
+    def _step(self, event: StepEnded) -> None:
+        assert self._run is not None
+        window = len(event.losses)
+        batches = [self._batches.popleft() for _ in range(min(window, len(self._batches)))]
+        self._losses.append(list(event.losses))
+        self.journal.note(
+            "step",
+            step=event.step,
+            batches=batches,
+            learning_rate=self._run.state.learning_rate,
+            random=self._random(),
+        )
+
+    def _logged(self, event: Logged) -> None:
+        self._read_losses(event.step)
+        values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
+        self.journal.note("logged", step=event.step, values=values, random=self._random())
+
+    def _save_failed(self, event: SaveFailed) -> None:
+        self.journal.note("save", phase="failed", step=event.step, error=str(event.error))
+
+    def _ended(self, event: TrainEnded) -> None:
+        self._run = None
+        self.journal.note("ended", step=event.step, stopped=event.stopped, reasons=list(event.reasons))
+
+    def _read_losses(self, step: int) -> None:
+        """Note the losses of the steps up to `step` that were not read yet, each the sum of its window's shares."""
+        if self._losses:
+            losses = [sum(shares) for shares in _numbers(self._losses)]
+            self.journal.note("losses", first=step - len(losses) + 1, losses=losses)
+            self._losses.clear()
+
+    def _random(self) -> str:
+        return random_fingerprint(self.device)
+
+    def _safely(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
+        def act_unless_failed(subject: Any) -> None:
+            if self._failed:
+                return
+            try:
+                act(subject)
+            except Exception as error:
+                self._failed = True
+                warnings.warn(
+                    f"The journal cannot follow the run ({type(error).__name__}: {error}), which goes on without it; "
+                    "choose journal='off' to do without it from the start.",
+                    stacklevel=2,
+                )
+
+        return act_unless_failed
+
+
+def journal_of(trainer: Trainer) -> RunJournal:
+    """Who follows the next run of `trainer`."""
+    args, adapters = trainer.args, trainer.adapters
+    settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in ASIDE}
+    return RunJournal(adapters.journal, adapters.device, settings, args.journal == "steps")
+
+
+def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:
+    """What is told of each phase of a save; with the last come the digests of the weights. Any thread may call it."""
+
+    def note(phase: str, **facts: Fact) -> None:
+        if phase == "published":
+            facts["weights"] = _weights(storage, str(facts.get("checkpoint")))
+        journal.note("save", phase=phase, **facts)
+
+    return note
+
+
+def _weights(storage: Storage, checkpoint: str) -> Fact:
+    """The digests of the files of a checkpoint's weights; None where its manifest cannot be read just now."""
+    try:
+        files = read_manifest(storage, checkpoint).files
+    except Exception:  # the checkpoint is published, and no note about it may say that it failed
+        return None
+    return {
+        path: stored.digest
+        for path, stored in sorted(files.items())
+        if path.startswith("model") and path.endswith(".safetensors")
+    }
+
+
+def _numbers(windows: list[list[Any]]) -> list[list[float]]:
+    """The numbers behind loss handles, with one wait for the device where they are tensors."""
+    handles = [handle for shares in windows for handle in shares]
+    if handles and all(isinstance(handle, torch.Tensor) for handle in handles):
+        numbers = torch.stack([handle.detach().reshape(()) for handle in handles]).tolist()
+    else:
+        numbers = [float(handle) for handle in handles]
+    left = iter(numbers)
+    return [[next(left) for _ in shares] for shares in windows]

@@ -1,0 +1,56 @@
+"""How a Trainer's run ended, for whoever decides whether to start it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from hexloop.app.training.finished import note_finished
+from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.events import AnyEvent, CheckpointPublished, TrainEnded
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+FAILED = 1
+"""The exit code of a program whose run was stopped, and whose last steps are not saved."""
+
+STOPPED = 3
+"""The exit code of one whose run was stopped before its end, and is saved: start it again to go on."""
+
+
+@frozen
+class Outcome:
+    """How a run ended.
+
+    step: optimizer steps done. stopped: whether it was asked to end before its last step; `reasons`: by each who asked.
+    checkpoint: the one that holds the last step, None where there is none.
+    """
+
+    step: int
+    stopped: bool
+    reasons: tuple[str, ...]
+    checkpoint: str | None
+
+    @property
+    def exit_code(self) -> int:
+        """What a script may exit with: 0 done, 3 stopped and saved, 1 stopped and not saved."""
+        if not self.stopped:
+            return 0
+        return STOPPED if self.checkpoint is not None else FAILED
+
+
+def watch_outcome(trainer: Trainer) -> dict[type[AnyEvent], Callable[[Any], None]]:
+    """What is to be told of which event, so that `trainer.outcome` says how the run ended; until then it is None."""
+    published: set[str] = set()
+    trainer.outcome = None
+
+    def ended(event: TrainEnded) -> None:
+        last = checkpoint_name(event.step)
+        trainer.outcome = Outcome(event.step, event.stopped, event.reasons, last if last in published else None)
+        if not event.stopped and published:
+            note_finished(trainer)
+
+    return {CheckpointPublished: lambda event: published.add(event.name), TrainEnded: ended}

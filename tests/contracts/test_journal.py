@@ -1,0 +1,104 @@
+"""Every journal against the contract of its port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hexloop.adapters.clock.manual import ManualClock
+from hexloop.adapters.journal.json_lines import JsonLinesJournal, read
+from hexloop.adapters.journal.memory import MemoryJournal
+from hexloop.adapters.journal.none import NoJournal
+from hexloop.app.contracts.journal import JournalContract
+from hexloop.domain.journal import SteadyJournal
+from hexloop.ports.journal import Fact, Journal
+
+
+class TestMemoryJournal(JournalContract):
+    @pytest.fixture
+    def journal(self) -> Journal:
+        return MemoryJournal()
+
+    def noted(self, journal: Journal) -> list[dict[str, Fact]]:
+        assert isinstance(journal, MemoryJournal)
+        return list(journal.notes)
+
+
+class TestNoJournal(JournalContract):
+    @pytest.fixture
+    def journal(self) -> Journal:
+        return NoJournal()
+
+
+class TestJsonLinesJournal(JournalContract):
+    @pytest.fixture
+    def journal(self, tmp_path: Path) -> Journal:
+        self.file = tmp_path / "folder" / "journal.jsonl"
+        return JsonLinesJournal(self.file)
+
+    def noted(self, journal: Journal) -> list[dict[str, Fact]]:
+        return read(self.file)
+
+
+class TestSteadyJournal(JournalContract):
+    """It adds the time to each note, and nothing else."""
+
+    @pytest.fixture
+    def journal(self) -> Journal:
+        self.inner = MemoryJournal()
+        return SteadyJournal(self.inner, ManualClock(wall=5.0))
+
+    def noted(self, journal: Journal) -> list[dict[str, Fact]]:
+        assert all(note["time"] == 5.0 for note in self.inner.notes)
+        return [{name: fact for name, fact in note.items() if name != "time"} for note in self.inner.notes]
+
+
+def test_a_torn_last_line_spoils_no_other(tmp_path: Path) -> None:
+    """After a crash in the middle of a note the journal goes on, and all whole notes can be read."""
+    path = tmp_path / "journal.jsonl"
+    journal = JsonLinesJournal(path)
+    journal.note("step", step=1)
+    journal.note("step", step=2)
+    journal.close()
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        journal.note("step", step=3)
+        journal.close()
+        steps = [note["step"] for note in read(path)]
+        assert steps == [*range(1, whole[:length].count(b"\n") + 1 + (whole[length : length + 1] == b"\n")), 3]
+
+
+def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    """Lines that are no JSON object with a kind are left out."""
+    path = tmp_path / "journal.jsonl"
+    path.write_text(f'[1]\n\n"text"\n{{"step": 1}}\n{"[" * 100_000}\n{{"kind": "step", "step": 2}}\n')
+    assert read(path) == [{"kind": "step", "step": 2}]
+
+
+class Full(MemoryJournal):
+    """A disk without room for the second note."""
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        if self.notes:
+            raise OSError("no space left")
+        super().note(kind, **facts)
+
+    def close(self) -> None:
+        raise OSError("gone")
+
+
+def test_a_journal_that_fails_is_reported_once_and_left_alone() -> None:
+    """The run hears of no error; it is warned, and the journal gets another chance after its close."""
+    full = Full()
+    journal = SteadyJournal(full, ManualClock())
+    journal.note("began")
+    with pytest.warns(UserWarning, match="no space left"):
+        journal.note("step")
+    journal.note("step")
+    full.notes.clear()
+    with pytest.warns(UserWarning, match="gone"):
+        journal.close()
+    journal.note("began", step=1)
+    assert [note["kind"] for note in full.notes] == ["began"]
