@@ -7,14 +7,21 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.shielding import ShieldedIterator
 
 
 class KeepingLoader(DataLoader[Any]):
     """A loader that can be told to end the workers that it kept for another epoch."""
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return ShieldedIterator(self)
 
     def stop_workers(self) -> None:
         """End the workers now; the next epoch starts new ones."""
