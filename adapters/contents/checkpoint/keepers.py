@@ -72,7 +72,7 @@ def read_document(
     try:
         values = migrate(values, migrations.get(path, {}), _present(path, migrations))
     except CheckpointError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise type(error)(f"{path} cannot be read: {error}") from error
     del values[VERSION]
     return values
 
