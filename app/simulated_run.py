@@ -7,18 +7,23 @@ from typing import Any
 
 from hexloop.adapters.batches.in_memory import InMemoryBatches
 from hexloop.adapters.clock.manual import ManualClock
+from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.trainable.least_squares.scalar import Scalar
 from hexloop.adapters.trainable.least_squares.squares import Row
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Run
 from hexloop.domain.schedules.polynomial import Linear
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.ports.precision import Precision
+from hexloop.ports.state import Exportable
+from hexloop.ports.storage import Storage
 
 
 def simulated_run(
@@ -30,6 +35,8 @@ def simulated_run(
     epochs: float = 3.0,
     max_steps: int = -1,
     learning_rate: float = 0.1,
+    precision: Precision[Scalar] | None = None,
+    storage: Storage | None = None,
     **parts: Any,
 ) -> Run[Sequence[Row], Scalar]:
     """A run that fits y = w . x + b to rows of features and target, ready for `hexloop.domain.loop.train`.
@@ -37,11 +44,13 @@ def simulated_run(
     trainable: the model, at first one with all weights zero that this function makes.
     batch_size to learning_rate are the reference library's arguments: rows in sequential order, a rate that falls along
     a straight line to zero, gradients clipped to 1, a log every 500 steps; the clock stands still.
+    precision: the number format, at first plain floats. storage: where checkpoints go, at first nowhere.
     parts: whatever else `Run` has (triggers, report, checkpoints, ...), or another answer to one of the ports above.
     """
     trainable = trainable or least_squares(len(rows[0][0]), learning_rate)
-    learner = StandardLearner(trainable, PlainPrecision(), SingleProcess())
-    batches = InMemoryBatches(rows, batch_size)
+    precision = precision or PlainPrecision()
+    learner = StandardLearner(trainable, precision, SingleProcess())
+    batches = parts.get("batches") or InMemoryBatches(rows, batch_size)
     plan = make_plan(batches.batches_per_epoch(), accumulation, epochs, max_steps)
     shape = Linear(num_warmup_steps=0, num_training_steps=plan.total_steps)
     standard: dict[str, Any] = {
@@ -54,4 +63,9 @@ def simulated_run(
         "triggers": Triggers(log=Trigger(Interval.STEPS, 500)),
         "max_norm": 1.0,
     }
-    return Run(**(standard | parts))
+    chosen = standard | parts
+    if storage is not None:
+        kept: dict[str, Exportable] = {name: chosen[name] for name in ("scheduler", "losses", "batches")}
+        kept |= {"model": trainable.model, "optimizer": trainable.optimizer, "precision": precision}
+        chosen.setdefault("checkpoints", CheckpointStore(storage, CheckpointContents(kept)))
+    return Run(**chosen)

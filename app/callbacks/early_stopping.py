@@ -37,7 +37,12 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         )
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raises ConfigurationError where there is nothing to compare."""
+        """Ends a resumed run at once that had ended for want of patience, unless there is more of it now.
+
+        Raises ConfigurationError where there is nothing to compare.
+        """
+        if state.global_step > 0 and self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
         problems = []
         if args.metric_for_best_model is None:
             problems.append(

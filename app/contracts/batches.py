@@ -54,10 +54,10 @@ class BatchesContract(Generic[Batch]):
 
         position = 0
         for number in range(len(whole) + 1):
-            other = self.make()
+            before, other = self.make(), self.make()
             # As a run that was interrupted: it read so far, and another process goes on from what it exported.
-            self.read(batches, epoch, limit=number) if number else None
-            other.load(kept(batches.export()))
+            self.read(before, epoch, limit=number) if number else None
+            other.load(kept(before.export()))
             rest = self.read(other, epoch, position)
             assert self.all_samples(rest) == self.all_samples(whole[number:])
             if number < len(whole):

@@ -10,13 +10,17 @@ from attrs import frozen
 from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, length_of
 from hexloop.adapters.batches.torch.collate import WithoutColumns
 from hexloop.adapters.batches.torch.keyed import KeyedDataset
-from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader, is_iterable
+from hexloop.adapters.batches.torch.loader import OrderedLoader, is_iterable
 from hexloop.adapters.batches.torch.order import VectorisedPermutation
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.standing import Progress, no_progress
+from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
+from hexloop.adapters.batches.torch.streams import kept_streams
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.columns import without_unused_columns
+from hexloop.app.training.passing_bar import passing_bar
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.domain.order import Order
 from hexloop.domain.order.grouped import GroupedByLength
@@ -71,6 +75,7 @@ class LoaderMaker:
             "prefetch_factor": args.dataloader_prefetch_factor,
             "in_order": args.dataloader_in_order,
         }
+        keyed = key_seed is not None and (args.dataloader_num_workers > 0 or args.keyed_data_randomness)
         if is_iterable(dataset):
             if key_seed is not None and args.train_sampling_strategy == "group_by_length":
                 raise ConfigurationError(
@@ -79,8 +84,14 @@ class LoaderMaker:
                         "from the start, not sorted; choose 'random', or group them where they come from."
                     ]
                 )
-            return StreamLoader(dataset, batch_size=batch_size, drop_last=args.dataloader_drop_last, **options)
-        keyed = key_seed is not None and (args.dataloader_num_workers > 0 or args.keyed_data_randomness)
+            return StreamLoader(
+                dataset,
+                batch_size=batch_size,
+                key_seed=key_seed if keyed else None,
+                progress=passing_bar(args),
+                drop_last=args.dataloader_drop_last,
+                **options,
+            )
         sampler = OrderedBatchSampler(
             lambda epoch: order(dataset, epoch),
             batch_size,
@@ -104,12 +115,14 @@ class LoaderMaker:
         if self.args.train_sampling_strategy == "group_by_length":
             global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
             return GroupedByLength(
-                VectorisedPermutation(seed, epoch, length), global_batch, lambda index: self._length(dataset[index])
+                VectorisedPermutation(seed, epoch, length), global_batch, lambda index: self._length(dataset, index)
             )
         return VectorisedPermutation(seed, epoch, length)
 
-    def _length(self, sample: Any) -> int:
+    def _length(self, dataset: Any, index: int) -> int:
         column = self.args.length_column_name
+        with kept_streams():  # a resumed run asks for these lengths once more
+            sample = dataset[index]
         if column in sample:
             return int(sample[column])
         if self.main_input in sample:
@@ -122,11 +135,16 @@ class LoaderMaker:
         )
 
 
-def batches_of(loader: Any, transfer: Transfer, inspect: Callable[[Any], None]) -> Batches[Any]:
-    """Whoever answers the Batches port for a loader: hexloop's own begin anywhere, others are taken as they come."""
+def batches_of(
+    loader: Any, transfer: Transfer, inspect: Callable[[Any], None], progress: Progress = no_progress
+) -> Batches[Any]:
+    """Whoever answers the Batches port for a loader: hexloop's own begin anywhere, others are taken as they come.
+
+    progress: told of the batches of another loader that are passed over.
+    """
     if isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
-    return ForeignBatches(loader, transfer, inspect)
+    return ForeignBatches(loader, transfer, inspect, progress)
 
 
 def stop_workers(loader: Any) -> None:
@@ -152,4 +170,4 @@ def check_batch(batch: Any) -> None:
 def example_count(loader: Any) -> int | None:
     """How many samples a loader's data set has; None where nobody knows."""
     dataset = getattr(loader, "dataset", None)
-    return length_of(dataset.dataset if isinstance(dataset, KeyedDataset) else dataset)
+    return length_of(dataset.dataset if isinstance(dataset, KeyedDataset | KeyedRows) else dataset)

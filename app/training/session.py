@@ -30,6 +30,7 @@ from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
 from hexloop.app.training.losses import loss_in_force
 from hexloop.app.training.outcome import watch_outcome
+from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
@@ -85,7 +86,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
             transfer = journal.fingerprinted(transfer_to(adapters.device.name, non_blocking=True))
-            batches = batches_of(loader, transfer, _inspection(trainer))
+            batches = batches_of(loader, transfer, _inspection(trainer), passing_bar(trainer.args))
             plan = plan_for(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
         refusals.settle()

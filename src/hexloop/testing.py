@@ -32,6 +32,7 @@ from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.scheduler.constant import ConstantRates
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.adapters.trainable.least_squares.model import LinearModel
 from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
@@ -88,6 +89,7 @@ __all__ = [
     "LeastSquaresEvaluator",
     "LinearModel",
     "LinearShard",
+    "LocalStorage",
     "LoggerContract",
     "LossesContract",
     "ManualClock",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hexloop.adapters.batches.in_memory import InMemoryBatches
+from collections.abc import Iterator
+from typing import Any
+
+from hexloop.adapters.batches.in_memory import InMemoryBatches, StatefulBatches, StreamedBatches
 from hexloop.app.contracts.batches import BatchesContract
 from hexloop.domain.order.permutation import KeyedPermutation
 from hexloop.domain.order.sequential import Sequential
@@ -31,3 +34,41 @@ class TestInRandomOrder(TestInMemoryBatches):
 class TestInSequentialOrder(TestInMemoryBatches):
     def make(self) -> InMemoryBatches[str]:
         return InMemoryBatches(ROWS, 7, order=lambda epoch: Sequential(len(ROWS)))
+
+
+class TestStreamedBatches(TestInMemoryBatches):
+    def make(self) -> Any:
+        return StreamedBatches(ROWS, 3)
+
+
+class Numbered:
+    """Rows that tell how many of them were read; a new pass begins where the last one ended."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while self.read < len(ROWS):
+            self.read += 1
+            yield ROWS[self.read - 1]
+        self.read = 0
+
+    def state_dict(self) -> Any:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: Any, /) -> None:
+        self.read = state["read"]
+
+
+class TestStatefulBatches(TestInMemoryBatches):
+    def make(self) -> Any:
+        return StatefulBatches(Numbered(), 3)
+
+    def test_an_epoch_may_be_closed_early(self, batches: Any) -> None:
+        """What was read is read: the next epoch has the rest."""
+        epoch = batches.epoch(0, 0)
+        next(epoch)
+        epoch.close()
+
+        assert list(epoch) == []
+        assert len(self.read(batches, 1)) == len(self.read(self.make(), 1)) - 1

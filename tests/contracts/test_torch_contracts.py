@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches
 from hexloop.adapters.batches.torch.collate import default_data_collator
-from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader
+from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.order import VectorisedPermutation
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.adapters.device.torch.cpu import CpuDevice

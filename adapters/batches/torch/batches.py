@@ -7,9 +7,20 @@ from contextlib import closing
 from typing import Any
 
 import torch
+from attrs import frozen
 
-from hexloop.adapters.batches.torch.loader import OrderedLoader, StreamLoader, pass_over
+from hexloop.adapters.batches.torch.data_state import (
+    DataState,
+    capture,
+    contents,
+    is_stateful,
+    parts_of,
+    state_from,
+)
+from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.standing import Progress, no_progress
+from hexloop.adapters.batches.torch.stream import StreamLoader, begun_again, set_epoch
 from hexloop.adapters.batches.torch.streams import kept_streams, own_generators, state_of, text_of
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.domain.parts import json_part, only_value
@@ -42,10 +53,14 @@ class LoaderBatches:
         return length_of(self.loader.dataset)
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """The batches from `position` on, on the device."""
+        """The batches from `position` on, on the device.
+
+        Raises DataError where the data keep a state that no checkpoint can hold.
+        """
         with closing(self.loader.batches_from(epoch, position)) as batches:
             for batch in batches:
                 self._inspect(batch)
+                self.loader.standing()
                 yield self._transfer(batch)
                 break
             yield from map(self._transfer, batches)
@@ -55,27 +70,51 @@ class LoaderBatches:
         return row_count(batch)
 
     def export(self) -> Iterator[Part]:
-        """A position says it all."""
-        return iter(())
+        """How many samples were read for the batches so far, by whom, and the data set's own state."""
+        standing = self.loader.standing()
+        return iter(()) if standing is None else parts_of("standing", standing)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """A position says it all."""
+        """Go on from an export; without parts a position says it all. Raises ValueError for somebody else's parts."""
+        standing = state_from("standing", parts)
+        if standing is not None:
+            self.loader.go_on_from(contents(standing))
+
+
+@frozen
+class Saved:
+    """Where a loader with a state of its own stood: the pass over the data, whether it was at its end, the state."""
+
+    epoch: int
+    ended: bool
+    state: DataState
 
 
 class ForeignBatches:
     """Answers the Batches port for any iterable of batches, taken as it comes.
 
-    It cannot begin anywhere, so the batches before a position are read and dropped. First torch's generator, and those
-    that the loader and its samplers have of their own, are put back to where they stood when the epoch began, so that
-    the same order is drawn again; afterwards the streams that training shares are put back to where the run left them.
+    One with `state_dict` and `load_state_dict` goes on from its own state. Any other cannot begin anywhere, so the
+    batches before a position are read and dropped. First torch's generator, and those that the loader and its samplers
+    have of their own, are put back to where they stood when the epoch began, so that the same order is drawn again;
+    afterwards the streams that training shares are put back to where the run left them.
     """
 
-    def __init__(self, loader: Iterable[Any], transfer: Transfer, inspect: Inspect = _inspect_nothing) -> None:
-        self.loader = loader
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        transfer: Transfer,
+        inspect: Inspect = _inspect_nothing,
+        progress: Progress = no_progress,
+    ) -> None:
+        self.loader: Any = loader
         self._transfer = transfer
         self._inspect = inspect
+        self._progress = progress
         self._generators = [torch.default_generator, *own_generators(loader)]
         self._epoch_began_with = self._states()
+        self._now: tuple[int, bool] | None = None
+        self._saved: Saved | None = None
+        self._anew = False  # the loader is at the end of a pass that this process did not read
 
     def batches_per_epoch(self) -> int | None:
         """The loader's length, where it has one."""
@@ -86,44 +125,87 @@ class ForeignBatches:
         return length_of(getattr(self.loader, "dataset", None))
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """The batches from `position` on, on the device."""
-        for holder in (self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)):
-            set_epoch = getattr(holder, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch)
-        if position == 0:
-            self._epoch_began_with = self._states()
-            batches = iter(self.loader)
-        else:
-            with kept_streams():
-                self._put_back(self._epoch_began_with)
-                batches = iter(self.loader)
-                pass_over(batches, position)
+        """The batches from `position` on, on the device.
+
+        Raises DataError where the loader keeps a state that no checkpoint can hold.
+        """
+        batches = self._opened(epoch, position)
         for batch in batches:
             self._inspect(batch)
+            self._loader_state()
             yield self._transfer(batch)
             break
         yield from map(self._transfer, batches)
+        self._now = epoch, True
 
     def rows(self, batch: Any) -> int:
         """The length of the batch's first tensor."""
         return row_count(batch)
 
     def export(self) -> Iterator[Part]:
-        """Where the generators stood when the epoch began, and where they stand."""
-        yield json_part("generators", {"began": self._epoch_began_with, "now": self._states()})
+        """Where the generators stood when the epoch began, and where they stand; the loader's own state, if any."""
+        document: dict[str, Any] = {"began": self._epoch_began_with, "now": self._states()}
+        if (saved := self._loader_state()) is not None:
+            document |= {"epoch": saved.epoch, "ended": saved.ended}
+            yield from parts_of("loader", saved.state)
+        yield json_part("generators", document)
 
     def load(self, parts: Iterable[Part]) -> None:
         """Go on from exported generators. Raises ValueError where this loader has more of them, or fewer."""
-        kept = only_value(parts, "generators")
+        found = {part.name: part for part in parts}
+        kept = only_value([found.pop("generators")] if "generators" in found else found.values(), "generators")
         if len(kept["now"]) != len(self._generators):
             raise ValueError(
                 f"The saved data loader had {len(kept['now']) - 1} random generators of its own, and this one has "
                 f"{len(self._generators) - 1}; resume with the loader that the run was saved with."
             )
+        state = state_from("loader", found.values())
+        if state is not None and is_stateful(self.loader):
+            self._saved = Saved(kept["epoch"], kept["ended"], state)
         self._epoch_began_with = kept["began"]
-        for generator, state in zip(self._generators[1:], kept["now"][1:], strict=True):
-            generator.set_state(state_of(state))
+        for generator, own in zip(self._generators[1:], kept["now"][1:], strict=True):
+            generator.set_state(state_of(own))
+
+    def _opened(self, epoch: int, position: int) -> Iterator[Any]:
+        """An iterator that goes on where the run stands."""
+        saved, self._saved = self._saved, None
+        self._now = epoch, False
+        if saved is not None and saved.epoch < epoch:
+            self._load(saved)
+        self._tell_epoch(epoch)
+        if position == 0:
+            self._epoch_began_with = self._states()
+            anew = self._anew or (saved is not None and saved.epoch < epoch)
+            self._anew = False
+            return begun_again(self.loader) if anew else iter(self.loader)
+        if saved is not None:
+            self._load(saved)
+            self._anew = saved.ended
+            return iter(()) if saved.ended else iter(self.loader)
+        with kept_streams():
+            self._put_back(self._epoch_began_with)
+            batches: Iterator[Any] = iter(self.loader)
+            pass_over(batches, position, self._progress)
+            return batches
+
+    def _load(self, saved: Saved) -> None:
+        """Put the loader where it stood; at the end of a pass it begins the next one as it would have done."""
+        self._tell_epoch(saved.epoch)
+        with kept_streams():
+            self._put_back(self._epoch_began_with)
+            self.loader.load_state_dict(contents(saved.state))
+            # Some loaders draw random numbers when they take up their state, and do so when they are next asked for it.
+            self.loader.state_dict()
+
+    def _loader_state(self) -> Saved | None:
+        """The loader's own state, once it was read from."""
+        if self._saved is not None or self._now is None or not is_stateful(self.loader):
+            return self._saved
+        return Saved(*self._now, capture(self.loader, self.loader.state_dict()))
+
+    def _tell_epoch(self, epoch: int) -> None:
+        for holder in (self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)):
+            set_epoch(holder, epoch)
 
     def _states(self) -> list[str]:
         return [text_of(generator.get_state()) for generator in self._generators]
@@ -139,3 +221,14 @@ def length_of(data: Any) -> int | None:
         return len(data)
     except (TypeError, NotImplementedError):
         return None
+
+
+def pass_over(batches: Iterator[Any], position: int, progress: Progress = no_progress) -> None:
+    """Read and drop the batches that hold the first `position` rows."""
+    passed = 0
+    while passed < position:
+        batch = next(batches, None)
+        if batch is None:
+            return
+        passed += row_count(batch)
+        progress(min(passed, position), position)

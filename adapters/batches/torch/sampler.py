@@ -30,10 +30,14 @@ class OrderedBatchSampler(Sampler[list[Any]]):
         self._keyed_by = keyed_by
         self.go_to(0, 0)
 
-    def go_to(self, epoch: int, position: int) -> None:
-        """Begin the next iteration at `position`, in samples, of `epoch`."""
+    def go_to(self, epoch: int, position: int, turns: int = 0) -> None:
+        """Begin the next iteration at `position`, in samples, of `epoch`, after so many batches without a sample.
+
+        Loader workers take turns; the empty batches give the turn to whoever had it in another process.
+        """
         self._epoch = epoch
         self._position = position
+        self._turns = turns
         self._order = self._make_order(epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -46,6 +50,8 @@ class OrderedBatchSampler(Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         order, size, start = self._order, self.batch_size, self._position
+        for _ in range(self._turns):
+            yield []
         left = global_batches(size, len(order), self.drop_last, start)
         stop = min(start + left * size, len(order))
         for first in range(start, stop, size * BLOCK_BATCHES):

@@ -12,6 +12,20 @@ import numpy as np
 import torch
 
 
+def streams() -> list[Any]:
+    """Where the streams of python, numpy and torch's processor stand, in arrays and a few numbers."""
+    version, words, gauss = random.getstate()
+    return [[version, np.array(words, dtype=np.uint32), gauss], list(np.random.get_state()), torch.get_rng_state()]
+
+
+def put_streams(stand: list[Any]) -> None:
+    """Put the three streams where `streams` found them."""
+    (version, words, gauss), numpy_state, torch_state = stand
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state(tuple(numpy_state))
+    torch.set_rng_state(torch_state)
+
+
 @contextmanager
 def kept_streams() -> Iterator[None]:
     """Afterwards the streams of python, numpy and torch's processor are where they were."""

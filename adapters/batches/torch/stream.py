@@ -1,0 +1,253 @@
+"""A torch data loader of data that can only be read from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from hexloop.adapters.batches.torch.data_state import is_stateful
+from hexloop.adapters.batches.torch.keyed import seed_streams
+from hexloop.adapters.batches.torch.loader import KeepingLoader
+from hexloop.adapters.batches.torch.standing import Beginning, Place, Progress, Standing, no_progress
+from hexloop.adapters.batches.torch.streams import kept_streams, put_streams, streams
+from hexloop.adapters.batches.torch.workers import PASSED, Delivered, Delivering, StateLoading, load_state
+from hexloop.domain.order.keys import sample_key
+
+
+class StreamLoader(KeepingLoader):
+    """A loader of an iterable data set, which goes on from the data set's own state, or passes over its first rows.
+
+    Rows that are passed over are read and dropped where they are read, be that a worker or here: they are not collated.
+    key_seed: the seed of the rows' random streams, each keyed by its position; without it the streams simply go on.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        collate_fn: Any,
+        key_seed: int | None = None,
+        progress: Progress = no_progress,
+        **options: Any,
+    ) -> None:
+        workers = options.get("num_workers", 0)
+        self.rows = KeyedRows(dataset, key_seed, workers)
+        self._collate, self._progress, self._stateful = collate_fn, progress, is_stateful(dataset)
+        self._live: Any = None
+        self._anew = False
+        self.place = Place(
+            batch_size,
+            max(workers, 1),
+            keeps_readers=workers == 0 or options.get("persistent_workers", False),
+            begins_anywhere=workers == 0,
+        )
+        super().__init__(
+            self.rows if workers else dataset,
+            batch_size=batch_size,
+            collate_fn=Delivering(collate_fn, self._stateful) if workers else collate_fn,
+            generator=torch.Generator(),
+            **options,
+        )
+
+    def __iter__(self) -> Any:
+        if self.num_workers:
+            return (each.batch for each in super().__iter__() if each.samples)
+        return self._collated(Standing.at_the_start(0, self.place.batch_size, 1), iter(self.dataset))
+
+    @property
+    def users_data(self) -> Any:
+        """The data set that the user gave."""
+        return self.rows.dataset
+
+    def own_state(self) -> Any:
+        """What the data set in this process, and the iterator over it, say of where they stand."""
+        stateful = {"data": self.dataset, "rows": self._live}
+        states = {name: each.state_dict() for name, each in stateful.items() if is_stateful(each)}
+        return states or None
+
+    def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        """The batches of `epoch` after its first `position` rows, or from where the loader was told to go on."""
+        beginning = self.place.begin(epoch, position)
+        standing = beginning.standing
+        self.generator.manual_seed(epoch)
+        self.rows.epoch.fill_(epoch)
+        if self.num_workers:
+            self._send_workers(beginning)
+            yield from self._delivered(standing)
+        else:
+            yield from self._collated(standing, self._opened(beginning))
+
+    # Without workers
+
+    def _opened(self, beginning: Beginning) -> Iterator[Any]:
+        """The rows from where reading is to go on."""
+        standing = beginning.standing
+        state = standing.states[0] if beginning.loads else None
+        set_epoch(self.dataset, standing.epoch)
+        if state is None and standing.samples:
+            return self._passed_over(standing)
+        if state is None:
+            standing.streams = None if self._stateful or self.rows.key_seed is not None else streams()
+            rows = begun_again(self.dataset) if self._anew else iter(self.dataset)
+            self._anew = False
+        else:
+            load_state(self.dataset, state, "data")
+            if standing.ended[0]:
+                self._anew = True
+                return iter(())
+            rows = begun_again(self.dataset) if beginning.anew else iter(self.dataset)
+            if not beginning.anew:
+                load_state(rows, state, "rows")
+        self._live = rows
+        return self.rows.keyed(rows, standing.epoch, standing.samples)
+
+    def _passed_over(self, standing: Standing) -> Iterator[Any]:
+        """The rows after those that were read, which are read once more with the streams that the epoch began with."""
+        total, size = standing.samples, standing.batch_size
+        with kept_streams():
+            if standing.streams is not None:
+                put_streams(standing.streams)
+            self._live = iter(self.dataset)
+            rows = self.rows.keyed(self._live, standing.epoch)
+            for passed, _ in enumerate(zip(range(total), rows, strict=False), 1):
+                if passed % size == 0 or passed == total:
+                    self._progress(passed, total)
+        return rows
+
+    def _collated(self, standing: Standing, rows: Iterable[Any]) -> Iterator[Any]:
+        size, batch = self.place.batch_size, []
+        for row in rows:
+            batch.append(row)
+            if len(batch) == size:
+                standing.note(0, size)
+                yield self._finished(batch)
+                batch = []
+        standing.ended[0] = True
+        if batch and not self.drop_last:
+            standing.note(0, len(batch))
+            yield self._finished(batch)
+
+    def _finished(self, rows: list[Any]) -> Any:
+        batch = self._collate(rows)
+        return pin_memory(batch) if self.pin_memory else batch  # type: ignore[no-untyped-call]
+
+    # With workers
+
+    def _send_workers(self, beginning: Beginning) -> None:
+        """Tell workers that start now where to begin: by their states, or after the rows that each has given.
+
+        Who has a state, and took a turn in the present round, first waits for one; rows are passed over in the turns in
+        which they were given. Either way the next batch comes from the worker whose turn it is.
+        """
+        standing, size = beginning.standing, self.place.batch_size
+        states = standing.plain_states if beginning.loads else [None] * self.num_workers
+        given = [count * size for count in standing.counts]
+        if any(state is not None for state in states):
+            waits = [size if worker <= standing.last else 0 for worker in range(self.num_workers)]
+            self.rows.starts = [
+                Start(waiting, 0, read, beginning.anew, ended)
+                for waiting, read, ended in zip(waits, given, standing.ended, strict=True)
+            ]
+        else:
+            self.rows.starts = [Start(0, read) for read in given]
+        self.worker_init_fn = StateLoading(states)
+
+    def _delivered(self, standing: Standing) -> Iterator[Any]:
+        each: Delivered
+        passed, total = 0, sum(start.passed for start in self.rows.starts)
+        for each in super().__iter__():
+            if passed < total and each.passed:
+                passed = min(passed + each.passed, total)
+                self._progress(passed, total)
+            if each.samples:
+                standing.note(each.worker, each.samples, each.state)
+                yield each.batch
+        standing.ended = [True] * self.num_workers
+
+
+@frozen
+class Start:
+    """Where a worker begins.
+
+    waits, passed: how many rows it hands out as PASSED, the latter after it read them. read: how many it need not read,
+    as its data set's state is after them. anew: whether that state is of a pass that is over. ended: whether there are
+    no more rows in this one.
+    """
+
+    waits: int = 0
+    passed: int = 0
+    read: int = 0
+    anew: bool = False
+    ended: bool = False
+
+
+class KeyedRows(IterableDataset[Any]):
+    """The rows of `dataset` as workers read them, each with its own random streams where there is a `key_seed`.
+
+    starts: where the first iteration of each worker begins.
+    """
+
+    def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
+        self.dataset, self.key_seed = dataset, key_seed
+        self.starts = [Start()] * workers
+        self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
+        if workers:
+            self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that stay see it change
+        self._readers = max(workers, 1)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        epoch, worker = int(self.epoch), info.id
+        start = self.starts[worker]
+        self.starts[worker] = Start(anew=start.ended)
+        set_epoch(self.dataset, epoch)
+        for _ in range(start.waits):
+            yield PASSED
+        if start.ended:
+            return
+        rows = begun_again(self.dataset) if start.anew else iter(self.dataset)
+        for number, row in enumerate(self.keyed(rows, epoch, start.read, worker)):
+            yield PASSED if number < start.passed else row
+
+    def keyed(self, rows: Iterator[Any], epoch: int, read: int = 0, worker: int = 0) -> Iterator[Any]:
+        """The rows after the first `read` of a worker, each made with its own random streams."""
+        return rows if self.key_seed is None else self._seeded(rows, self.key_seed, epoch, read, worker)
+
+    def _seeded(self, rows: Iterator[Any], seed: int, epoch: int, read: int, worker: int) -> Iterator[Any]:
+        while True:
+            seed_streams(sample_key(seed, epoch, read * self._readers + worker))
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            yield row
+            read += 1
+
+
+def begun_again(dataset: Any) -> Iterator[Any]:
+    """The rows of a new pass over data whose state is of the end of the last one.
+
+    Some data go on from there, find nothing left, and begin again only at the next iteration.
+    """
+    rows = iter(dataset)
+    for row in rows:
+        return chain([row], rows)
+    return iter(dataset)
+
+
+def set_epoch(data: Any, epoch: int) -> None:
+    """Tell whoever wants to know which pass over the data this is."""
+    tell = getattr(data, "set_epoch", None)
+    if tell is not None:
+        tell(epoch)

@@ -1,0 +1,141 @@
+"""The state that data keep of themselves reaches a checkpoint and comes back as it was, or is refused at once."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.adapters.batches.torch.data_state import capture, contents, is_stateful, parts_of, state_from
+from hexloop.app.contracts.parts import kept
+from hexloop.domain.errors import DataError
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=9)
+KEYS = st.text(max_size=5) | st.integers() | st.tuples(st.integers(), st.text(max_size=2))
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["tuple", "dict", "tensor", "float"]), inner, max_size=2)
+    ),
+    max_leaves=12,
+)
+
+
+def there_and_back(state: Any) -> Any:
+    """Through parts, whose JSON is written and read, as a checkpoint does."""
+    captured = capture(None, state)
+    json.dumps(captured.document, allow_nan=False)
+    found = state_from("state", kept(parts_of("state", captured)))
+    assert found is not None
+    return contents(found)
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_plain_values_come_back(state: Any) -> None:
+    """Texts, numbers of any size, what is not a number, bytes, lists, tuples and dictionaries of any keys."""
+    assert repr(there_and_back(state)) == repr(state)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(6).reshape(2, 3),
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.zeros(0, 3),
+        torch.ones(3, 4).T,
+        torch.Generator().get_state(),
+        np.arange(3, dtype=np.uint32),
+        np.array(2.5),
+        np.arange(6).reshape(2, 3)[:, ::2],
+    ],
+    ids=repr,
+)
+def test_tensors_and_arrays_come_back(value: Any) -> None:
+    """With their type, shape and values, whatever they are nested in, and apart from the ones that were captured."""
+    back = there_and_back({"deep": [value, (value,)]})["deep"][1][0]
+
+    assert type(back) is type(value)
+    assert (back.dtype, back.shape) == (value.dtype, value.shape)
+    assert (back == value).all()
+
+
+def test_a_capture_is_a_copy() -> None:
+    """What the data do next does not reach it."""
+    tensor, listed = torch.zeros(2), [1]
+    captured = capture(None, {"tensor": tensor, "list": listed})
+    tensor += 1
+    listed.append(2)
+
+    assert contents(captured)["list"] == [1]
+    assert contents(captured)["tensor"].tolist() == [0, 0]
+
+
+def test_the_states_of_generators_come_back() -> None:
+    """Those of python, numpy and torch can be loaded again, and draw the same numbers."""
+    python, numpy, own = random.Random(1), np.random.default_rng(1), torch.Generator().manual_seed(1)
+    back = there_and_back([python.getstate(), numpy.bit_generator.state, own.get_state()])
+    drawn = python.random(), numpy.random(), torch.rand(1, generator=own)
+    python.setstate(back[0])
+    numpy.bit_generator.state = back[1]
+    own.set_state(back[2])
+
+    assert (python.random(), numpy.random(), torch.rand(1, generator=own)) == drawn
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (random.Random(1), "Random"),
+        ({1, 2}, "set"),
+        (np.array(["a"]), "ndarray"),
+        (torch.zeros(1, dtype=torch.complex64), "Tensor"),
+        (lambda: 1, "function"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_refused(value: Any, named: str) -> None:
+    """The sentence says whose state, what, where in it, why, and what to do."""
+
+    class Rows:
+        pass
+
+    with pytest.raises(DataError, match=rf"The state_dict of Rows holds a {named} at a\.1, .*; let state_dict give"):
+        capture(Rows(), {"a": [0, value]})
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    """One that is missing, one too many, one that is cut."""
+    parts = kept(parts_of("state", capture(None, {"a": torch.zeros(2), "b": torch.ones(3)})))
+    document, *tensors = parts
+
+    for unfit in ([document, tensors[0]], tensors, [*parts, *kept(parts_of("other", capture(None, 1)))]):
+        with pytest.raises(ValueError, match="state of the data"):
+            state_from("state", unfit)
+    assert state_from("state", []) is None
+
+
+def test_an_ordered_dictionary_is_a_dictionary() -> None:
+    """It comes back as a plain one, in order."""
+    assert list(there_and_back(OrderedDict(b=1, a=2))) == ["b", "a"]
+
+
+def test_a_shuffled_stream_of_datasets_is_not_taken_at_its_word() -> None:
+    """Its state leaves out the rows in its buffer, so that its rows are counted and passed over instead."""
+    from datasets import Dataset
+
+    stream = Dataset.from_dict({"a": list(range(8))}).to_iterable_dataset(num_shards=2)
+
+    assert is_stateful(stream)
+    assert is_stateful(stream.map(lambda row: row))
+    assert not is_stateful(stream.shuffle(seed=1, buffer_size=3))
+    assert not is_stateful(stream.shuffle(seed=1, buffer_size=3).map(lambda row: row).take(5))

@@ -1,0 +1,46 @@
+"""The halves of many interrupted runs. Run as `python -m tests.end_to_end.resume.halves CASES FOLDER PART`.
+
+CASES is a JSON file of numbers and cases. PART is one process's share of each run: "whole" runs every case without an
+interruption, 0 from its beginning to its first interruption, 1 from there to the next or to its end, and so on. What is
+noted goes to FOLDER/<number of the case>/<part>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from hexloop.app.resume_exactness.driving import Record, record_run
+from hexloop.app.resume_exactness.fresh import from_json, to_json
+from tests.end_to_end.resume.cases import interruptions, make_trainer
+from tests.end_to_end.resume.covering import Choice
+
+
+def read(folder: Path, part: str) -> Record:
+    """What a process noted of a case."""
+    return from_json((folder / f"{part}.json").read_text())
+
+
+def run_part(case: Choice, number: int, folder: Path, part: str) -> None:
+    """Run a case's part, where there is one, and write what was noted."""
+    if part == "whole":
+        noted = record_run(make_trainer(case, str(folder / "whole")))
+    else:
+        turn, cuts = int(part), interruptions(case, number, read(folder, "whole").last_step)
+        if turn > len(cuts):
+            return
+        cut, stop = cuts[turn] if turn < len(cuts) else (None, False)
+        noted = record_run(make_trainer(case, str(folder / "run")), resume=turn > 0, cut=cut, stop=stop)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{part}.json").write_text(to_json(noted))
+
+
+def main(cases: str, folder: str, *parts: str) -> None:
+    for part in parts:
+        for number, case in json.loads(Path(cases).read_text()):
+            run_part(case, number, Path(folder, str(number)), part)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

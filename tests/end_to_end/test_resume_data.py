@@ -1,0 +1,354 @@
+"""What a resumed run reads, and what it does not."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from hexloop import EarlyStoppingCallback, Trainer, default_data_collator
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.app.resume_exactness.differences import first_difference
+from hexloop.app.resume_exactness.driving import Cut, Record, record_run, step_is
+from hexloop.app.training.passing_bar import PassingBar
+from hexloop.domain.errors import DataError
+from hexloop.domain.events import StepBegan, StepEnded
+from tests.end_to_end.resume.data import MappedWithState, Streamed, StreamedWithState
+from tests.end_to_end.small.models import net, rows
+from tests.end_to_end.small.trainers import history, small_trainer
+
+MILLION = 1_000_000
+
+
+def assert_exact(make: Any, step: int | None = None, cut: Cut | None = None) -> None:
+    """A run that is cut and resumed in this process is the run that was not."""
+    whole = record_run(make(MemoryStorage()))
+    storage = MemoryStorage()
+    first = record_run(make(storage), cut=cut or step_is(step or 1))
+    rest = record_run(make(storage), resume=True)
+    kept = {number: each for number, each in first.steps.items() if number <= rest.began_at}
+    joined = Record(kept | rest.steps, rest.began_at, rest.values, rest.tensors)
+    assert first_difference(whole, joined, [0]) is None
+
+
+def making(folder: Path, data: Any, kind: type[Trainer] = Trainer, parts: Any = None, **given: Any) -> Any:
+    """Makes the same Trainer each time, saving to the storage that it is given."""
+    return lambda storage: small_trainer(
+        folder,
+        kind,
+        {"model": net(0.3), "train_dataset": data(), "storage": storage, **(parts() if parts else {})},
+        **given,
+    )
+
+
+# Nothing that was trained on is read again
+
+
+class Counting(Dataset[dict[str, Tensor]]):
+    """A long data set that notes what is read of it."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 5 * MILLION
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.read.append(index)
+        return {"x": torch.full((4,), index / len(self)), "labels": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size: int) -> None:
+    """Resumed at step 1,000,000 a map-style run reads the samples of its next steps, and no others."""
+    storage = MemoryStorage()
+    given: dict[str, Any] = {"max_steps": MILLION + 3, "per_device_train_batch_size": batch_size, "logging_steps": MILLION}
+    make = making(tmp_path, Counting, **given)
+    far = make(storage)
+    for event in far.stream():
+        state = far.session.run.state if far.session else None
+        if type(event) is StepBegan and state is not None and state.step == 0:  # as if it had trained all along
+            state.step = state.updates = state.batches = MILLION - 1
+            state.position = state.samples = (MILLION - 1) * batch_size
+            far.session.run.batches.loader.place.now.samples = state.position + batch_size
+        if type(event) is StepEnded:
+            far.request_save()
+            far.request_stop()
+    resumed = make(storage)
+    resumed.train(resume_from_checkpoint=True)
+
+    loader = resumed.get_train_dataloader()
+    loader.batch_sampler.go_to(0, MILLION * batch_size)
+    expected = [index for _, indices in zip(range(3), loader.batch_sampler, strict=False) for index in indices]
+    assert resumed.train_dataset.read == expected
+    assert resumed.state.global_step == MILLION + 3
+
+
+class Collating:
+    """Notes what is collated."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def __call__(self, features: list[Any]) -> Any:
+        self.batches.append([round(float(feature["x"][0]), 4) for feature in features])
+        return default_data_collator(features)
+
+
+def test_skipped_rows_are_not_collated_and_a_bar_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Iterable data are passed over row by row; with `disable_tqdm=False` a progress bar counts them."""
+    storage, collate = MemoryStorage(), Collating()
+    make = making(tmp_path, lambda: Streamed("none"), parts=lambda: {"data_collator": collate}, max_steps=5)
+    record_run(make(storage), cut=step_is(3))
+    collate.batches.clear()
+    make(storage).train(resume_from_checkpoint=True)
+
+    expected = [round(float(row["x"][0]), 4) for row in rows(22)]
+    assert collate.batches == [expected[12:16], expected[16:20]]
+    assert capsys.readouterr().err == ""
+
+    make = making(tmp_path, lambda: Streamed("none"), max_steps=5, disable_tqdm=False)
+    make(storage).train(resume_from_checkpoint=True)
+    shown = capsys.readouterr().err
+    assert "Passing over samples" in shown
+    assert "0/12" in shown  # tqdm shows no more of what takes less than a tenth of a second
+
+
+def test_a_bar_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up with a warning, once."""
+    storage = MemoryStorage()
+    make = making(tmp_path, lambda: Streamed("none"), max_steps=5, disable_tqdm=False)
+    record_run(make(storage), cut=step_is(4))
+
+    def fail(*args: Any) -> None:
+        raise OSError("the terminal is gone")
+
+    monkeypatch.setattr(PassingBar, "_show", fail)
+    with pytest.warns(UserWarning, match="the terminal is gone.*the run goes on without it") as caught:
+        make(storage).train(resume_from_checkpoint=True)
+    assert (
+        len([warning for warning in caught if "Passing" in str(warning.message) or "gone" in str(warning.message)]) == 1
+    )
+
+
+# Data that are awkward
+
+
+class Shuffled(IterableDataset[Any]):
+    """Comes in an order that python's global stream gives when a pass begins, with noise from it as rows come."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(14))
+        random.shuffle(order)
+        every = rows(14)
+        for index in order:
+            yield {**every[index], "x": every[index]["x"] + random.random()}
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 6])
+def test_a_stream_that_shuffles_by_a_global_stream_resumes_exactly(tmp_path: Path, step: int) -> None:
+    """The order is drawn again as it was, and the noise goes on where the run left it."""
+    assert_exact(making(tmp_path, Shuffled, max_steps=9), step)
+
+
+class Buffered(IterableDataset[Any]):
+    """A buffer whose next row python's global stream chooses, row by row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        waiting, buffer = iter(rows(14)), []
+        for row in waiting:
+            buffer.append(row)
+            if len(buffer) == 5:
+                yield buffer.pop(random.randrange(5))
+        while buffer:
+            yield buffer.pop(random.randrange(len(buffer)))
+
+
+@pytest.mark.parametrize("given", [{"keyed_data_randomness": True}, {"dataloader_num_workers": 1}])
+def test_rows_with_streams_of_their_own_are_chosen_again_as_they_were(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Keyed by its place in the epoch each choice is made anew, whatever else drew random numbers in between."""
+
+    class Drawing(Dropping):
+        def __call__(self, features: list[Any]) -> Any:
+            return {name: value + random.random() for name, value in default_data_collator(features).items()}
+
+    for step in (2, 5):
+        assert_exact(making(tmp_path, Buffered, parts=lambda: {"data_collator": Drawing()}, max_steps=7, **given), step)
+
+
+class Dropping:
+    """Leaves rows out, so that a batch has fewer than were read for it, or sometimes packs them into one."""
+
+    def __call__(self, features: list[Any]) -> Any:
+        positive = [feature for feature in features if feature["labels"] > 0] or features[:1]
+        return default_data_collator(positive)
+
+
+@pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: StreamedWithState("numpy")])
+@pytest.mark.parametrize("step", [1, 4, 6, 7])
+def test_batches_of_fewer_rows_than_were_read_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
+    """Where to go on is counted in samples that were read, not in rows that the model saw."""
+    assert_exact(making(tmp_path, data, parts=lambda: {"data_collator": Dropping()}, max_steps=9), step)
+
+
+def test_reading_lengths_leaves_the_random_streams_alone(tmp_path: Path) -> None:
+    """Grouped by length, an augmented data set whose lengths are read once more on a resume goes on exactly."""
+
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return 22
+
+        def __getitem__(self, index: int) -> Any:
+            row = rows(22)[index]
+            return {**row, "x": row["x"] + random.random(), "long": index % 5}
+
+    given: dict[str, Any] = {"train_sampling_strategy": "group_by_length", "length_column_name": "long", "max_steps": 8}
+    for step in (2, 6):
+        assert_exact(making(tmp_path, Noisy, **given), step)
+
+
+@pytest.mark.parametrize("whole_batches", [False, True])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_stateful_stream_resumes_exactly_around_its_end(tmp_path: Path, step: int, whole_batches: bool) -> None:
+    """Within a pass, after its last window, which is a partial one and read to the end of the rows, and after it."""
+
+    class Rows(StreamedWithState):
+        def __init__(self) -> None:
+            super().__init__("torch")
+            self.rows = self.rows[: 20 if whole_batches else 22]
+
+    assert_exact(making(tmp_path, Rows, max_steps=5, gradient_accumulation_steps=3), step)
+
+
+class GoesOnFromItsEnd(Streamed):
+    """Begins an iteration where its state says, which after a pass is the end, and only the next at the beginning."""
+
+    start = position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        share, start = self.share(), self.start
+        self.start = 0
+        for self.position in range(start + 1, len(share) + 1):
+            yield share[self.position - 1]
+
+    def state_dict(self) -> Any:
+        return self.position
+
+    def load_state_dict(self, state: Any) -> None:
+        self.start = self.position = state
+
+
+@pytest.mark.parametrize("step", [3, 6, 7])
+def test_data_whose_state_is_their_end_begin_again(tmp_path: Path, step: int) -> None:
+    """Saved between two passes, the next one is whole."""
+    assert_exact(making(tmp_path, lambda: GoesOnFromItsEnd("none"), max_steps=9), step)
+    assert_exact(
+        making(tmp_path, lambda: GoesOnFromItsEnd("none"), max_steps=9, save_strategy="epoch"),
+        cut=lambda event: type(event).__name__ == "EpochEnded",
+    )
+
+
+@pytest.mark.parametrize("data", [MappedWithState, StreamedWithState, Streamed, GoesOnFromItsEnd])
+@pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.matrix)])
+def test_workers_that_stay_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
+    """With persistent workers, whose data sets keep their state from epoch to epoch."""
+    given: dict[str, Any] = {"max_steps": 15, "dataloader_num_workers": 2, "dataloader_persistent_workers": True}
+    assert_exact(making(tmp_path, lambda: data("torch"), **given), step)
+
+
+# What does not fit, or is not wished
+
+
+class Unkept(StreamedWithState):
+    """Hands out its generator, not the generator's state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self.read, "random": self.random}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
+def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path: Path, workers: int) -> None:
+    """The sentence says what it is, why it cannot be kept, and what to do."""
+    trainer = making(tmp_path, lambda: Unkept("none"), max_steps=3, dataloader_num_workers=workers)(MemoryStorage())
+    with pytest.raises(
+        DataError, match=r"state_dict of Unkept holds a Random at \S*random, .* no pickle .*let state_d"
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: GoesOnFromItsEnd("none")])
+def test_with_ignore_data_skip_the_epoch_begins_again(tmp_path: Path, data: Any) -> None:
+    """As with the reference, the run goes on with the first sample of the epoch that it was in."""
+    storage, collate = MemoryStorage(), Collating()
+    given: dict[str, Any] = {"max_steps": 9, "train_sampling_strategy": "sequential"}
+    record_run(making(tmp_path, data, **given)(storage), cut=step_is(3))
+    make = making(tmp_path, data, parts=lambda: {"data_collator": collate}, ignore_data_skip=True, **given)
+    make(storage).train(resume_from_checkpoint=True)
+
+    assert collate.batches[0] == [round(float(row["x"][0]), 4) for row in rows(4)]
+    assert len(collate.batches) == 6
+
+
+def test_a_stream_may_go_on_with_other_workers(tmp_path: Path) -> None:
+    """A warning says that the rows come in another order, and no row that was trained on comes again in this pass."""
+    storage = MemoryStorage()
+    record_run(making(tmp_path, lambda: StreamedWithState("none"), max_steps=5)(storage), cut=step_is(2))
+    make = making(tmp_path, lambda: StreamedWithState("none"), max_steps=5, dataloader_num_workers=2)
+    resumed = make(storage)
+    with pytest.warns(UserWarning, match="Choose the same dataloader_num_workers"):
+        resumed.train(resume_from_checkpoint=True)
+
+    assert resumed.state.global_step == 5
+
+
+# Runs that ended early
+
+
+def stopping(patience: int) -> Any:
+    return lambda: {"callbacks": [EarlyStoppingCallback(patience)], "eval_dataset": rows(6)}
+
+
+def test_a_run_that_early_stopping_ended_ends_again_unless_patience_grew(tmp_path: Path) -> None:
+    """Resumed at its end it takes no step and ends as it ended; with more patience it trains on."""
+    storage = MemoryStorage()
+    given: dict[str, Any] = {
+        "max_steps": 30, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+        "metric_for_best_model": "loss", "load_best_model_at_end": True, "learning_rate": 0.5, "logging_steps": 4,
+        "save_total_limit": None,
+    }  # fmt: skip
+    first = making(tmp_path, lambda: rows(16), parts=stopping(2), **given)(storage)
+    first.train()
+    ended = first.state.global_step
+    assert 2 < ended < 30
+    again = making(tmp_path, lambda: rows(16), parts=stopping(2), **given)(storage)
+    again.train(resume_from_checkpoint=True)
+    patient = making(tmp_path, lambda: rows(16), parts=stopping(9), **given)(storage)
+    patient.train(resume_from_checkpoint=True)
+
+    assert again.state.global_step == ended
+    assert history(again) == history(first)
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), first.model.parameters(), strict=True))
+    assert patient.state.global_step > ended
+
+
+def test_a_second_run_of_a_trainer_is_not_ended_by_the_first(tmp_path: Path) -> None:
+    """Patience that is used up ends a run that is resumed, and not one that begins afresh."""
+    given: dict[str, Any] = {
+        "max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss",
+        "learning_rate": 0.5,
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "EarlyStoppingCallback ends the run some evaluations")
+        trainer = making(tmp_path, lambda: rows(16), parts=stopping(1), **given)(MemoryStorage())
+        trainer.train()
+        assert trainer.state.global_step < 6
+        trainer.train()
+    assert trainer.state.global_step >= 1

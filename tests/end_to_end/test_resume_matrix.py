@@ -1,0 +1,103 @@
+"""Runs of every kind, interrupted in every way and resumed in fresh processes, equal those that were not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexloop.app.resume_exactness.differences import first_difference
+from tests.end_to_end.resume.cases import FACTORS, SCHEDULES, allowed
+from tests.end_to_end.resume.covering import Choice, all_pairs, covering_array, pairs_of
+from tests.end_to_end.resume.halves import read
+
+ROOT = Path(__file__).parents[2]
+PLAIN: Choice = {
+    "workers": 0, "augmentation": "torch", "dropout": 0.3, "accumulation": 4, "schedule": "linear",
+    "precision": "fp32", "early stopping": True, "callback": True, "way": "cut twice",
+}  # fmt: skip
+
+
+def in_a_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> None:
+    listed = folder / "cases.json"
+    listed.write_text(json.dumps(cases))
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.end_to_end.resume.halves", str(listed), str(folder), *parts],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+
+
+def assert_all_resume_exactly(cases: list[tuple[int, Choice]], folder: Path) -> None:
+    """Three processes: one runs the whole runs and the first halves, one goes on, and one more with those cut twice."""
+    in_a_process(cases, folder, "whole", "0")
+    in_a_process(cases, folder, "1")
+    twice = [(number, case) for number, case in cases if case["way"] == "cut twice"]
+    if twice:
+        in_a_process(twice, folder, "2")
+    differing = {}
+    for number, case in cases:
+        steps: dict[int, Any] = {}
+        parts = sorted(path.stem for path in (folder / str(number)).glob("[0-9].json"))
+        assert len(parts) == (3 if case["way"] == "cut twice" else 2)
+        for part in parts:
+            noted = read(folder / str(number), part)
+            steps = {step: each for step, each in steps.items() if step <= noted.began_at} | noted.steps
+        noted.steps = steps
+        found = first_difference(read(folder / str(number), "whole"), noted, [0])
+        if found is not None:
+            differing[number] = f"{case}: {found}"
+    assert not differing, f"{len(differing)} of {len(cases)} differ:\n" + "\n".join(differing.values())
+
+
+def cases() -> list[tuple[int, Choice]]:
+    return list(enumerate(covering_array(FACTORS, allowed)))
+
+
+def test_the_array_has_every_pair() -> None:
+    """Each two values that go together come together in one of the cases at least, and nothing else comes."""
+    chosen = covering_array(FACTORS, allowed)
+
+    assert set().union(*map(pairs_of, chosen)) == all_pairs(FACTORS, allowed)
+    assert all(allowed(case) and case.keys() == FACTORS.keys() for case in chosen)
+    assert chosen == covering_array(FACTORS, allowed)
+    assert len(chosen) < 200
+    assert len(SCHEDULES) == 12
+
+
+def test_every_kind_of_data_resumes_exactly_in_a_fresh_process(tmp_path: Path) -> None:
+    """Weights, optimizer, history, data and random streams are those of the whole run, with everything switched on.
+
+    With workers what is kept is where the run stands, and not what they have read ahead.
+    """
+    ways, precisions = FACTORS["way"][:4], FACTORS["precision"]
+    chosen = [
+        {**PLAIN, "data": data, "way": ways[number % len(ways)], "precision": precisions[number % len(precisions)]}
+        for number, data in enumerate(FACTORS["data"])
+    ]
+    ahead = {"workers": 2, "way": "cut", "accumulation": 1}
+    chosen += [{**PLAIN, **ahead, "data": data} for data in ("map with state", "iterable", "iterable with state")]
+    assert_all_resume_exactly(list(enumerate(chosen)), tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_every_pair_resumes_exactly(tmp_path: Path) -> None:
+    """The covering array, its halves in processes of many cases each."""
+    assert_all_resume_exactly(cases(), tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("number", [0, 17, 34, 51, 68])
+def test_it_resumes_exactly_alone_in_its_processes(tmp_path: Path, number: int) -> None:
+    """A case of the array whose every half has a process of its own."""
+    assert_all_resume_exactly([cases()[number]], tmp_path)

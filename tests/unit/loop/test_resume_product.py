@@ -1,0 +1,272 @@
+"""Every combination of what a run is made of, cut in every way: it goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.app.resume_exactness.differences import first_difference
+from hexloop.app.resume_exactness.driving import Cut, Record, record_run, step_is
+from hexloop.domain import evaluation
+from hexloop.domain.best import BestMetric
+from hexloop.domain.boundary import heed
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.early_stopping import patience_after
+from hexloop.domain.events import AnyEvent, EpochEnded, EvaluationBegan, PredictionStepEnded
+from hexloop.domain.run import Evaluation, Run
+from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
+from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.domain.state import RunState
+from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.testing import (
+    InMemoryBatches,
+    LeastSquaresEvaluator,
+    MemoryStorage,
+    SimulatedScaling,
+    StatefulBatches,
+    StreamedBatches,
+    least_squares,
+    simulated_run,
+)
+
+# A run that is told to stop before its first save has no best checkpoint to end with.
+pytestmark = pytest.mark.filterwarnings("ignore:The run ends with")
+
+ROWS: list[Row] = [((x / 8,), x / 4 + 1) for x in range(-5, 6)]
+"""Eleven rows: six batches of two an epoch, the last of one; two windows of four batches, the last of two."""
+
+STEPS = {1: 13, 4: 5}
+"""By accumulation: two epochs and a bit of the third."""
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cosine_with_min_lr": {"min_lr": 0.01},
+    "cosine_warmup_with_min_lr": {"min_lr": 0.01},
+    "warmup_stable_decay": {"num_decay_steps": 2},
+    "reduce_lr_on_plateau": {"patience": 0, "threshold": 0.3},
+    "greedy": {"patience": 0},
+}
+LOSS = BestMetric("loss")
+
+
+class NoisyRows:
+    """Rows with noise from a generator of their own, all of which their state tells."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows, self._read, self._random = rows, 0, random.Random(5)
+
+    def __iter__(self) -> Iterator[Row]:
+        while self._read < len(self._rows):
+            features, target = self._rows[self._read]
+            self._read += 1
+            yield features, target + self._random.gauss(0, 0.1)
+        self._read = 0
+
+    def state_dict(self) -> Any:
+        return [self._read, self._random.getstate()]
+
+    def load_state_dict(self, state: Any, /) -> None:
+        self._read, (version, words, gauss) = state
+        self._random.setstate((version, tuple(words), gauss))
+
+
+DATA: Mapping[str, Callable[[], Any]] = {
+    "map": lambda: InMemoryBatches(ROWS, 2),
+    "iterable": lambda: StreamedBatches(ROWS, 2),
+    "stateful": lambda: StatefulBatches(NoisyRows(ROWS), 2),
+}
+
+
+@frozen
+class Kind:
+    """What a run is made of. company: early stopping, the best metric and a callback that keeps something."""
+
+    data: str
+    schedule: str
+    accumulation: int
+    scaling: bool
+    company: bool
+
+
+def make(kind: Kind, storage: MemoryStorage) -> Run[Any, Any]:
+    """A run as a new process would make it."""
+    trainable, steps = least_squares(1, 0.1), STEPS[kind.accumulation]
+    run: Run[Any, Any] = simulated_run(
+        ROWS,
+        trainable=trainable,
+        batches=DATA[kind.data](),
+        accumulation=kind.accumulation,
+        max_steps=steps,
+        scheduler=scheduler(kind.schedule, steps, trainable.set_learning_rates),
+        precision=SimulatedScaling(overflows=(2, 7), growth_interval=3) if kind.scaling else None,
+        storage=storage,
+        state=RunState(run="mine"),
+        triggers=Triggers(
+            log=Trigger(Interval.STEPS, 3),
+            evaluate=Trigger(Interval.STEPS, 2),
+            save=Trigger(Interval.STEPS, 2) if kind.company else Trigger(),
+        ),
+    )
+    run.report = lambda values: run.state.history.append(dict(values))
+    run.evaluate = lambda: evaluate(run, LeastSquaresEvaluator(trainable.model, ROWS[:5], 2))
+    if kind.company:
+        run.best = LOSS
+        run.report = lambda values: run.state.history.append({**values, "rows": run.state.callbacks["rows"]})
+        run.evaluate = lambda: with_patience(run, LeastSquaresEvaluator(trainable.model, ROWS[:5], 2))
+        run.counters = [lambda batch: count(run, batch)]
+        assert isinstance(run.checkpoints, CheckpointStore)
+        run.checkpoints = Deciding(run, run.checkpoints.storage, run.checkpoints.contents, load_best_at_end=True)
+    return run
+
+
+class Deciding(CheckpointStore):
+    """Decides once more, when the run is resumed, whether patience has ended it."""
+
+    def __init__(self, run: Run[Any, Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.run = run
+
+    def resume(self, name: str | None = None) -> RunState | None:
+        state = super().resume(name)
+        self.run.control.should_training_stop = state is not None and state.callbacks.get("patience", 0) >= 2
+        return state
+
+
+def scheduler(name: str, steps: int, set_rates: Any) -> ScheduledRates | AdaptiveRates:
+    options = OPTIONS.get(name, {})
+    if name in ADAPTIVE:
+        return AdaptiveRates(build_adaptive(name, options), LOSS, (0.1,), set_rates)
+    shape = build_shape(name, base_rate=0.1, warmup_steps=2, total_steps=steps, options=options)
+    return ScheduledRates(shape, (0.1,), set_rates)
+
+
+def evaluate(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation:
+    def heed_requests() -> Iterator[AnyEvent]:
+        return heed(run) if run.agreement.waiting else iter(())
+
+    return evaluation.evaluate(
+        evaluator,
+        prefix="eval",
+        step=run.state.step,
+        clock=run.clock,
+        report=run.report,
+        heed=heed_requests,
+        interrupted=lambda: run.stopped,
+    )
+
+
+def with_patience(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation:
+    """Ends the run after two evaluations in a row that were hardly better than the best."""
+    metrics = yield from evaluate(run, evaluator)
+    if metrics is not None:
+        kept = run.state.callbacks
+        best = run.state.best_metric
+        kept["patience"] = patience_after(
+            metrics["eval_loss"], best, kept.get("patience", 0), greater_is_better=False, threshold=0.02
+        )
+        run.control.should_training_stop = kept["patience"] >= 2 or run.control.should_training_stop
+    return metrics
+
+
+def count(run: Run[Any, Any], batch: Sequence[Row]) -> None:
+    run.state.callbacks["rows"] = run.state.callbacks.get("rows", 0) + len(batch)
+
+
+class At:
+    """The n-th event of a kind."""
+
+    def __init__(self, kind: type[Any], number: int) -> None:
+        self.kind, self.left = kind, number
+
+    def __call__(self, event: AnyEvent) -> bool:
+        self.left -= isinstance(event, self.kind)
+        return self.left == 0 and isinstance(event, self.kind)
+
+
+Way = Callable[[int], Sequence[tuple[Cut, bool]]]
+"""From the number of steps of a run to the interruptions of it: where, and whether it is told to stop or just ends."""
+
+WAYS: Mapping[str, Way] = {
+    "after the first step": lambda last: [(step_is(1), False)],
+    "in the middle of an epoch": lambda last: [(step_is(min(3, last - 1)), False)],
+    "stopped there": lambda last: [(step_is(min(3, last - 1)), True)],
+    "at the last step of an epoch": lambda last: [(step_is(min(6 if last > 6 else 2, last - 1)), False)],
+    "at the end of an epoch": lambda last: [(At(EpochEnded, 1), False)],
+    "before the last step": lambda last: [(step_is(last - 1), True)],
+    "when an evaluation begins": lambda last: [(At(EvaluationBegan, 1), True)],
+    "in the middle of an evaluation": lambda last: [(At(PredictionStepEnded, 5), True)],
+    "twice in a row": lambda last: [(step_is(min(2, last - 2)), False), (step_is(min(3, last - 1)), True)],
+}
+
+
+def cut_after(step: int) -> Way:
+    return lambda last: [(step_is(step), False)]
+
+
+def joined(steps: dict[int, Any], rest: Record) -> dict[int, Any]:
+    return {step: noted for step, noted in steps.items() if step <= rest.began_at} | rest.steps
+
+
+def interrupted(kind: Kind, way: Way, last: int) -> Record:
+    """What is noted of a run that was interrupted and then brought to its end."""
+    storage, steps = MemoryStorage(), dict[int, Any]()
+    for number, (cut, stop) in enumerate(way(last)):
+        steps = joined(steps, record_run(make(kind, storage), resume=number > 0, cut=cut, stop=stop))
+        storage.crash()
+    rest = record_run(make(kind, storage), resume=True)
+    rest.steps = joined(steps, rest)
+    return rest
+
+
+PRODUCT = list(product(DATA, [*SHAPES, *ADAPTIVE], STEPS, [False, True], [False, True], WAYS))
+
+
+def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
+    whole: dict[Kind, Record] = {}
+    for *each, way in chosen:
+        kind = Kind(*each)
+        if kind not in whole:
+            whole[kind] = record_run(make(kind, MemoryStorage()))
+            assert whole[kind].last_step >= 4, kind
+        found = first_difference(whole[kind], interrupted(kind, WAYS[way], whole[kind].last_step), [0])
+        assert found is None, (kind, way, found)
+
+
+def test_combinations_resume_exactly() -> None:
+    """Weights, optimizer, schedule, loss scale, history and every step equal the whole run's, however it was cut."""
+    chosen = PRODUCT[::11]  # 11 divides no number of values, so all values of a factor come
+    assert all({each[factor] for each in chosen} == {each[factor] for each in PRODUCT} for factor in range(6))
+    assert_resumes_exactly(chosen)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("data", DATA)
+def test_every_combination_resumes_exactly(data: str) -> None:
+    """The whole product: 3 kinds of data, 12 schedules, 2 accumulations, scaling, company, 9 ways of interruption."""
+    assert len(PRODUCT) == 3 * 12 * 2 * 2 * 2 * 9
+    assert_resumes_exactly([each for each in PRODUCT if each[0] == data])
+
+
+@pytest.mark.parametrize("accumulation", STEPS)
+@pytest.mark.parametrize("data", DATA)
+def test_it_resumes_exactly_at_every_step(data: str, accumulation: int) -> None:
+    """Cut after any of its steps, a run in full company goes on exactly."""
+    kind = Kind(data, "reduce_lr_on_plateau", accumulation, scaling=True, company=True)
+    whole = record_run(make(kind, MemoryStorage()))
+    for step in range(1, whole.last_step):
+        found = first_difference(whole, interrupted(kind, cut_after(step), 0), [step])
+        assert found is None, (step, found)
+
+
+def test_early_stopping_ends_some_of_these_runs() -> None:
+    """The product means something: patience ends the runs in company, at different steps."""
+    ends = {
+        record_run(make(Kind("map", name, 1, scaling=False, company=True), MemoryStorage())).last_step
+        for name in [*SHAPES, *ADAPTIVE]
+    }
+    assert min(ends) < max(ends) < STEPS[1]
