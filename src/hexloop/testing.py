@@ -23,6 +23,8 @@ from hexloop.adapters.hub.memory import MemoryHub
 from hexloop.adapters.hub.none import NoHub
 from hexloop.adapters.interrupts.manual import ManualInterrupts
 from hexloop.adapters.interrupts.none import NoInterrupts
+from hexloop.adapters.journal.memory import MemoryJournal
+from hexloop.adapters.journal.none import NoJournal
 from hexloop.adapters.logger.none import NoLogger
 from hexloop.adapters.logger.recording import RecordingLogger
 from hexloop.adapters.losses.plain import PlainLosses
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from hexloop.app.contracts.exportable import ExportableContract
     from hexloop.app.contracts.hub import HubContract
     from hexloop.app.contracts.interrupts import InterruptsContract
+    from hexloop.app.contracts.journal import JournalContract
     from hexloop.app.contracts.learner import LearnerContract
     from hexloop.app.contracts.logger import LoggerContract
     from hexloop.app.contracts.losses import LossesContract
@@ -83,6 +86,7 @@ __all__ = [
     "InMemoryBatches",
     "InMemorySnapshots",
     "InterruptsContract",
+    "JournalContract",
     "Kill",
     "LearnerContract",
     "LeastSquares",
@@ -95,10 +99,12 @@ __all__ = [
     "ManualClock",
     "ManualInterrupts",
     "MemoryHub",
+    "MemoryJournal",
     "MemoryStorage",
     "MomentumOptimizer",
     "NoHub",
     "NoInterrupts",
+    "NoJournal",
     "NoLogger",
     "Outcome",
     "ParallelismContract",
