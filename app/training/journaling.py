@@ -15,7 +15,6 @@ from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerpr
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.run import Run
-from hexloop.ports.device import Device
 from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.storage import Storage
 
@@ -36,7 +35,7 @@ class RunJournal:
     """
 
     journal: Journal
-    device: Device
+    device: str
     settings: Mapping[str, Fact]
     each_step: bool
     _batches: deque[str | None] = field(factory=deque, init=False)
@@ -143,7 +142,7 @@ def journal_of(trainer: Trainer) -> RunJournal:
     """Who follows the next run of `trainer`."""
     args, adapters = trainer.args, trainer.adapters
     settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in ASIDE}
-    return RunJournal(adapters.journal, adapters.device, settings, args.journal == "steps")
+    return RunJournal(adapters.journal, adapters.device.name, settings, args.journal == "steps")
 
 
 def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:

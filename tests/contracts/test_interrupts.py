@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
 
+from hexloop.adapters.clock.manual import ManualClock
 from hexloop.adapters.interrupts.manual import ManualInterrupts
+from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts
+from hexloop.adapters.interrupts.several import SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.app.contracts.interrupts import InterruptsContract
 from hexloop.ports.interrupts import Interrupts
@@ -24,6 +28,57 @@ class TestManualInterrupts(InterruptsContract):
     def provoke(self, interrupts: Interrupts) -> Callable[[], None]:
         assert isinstance(interrupts, ManualInterrupts)
         return interrupts.interrupt
+
+
+class TestTouchedFile(InterruptsContract):
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        return tmp_path / "stop"
+
+    @pytest.fixture
+    def interrupts(self, file: Path) -> PolledInterrupts:
+        return PolledInterrupts(FileTouched(str(file)), period=60.0)
+
+    @pytest.fixture
+    def provoke(self, interrupts: PolledInterrupts, file: Path) -> Callable[[], None]:
+        def touch() -> None:
+            file.touch()
+            interrupts.look()
+
+        return touch
+
+
+class TestDeadline(InterruptsContract):
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def interrupts(self, clock: ManualClock) -> PolledInterrupts:
+        return PolledInterrupts(Deadline(100.0, 20.0, clock), period=60.0)
+
+    @pytest.fixture
+    def provoke(self, interrupts: PolledInterrupts, clock: ManualClock) -> Callable[[], None]:
+        def wait() -> None:
+            clock.advance(80.0)
+            interrupts.look()
+
+        return wait
+
+
+class TestSeveralInterrupts(InterruptsContract):
+    @pytest.fixture
+    def sources(self) -> list[ManualInterrupts]:
+        return [ManualInterrupts(), ManualInterrupts()]
+
+    @pytest.fixture
+    def interrupts(self, sources: list[ManualInterrupts]) -> SeveralInterrupts:
+        return SeveralInterrupts(sources)
+
+    @pytest.fixture(params=[0, 1])
+    def provoke(self, sources: list[ManualInterrupts], request: pytest.FixtureRequest) -> Callable[[], None]:
+        number: int = request.param
+        return sources[number].interrupt
 
 
 @pytest.mark.parametrize("chosen", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

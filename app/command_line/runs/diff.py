@@ -87,7 +87,7 @@ def _lines(comparison: Comparison, one: Timeline, other: Timeline, given: tuple[
 def _told(parting: Parting) -> str:
     until = "" if parting.equal_until is None else f"; equal until step {parting.equal_until:,}"
     values = _values(parting.one, parting.other)
-    return f"differs at step {parting.step:,} ({parting.name}){values}{until}"
+    return f"not equal at step {parting.step:,} ({parting.name}){values}{until}"
 
 
 def _values(one: Fact, other: Fact) -> str:

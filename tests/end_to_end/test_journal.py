@@ -1,0 +1,154 @@
+"""What a Trainer's run notes of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hexloop import TrainerCallback
+from hexloop.adapters.journal.json_lines import read
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerprint
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.journal import compare, timelines
+from hexloop.testing import MemoryJournal
+from tests.end_to_end.small.models import Noisy, net, rows
+from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+
+
+def noted(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The notes of a kind in a run's journal."""
+    return [note for note in read(folder / "journal.jsonl") if note["kind"] == kind]
+
+
+def test_a_save_is_noted_in_all_its_phases_with_what_it_wrote(tmp_path: Path) -> None:
+    """Each phase once, in order, and the digests of the weights' files that the manifest has."""
+    small_trainer(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=1, max_steps=4).train()
+    saves = noted(tmp_path, "save")
+    first = [note["phase"] for note in saves if note["checkpoint"] == "checkpoint-2"]
+    assert first == ["began", "taken", "first_byte", "written", "published"]
+    assert [note["phase"] for note in saves][-1] == "rotated"
+    digests = [note["weights"]["model.safetensors"] for note in saves if note["phase"] == "published"]
+    assert len(set(digests)) == 2
+    assert [note["step"] for note in noted(tmp_path, "ended")] == [4]
+
+
+def test_logs_are_noted_with_the_random_streams(tmp_path: Path) -> None:
+    """As they join the history, each with a fingerprint that is another after each step with dropout."""
+    trainer = small_trainer(tmp_path, save_strategy="epoch", parts={"model": net(0.3)})
+    trainer.train()
+    logged = noted(tmp_path, "logged")
+    assert [note["values"]["loss"] for note in logged[:-1]] == [each["loss"] for each in trainer.state.log_history[:-1]]
+    assert len({note["random"] for note in logged[:-1]}) == 4
+
+
+def test_steps_are_noted_without_reading_a_loss_before_the_next_log(tmp_path: Path) -> None:
+    """Batches, rates and streams at once; the losses, of windows of two batches, when the log is due."""
+    kinds: list[list[str]] = []
+    journal = MemoryJournal()
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            kinds.append([str(note["kind"]) for note in journal.notes])
+
+    trainer = small_trainer(
+        tmp_path,
+        journal="steps",
+        max_steps=4,
+        logging_steps=4,
+        gradient_accumulation_steps=2,
+        num_train_epochs=2,
+        parts={"train_dataset": rows(40), "journal": journal, "callbacks": [Looks()]},
+    )
+    trainer.train()
+    assert kinds[-1] == ["began", "step", "step", "step", "step"]
+    losses: Any = next(note["losses"] for note in journal.notes if note["kind"] == "losses")
+    assert sum(losses) / 4 == pytest.approx(trainer.state.log_history[0]["loss"], rel=1e-6)
+    fingerprints: Any = [note["batches"] for note in journal.notes if note["kind"] == "step"]
+    assert [len(each) for each in fingerprints] == [2, 2, 2, 2]
+    assert len({each for window in fingerprints for each in window}) == 8
+
+
+def test_a_run_that_is_told_to_write_nothing_keeps_no_journal(tmp_path: Path) -> None:
+    """Neither without checkpoints, nor with `off`, nor where they go to memory."""
+    small_trainer(tmp_path / "no").train()
+    small_trainer(tmp_path / "off", save_strategy="epoch", journal="off").train()
+    small_trainer(tmp_path / "memory", save_strategy="epoch", parts={"storage": MemoryStorage()}).train()
+    assert list(tmp_path.rglob("journal.jsonl")) == []
+    with pytest.raises(ConfigurationError, match="nothing can be appended"):
+        small_trainer(tmp_path, journal="steps", parts={"storage": MemoryStorage()})
+
+
+@pytest.mark.parametrize("journal", ["off", "events", "steps"])
+def test_noting_changes_nothing(tmp_path: Path, journal: str) -> None:
+    """The weights are the same, bit for bit, however much is noted."""
+    parts = {"model": net(0.3), "train_dataset": Noisy(16)}
+    plain = small_trainer(tmp_path / "plain", parts=parts)
+    plain.train()
+    kept = small_trainer(tmp_path / "kept", journal=journal, save_strategy="epoch", parts={**parts, "model": net(0.3)})
+    kept.train()
+    assert same_weights(weights(kept), weights(plain))
+
+
+def test_data_that_cannot_be_fingerprinted_end_no_run(tmp_path: Path) -> None:
+    """It is told once, and the run goes on without its journal."""
+
+    class Odd(dict[str, Tensor]):
+        def items(self) -> Any:
+            if self.get("x") is not None and len(self) == 2:
+                raise RuntimeError("no items")
+            return super().items()
+
+    def collate(samples: list[Any]) -> Any:
+        return Odd({name: torch.stack([sample[name] for sample in samples]) for name in ("x", "labels")})
+
+    trainer = small_trainer(tmp_path, journal="steps", parts={"data_collator": collate})
+    trainer.args.remove_unused_columns = False
+    with pytest.warns(UserWarning, match="The journal cannot follow the run"):
+        assert trainer.train().global_step == 4
+
+
+def test_two_runs_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+    """A second run appends to the journal of the first, and both can be compared."""
+    for seed in (1, 1):
+        small_trainer(tmp_path, save_strategy="epoch", seed=seed, parts={"model": net(0.3)}).train()
+    one, other = timelines(read(tmp_path / "journal.jsonl")).values()
+    assert compare(one, other).first is None
+    assert compare(one, other).last == 4
+
+
+def test_a_fingerprint_tells_values_types_and_shapes() -> None:
+    """And not how a mapping was filled, nor how a tensor lies in memory."""
+    x = torch.arange(6.0).reshape(2, 3)
+    same = [{"a": x, "b": [1, "t"]}, {"b": [1, "t"], "a": x.t().contiguous().t()}]
+    others = [
+        {"a": x + 1, "b": [1, "t"]},
+        {"a": x.double(), "b": [1, "t"]},
+        {"a": x.reshape(3, 2), "b": [1, "t"]},
+        {"a": x, "b": [2, "t"]},
+        {"a": x, "c": [1, "t"]},
+        {"a": x.numpy(), "b": [1, "t"]},
+        {"a": x.bfloat16(), "b": None},
+        {"a": torch.tensor(1.0), "b": torch.zeros(0, 2)},
+    ]
+    assert len({batch_fingerprint(batch) for batch in same}) == 1
+    assert len({batch_fingerprint(batch) for batch in [same[0], *others]}) == 1 + len(others)
+    assert batch_fingerprint({"a": x.to("meta")}) is None
+
+
+def test_each_random_stream_shows_in_the_fingerprint() -> None:
+    """A draw from any of the three changes it; asking for it does not."""
+    import random
+
+    import numpy as np
+
+    seen = [random_fingerprint("cpu"), random_fingerprint("cpu")]
+    assert seen[0] == seen[1]
+    for draw in (random.random, random.gauss, np.random.rand, lambda: torch.rand(1)):
+        draw()
+        seen.append(random_fingerprint("cpu"))
+    assert len(set(seen)) == 5

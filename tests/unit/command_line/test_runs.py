@@ -1,0 +1,100 @@
+"""`hexloop runs diff` and `--resume auto`, on real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.command_line.commands import NOISY, Commands
+
+
+@pytest.fixture
+def recipe(commands: Commands) -> str:
+    """A recipe whose steps are all noted."""
+    return commands.write("steps.yaml", NOISY.replace("save_steps: 100", "save_steps: 3\n  journal: steps"))
+
+
+def test_a_run_that_was_stopped_and_resumed_does_not_part_from_one_that_was_not(
+    commands: Commands, recipe: str
+) -> None:
+    """Data, random streams, rates, losses and weights are equal at every step; the exit code is 0."""
+    assert commands("train", recipe, "--output_dir", "whole").code == 0
+    text = Path(recipe).read_text() + '\ncallbacks: [{call: signalling.Signals, step: 4, names: ["SIGTERM"]}]\n'
+    stopping = commands.write("stopping.yaml", text)
+    stopped = commands("train", stopping, "--resume", "auto")
+    assert stopped.code == 3
+    assert stopped.last_line.endswith("go on with: hexloop train stopping.yaml --resume auto")
+    assert commands("train", recipe, "--resume", "auto").code == 0
+    diff = commands("runs", "diff", "whole", "out")
+    assert (diff.code, diff.output.splitlines()[0]) == (
+        0,
+        "whole and out are equal at every step that was compared, up to step 9.",
+    )
+    for line in (
+        "data          equal at all 9 steps",
+        "randomness    equal at all",
+        "weights       equal at all 3 steps",
+    ):
+        assert line in diff.output, diff.output
+
+
+def test_it_says_what_parted_first_and_where(commands: Commands, recipe: str) -> None:
+    """With another learning rate it is the rate, at the first step; then the loss, and what follows from it."""
+    assert commands("train", recipe, "--output_dir", "one").code == 0
+    assert commands("train", recipe, "--output_dir", "other", "--learning_rate", "0.2").code == 0
+    diff = commands("runs", "diff", "one", "other")
+    assert diff.code == 1
+    lines = diff.output.splitlines()
+    assert lines[0] == "one and other part at step 1: first in the learning rate."
+    assert [line[2:16].strip() for line in lines[1:5]] == ["learning rate", "loss", "weights", "metrics"]
+    assert "  data          equal at all 9 steps compared" in lines
+    assert "  learning_rate: 0.1 and 0.2" in lines
+    told = json.loads(commands("runs", "diff", "one", "other", "--json").output)
+    assert told["partings"][0]["what"] == "learning rate"
+    assert told["settings"]["learning_rate"] == [0.1, 0.2]
+
+
+def test_another_seed_shows_in_the_random_streams_before_the_first_step(commands: Commands) -> None:
+    """Without notes of each step, too: the streams are noted as the run begins."""
+    recipe = commands.write("whole.yaml", NOISY)
+    assert commands("train", recipe, "--output_dir", "one").code == 0
+    assert commands("train", recipe, "--output_dir", "other", "--seed", "7").code == 0
+    diff = commands("runs", "diff", "one", "other")
+    assert diff.code == 1
+    assert diff.output.startswith("one and other part at step 0: first in the randomness.")
+
+
+def test_runs_that_are_not_there_are_told_together(commands: Commands) -> None:
+    """Each is named, with what to name instead."""
+    commands.write("journal.jsonl", '{"kind": "began", "run": "abc", "step": 0}\n')
+    outcome = commands("runs", "diff", "nowhere", "journal.jsonl@x")
+    assert outcome.code == 2
+    assert "You chose the run nowhere" in outcome.errors
+    assert "the runs in journal.jsonl are abc" in outcome.errors
+    assert commands("runs", "diff", "journal.jsonl@ab", "journal.jsonl").code == 0
+    assert commands("runs").code == 2
+
+
+def test_the_same_line_finds_a_finished_run(commands: Commands, recipe: str) -> None:
+    """It says so, exits with 0, makes nothing and trains nothing; a longer run goes on."""
+    assert commands("train", recipe, "--resume", "auto").code == 0
+    before = Path("out", "journal.jsonl").read_bytes()
+    again = commands("train", recipe, "--resume", "auto")
+    assert again.code == 0
+    assert again.output.startswith("steps.yaml: this run is finished, after 9 steps; its checkpoints are in out.")
+    assert Path("out", "journal.jsonl").read_bytes() == before
+    longer = commands("train", recipe, "--resume", "auto", "--max_steps", "12")
+    assert longer.code == 0
+    assert "Done after 12 of 12 steps." in longer.output
+
+
+def test_another_runs_checkpoints_are_not_gone_on_from_unasked(commands: Commands, recipe: str) -> None:
+    """Where the folder holds those of two runs, `auto` is an error that names them."""
+    assert commands("train", recipe, "--max_steps", "3").code == 0
+    assert commands("train", recipe, "--max_steps", "6", "--save_steps", "2").code == 0
+    outcome = commands("train", recipe, "--resume", "auto")
+    assert outcome.code == 1
+    assert "2 runs" in outcome.errors
+    assert "name the checkpoint to go on from" in outcome.errors
