@@ -9,7 +9,7 @@ from functools import partial
 
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name
+from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name, staged_name
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, NewerSchemaError, StorageError
 from hexloop.ports.storage import Publication, Storage
@@ -62,6 +62,22 @@ def runs_in(storage: Storage) -> dict[str, str]:
         with suppress(CheckpointError):
             found.setdefault(read_manifest(storage, checkpoint_name(step)).run, checkpoint_name(step))
     return found
+
+
+def publish_staged(storage: Storage) -> None:
+    """Let every checkpoint appear that is staged whole and whose name is free.
+
+    A disk that acknowledged a rename and then lost it leaves one, and so does a death between a checkpoint's renaming
+    and its removal. Nothing else has a valid manifest in its staging folder. Where the storage has no rename, none is
+    staged.
+    """
+    if storage.capabilities.publication is not Publication.RENAME:
+        return
+    taken = {entry.name for entry in storage.list("")}
+    for folder in sorted(taken):
+        name = staged_name(folder)
+        if name is not None and name not in taken and _is_good(storage, folder):
+            storage.move(folder, name)
 
 
 def last_run(storage: Storage) -> str | None:

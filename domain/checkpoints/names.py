@@ -19,7 +19,7 @@ REASON = "damaged.txt"
 
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 _ASIDE = re.compile(r"(?:replaced|damaged)-[1-9][0-9]*-checkpoint-[0-9]+")
-_UNFINISHED = re.compile(r"\.unfinished-([0-9a-f]{16})-([0-9a-z]+)(?:-.+)?")
+_UNFINISHED = re.compile(r"\.unfinished-([0-9a-f]{16})-([0-9a-z]+)(?:-(.+))?")
 
 
 def checkpoint_name(step: int) -> str:
@@ -31,6 +31,12 @@ def step_of(name: str) -> int | None:
     """The step in a checkpoint's name; None where it is not the name of a checkpoint."""
     match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def staged_name(name: str) -> str | None:
+    """The checkpoint that is staged in a folder of this name; None where it is not the name of a staging folder."""
+    match = _UNFINISHED.fullmatch(name)
+    return match[3] if match and match[3] and step_of(match[3]) is not None else None
 
 
 def free_name(name: str, taken: Container[str], because: str = "replaced") -> str:

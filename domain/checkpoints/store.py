@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from attrs import define, field
 
 from hexloop.domain.checkpoints.background import Task
-from hexloop.domain.checkpoints.choosing import newest, open_checkpoint
+from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, step_of
@@ -178,6 +179,8 @@ class CheckpointStore:
 
     def _choose(self, name: str | None) -> str | None:
         """The checkpoint to go on from, verified."""
+        with suppress(StorageError):
+            publish_staged(self.storage)
         if name is not None:
             return open_checkpoint(self.storage, name).name
         found = newest(self.storage, quarantine=True)

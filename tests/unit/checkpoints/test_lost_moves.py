@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.names import MANIFEST, Owner
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import CheckpointPublished
@@ -70,6 +70,47 @@ def test_a_lost_rename_leaves_the_checkpoint_whole_under_another_name(limit: int
     """Whichever rename is lost, the last that was told is whole: published, or still staged."""
     for disk, told in losses(Publication.RENAME, limit, "move"):
         assert whole(disk)[-1] == told[-1]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_run_goes_on_from_a_checkpoint_whose_rename_was_lost(limit: int) -> None:
+    """Whichever rename is lost, the next process finds the last that was told, and nothing is left over in the end."""
+    for disk, told in losses(Publication.RENAME, limit, "move"):
+        store = make_store(disk, limit)
+        state = store.resume()
+        assert state is not None
+        assert state.step == told[-1]
+        save_at(store, state, SAVES + 1)
+        assert names(disk)[-1] == f"checkpoint-{SAVES + 1}"
+        assert len(names(disk)) == limit
+
+
+def test_a_staged_checkpoint_that_is_not_whole_stays_hidden() -> None:
+    """A folder that lost its manifest or a file with the rename is cleaned up, and not published."""
+    for missing in ("manifest.json", "weights/all.bin"):
+        disk = MemoryStorage()
+        save_at(make_store(disk), RunState(run="mine"), 1)
+        save_at(make_store(disk), RunState(run="mine"), 2)
+        staged = Owner("mine", "0").staging("checkpoint-2")
+        disk.move("checkpoint-2", staged)
+        disk.remove(f"{staged}/{missing}")
+        store = make_store(disk)
+        state = store.resume()
+        assert state is not None
+        assert state.step == 1
+        save_at(store, state, 3)
+        assert names(disk) == ["checkpoint-1", "checkpoint-3"]
+
+
+def test_a_storage_that_lets_nobody_write_can_be_resumed_from() -> None:
+    """What is staged stays where it is, and the run goes on from what is published."""
+    disk = MemoryStorage()
+    for step in (1, 2):
+        save_at(make_store(disk), RunState(run="mine"), step)
+    disk.move("checkpoint-2", Owner("mine", "0").staging("checkpoint-2"))
+    state = make_store(FaultyStorage(disk, [Fault(1, Effect.FAIL, "move", times=9)])).resume()
+    assert state is not None
+    assert state.step == 1
 
 
 def test_with_two_kept_a_lost_rename_costs_one_checkpoint_at_most() -> None:
