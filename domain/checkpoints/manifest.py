@@ -13,6 +13,7 @@ from attrs.validators import and_, deep_mapping, ge, instance_of, optional
 from hexloop.domain.checkpoints.names import stays_inside
 from hexloop.domain.errors import DamagedCheckpointError
 from hexloop.domain.state import Migration, migrate
+from hexloop.domain.strict_json import read_json
 from hexloop.ports.storage import Stored
 
 SCHEMA_VERSION = 1
@@ -73,7 +74,7 @@ class Manifest:
         """
         body = unseal(data)
         try:
-            document = migrate(json.loads(body), MIGRATIONS, SCHEMA_VERSION)
+            document = migrate(read_json(body), MIGRATIONS, SCHEMA_VERSION)
             del document["schema_version"]
             document["files"] = {path: Stored(**stored) for path, stored in document["files"].items()}
             return cls(**document)

@@ -9,8 +9,13 @@ from hexloop.domain.checkpoints.reading import Checkpoint
 
 
 def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], world_size: int) -> None:
-    """Say where what the checkpoint was written with and what there is now may give other last bits."""
+    """Say where what the checkpoint was written with and what there is now may give other last bits.
+
+    One that says nothing of its surroundings, because another library wrote the run, is not warned of.
+    """
     manifest = checkpoint.manifest
+    if not manifest.environment:
+        return
     then = {**manifest.environment, "processes": str(manifest.world_size)}
     now = {**environment, "processes": str(world_size)}
     differences = [

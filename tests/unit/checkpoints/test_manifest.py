@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hexloop.domain.checkpoints import manifest as module
 from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, Manifest, seal, unseal
-from hexloop.domain.errors import CheckpointError
+from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
 from hexloop.ports.storage import Stored
 
 names = st.text(min_size=1).filter(lambda text: not set(text) & set("/\\\0") and text not in (".", ".."))
@@ -149,3 +149,10 @@ def test_an_older_schema_is_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
     old = json.loads(unseal(sealed(schema_version=0, processes=EXAMPLE.world_size)))
     del old["world_size"]
     assert Manifest.from_json(seal((json.dumps(old, indent=2) + "\n").encode())) == EXAMPLE
+
+
+def test_a_manifest_that_names_a_thing_twice_is_refused() -> None:
+    """Which of the two was meant nobody can say, though its digest be right."""
+    body = unseal(EXAMPLE.to_json()).replace(b'"step": ', b'"step": 1,\n  "step": ', 1)
+    with pytest.raises(DamagedCheckpointError, match="twice"):
+        Manifest.from_json(seal(body))

@@ -109,6 +109,14 @@ def test_other_surroundings_are_told(storage: MemoryStorage) -> None:
         assert then.resume() is not None
 
 
+def test_a_checkpoint_without_surroundings_is_not_warned_of(storage: MemoryStorage) -> None:
+    """One that says nothing of where it was written gives nothing to compare."""
+    list(CheckpointStore(storage, SmallContents()).save(RunState(run="mine", step=5)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CheckpointStore(storage, SmallContents(), environment={"python": "3.12"}).resume() is not None
+
+
 def test_a_second_save_at_a_step_changes_nothing(storage: MemoryStorage) -> None:
     """A step that has its checkpoint is not saved again, in the same session or the next; it is told as published."""
     store = save_all(storage, "mine", [5])
