@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from hexloop import EarlyStoppingCallback, Trainer, default_data_collator
+from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.resume_exactness.differences import first_difference
 from hexloop.app.resume_exactness.driving import Cut, Record, record_run, step_is
@@ -69,7 +71,11 @@ class Counting(Dataset[dict[str, Tensor]]):
 def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size: int) -> None:
     """Resumed at step 1,000,000 a map-style run reads the samples of its next steps, and no others."""
     storage = MemoryStorage()
-    given: dict[str, Any] = {"max_steps": MILLION + 3, "per_device_train_batch_size": batch_size, "logging_steps": MILLION}
+    given: dict[str, Any] = {
+        "max_steps": MILLION + 3,
+        "per_device_train_batch_size": batch_size,
+        "logging_steps": MILLION,
+    }
     make = making(tmp_path, Counting, **given)
     far = make(storage)
     for event in far.stream():
@@ -156,6 +162,28 @@ class Shuffled(IterableDataset[Any]):
 def test_a_stream_that_shuffles_by_a_global_stream_resumes_exactly(tmp_path: Path, step: int) -> None:
     """The order is drawn again as it was, and the noise goes on where the run left it."""
     assert_exact(making(tmp_path, Shuffled, max_steps=9), step)
+
+
+class SharedEpoch(IterableDataset[int]):
+    """Keeps its epoch where all its copies see it, and takes its time to set it, as a stream of `datasets` may."""
+
+    def __init__(self) -> None:
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def set_epoch(self, epoch: int) -> None:
+        missing = epoch - int(self.epoch)
+        time.sleep(0.2)
+        self.epoch += missing
+
+    def __iter__(self) -> Iterator[int]:
+        yield from [int(self.epoch)] * 5
+
+
+def test_workers_do_not_race_for_the_epoch() -> None:
+    """It is set before they start, so that none of them adds to what another has set."""
+    loader = StreamLoader(SharedEpoch(), batch_size=2, collate_fn=list, num_workers=2)
+    for epoch in (1, 3):
+        assert {read for batch in loader.batches_from(epoch, 0) for read in batch} == {epoch}
 
 
 class Buffered(IterableDataset[Any]):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -78,6 +77,7 @@ class StreamLoader(KeepingLoader):
         standing = beginning.standing
         self.generator.manual_seed(epoch)
         self.rows.epoch.fill_(epoch)
+        set_epoch(self.users_data, epoch)
         if self.num_workers:
             self._send_workers(beginning)
             yield from self._delivered(standing)
@@ -90,23 +90,25 @@ class StreamLoader(KeepingLoader):
         """The rows from where reading is to go on."""
         standing = beginning.standing
         state = standing.states[0] if beginning.loads else None
-        set_epoch(self.dataset, standing.epoch)
         if state is None and standing.samples:
             return self._passed_over(standing)
         if state is None:
             standing.streams = None if self._stateful or self.rows.key_seed is not None else streams()
-            rows = begun_again(self.dataset) if self._anew else iter(self.dataset)
-            self._anew = False
+            anew, self._anew = self._anew, False
         else:
             load_state(self.dataset, state, "data")
             if standing.ended[0]:
                 self._anew = True
                 return iter(())
-            rows = begun_again(self.dataset) if beginning.anew else iter(self.dataset)
-            if not beginning.anew:
-                load_state(rows, state, "rows")
-        self._live = rows
+            anew = beginning.anew
+        rows = begun_again(self.dataset, self._follow) if anew else self._follow(iter(self.dataset))
+        if state is not None and not anew:
+            load_state(rows, state, "rows")
         return self.rows.keyed(rows, standing.epoch, standing.samples)
+
+    def _follow(self, rows: Iterator[Any]) -> Iterator[Any]:
+        self._live = rows
+        return rows
 
     def _passed_over(self, standing: Standing) -> Iterator[Any]:
         """The rows after those that were read, which are read once more with the streams that the epoch began with."""
@@ -114,8 +116,7 @@ class StreamLoader(KeepingLoader):
         with kept_streams():
             if standing.streams is not None:
                 put_streams(standing.streams)
-            self._live = iter(self.dataset)
-            rows = self.rows.keyed(self._live, standing.epoch)
+            rows = self.rows.keyed(self._follow(iter(self.dataset)), standing.epoch)
             for passed, _ in enumerate(zip(range(total), rows, strict=False), 1):
                 if passed % size == 0 or passed == total:
                     self._progress(passed, total)
@@ -211,6 +212,7 @@ class KeyedRows(IterableDataset[Any]):
         epoch, worker = int(self.epoch), info.id
         start = self.starts[worker]
         self.starts[worker] = Start(anew=start.ended)
+        # Workers that stay have not heard of it; where they share what it sets, it is set already and they do not race.
         set_epoch(self.dataset, epoch)
         for _ in range(start.waits):
             yield PASSED
@@ -235,15 +237,17 @@ class KeyedRows(IterableDataset[Any]):
             read += 1
 
 
-def begun_again(dataset: Any) -> Iterator[Any]:
-    """The rows of a new pass over data whose state is of the end of the last one.
+def begun_again(data: Any, follow: Callable[[Iterator[Any]], Iterator[Any]] = lambda rows: rows) -> Iterator[Any]:
+    """What a new pass gives over data whose state is of the end of the last one.
 
-    Some data go on from there, find nothing left, and begin again only at the next iteration.
+    Some data go on from there, find nothing left, and begin again only at the next iteration. `follow` is told of each.
     """
-    rows = iter(dataset)
-    for row in rows:
-        return chain([row], rows)
-    return iter(dataset)
+    empty = True
+    for row in follow(iter(data)):
+        empty = False
+        yield row
+    if empty:
+        yield from follow(iter(data))
 
 
 def set_epoch(data: Any, epoch: int) -> None:
