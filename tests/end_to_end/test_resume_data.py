@@ -283,7 +283,15 @@ def test_data_whose_state_is_their_end_begin_again(tmp_path: Path, step: int) ->
     )
 
 
-@pytest.mark.parametrize("data", [MappedWithState, StreamedWithState, Streamed, GoesOnFromItsEnd])
+@pytest.mark.parametrize(
+    "data",
+    [
+        MappedWithState,
+        StreamedWithState,
+        pytest.param(Streamed, marks=pytest.mark.matrix),
+        pytest.param(GoesOnFromItsEnd, marks=pytest.mark.matrix),
+    ],
+)
 @pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.matrix)])
 def test_workers_that_stay_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
     """With persistent workers, whose data sets keep their state from epoch to epoch."""
