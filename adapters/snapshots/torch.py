@@ -83,11 +83,11 @@ class TorchSnapshots:
         current = torch.cuda.current_stream(device)
         stream = current
         if beside:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
             stream.wait_stream(current)
         with torch.cuda.stream(stream):
             buffer.copy_(tensor, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(stream)
         if beside:
             tensor.record_stream(stream)
