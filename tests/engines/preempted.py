@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -109,7 +110,11 @@ def train(folder: Path, scenario: Scenario) -> None:
 
     def send() -> None:
         for name in scenario.signals:
-            (os.killpg if scenario.to_group else os.kill)(os.getpid(), getattr(signal, name))
+            if scenario.to_group:  # from outside: a worker takes a signal from its parent for an order to end
+                command = ["kill", f"-{name.removeprefix('SIG')}", "--", f"-{os.getpid()}"]
+                subprocess.run(command, start_new_session=True, check=True)
+            else:
+                os.kill(os.getpid(), getattr(signal, name))
             time.sleep(0.05)  # two that come at once are one
 
     storage = (

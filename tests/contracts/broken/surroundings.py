@@ -14,6 +14,7 @@ from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device
 from hexloop.ports.evaluator import Evaluator
 from hexloop.ports.interrupts import Interrupts
+from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.logger import Logger, Record
 from hexloop.ports.state import Part
 from hexloop.testing import (
@@ -22,11 +23,13 @@ from hexloop.testing import (
     DeviceContract,
     EvaluatorContract,
     InterruptsContract,
+    JournalContract,
     LeastSquaresEvaluator,
     LinearModel,
     LoggerContract,
     ManualClock,
     ManualInterrupts,
+    MemoryJournal,
     NoLogger,
     SimulatedDevice,
     SimulatedOutOfMemoryError,
@@ -68,6 +71,31 @@ class TestNeverSilent(InterruptsContract):
     def provoke(self, interrupts: Interrupts) -> Callable[[], None]:
         assert isinstance(interrupts, NeverSilent)
         return interrupts.interrupt
+
+
+class KeptUntilClosed(MemoryJournal):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[dict[str, Fact]] = []
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        self.waiting.append({"kind": kind, **facts})
+
+    def close(self) -> None:
+        self.notes += self.waiting
+        self.waiting.clear()
+
+
+class TestKeptUntilClosed(JournalContract):
+    broken = "test_a_note_is_kept_before_the_journal_is_closed"
+
+    @pytest.fixture
+    def journal(self) -> Journal:
+        return KeptUntilClosed()
+
+    def noted(self, journal: Journal) -> list[dict[str, Fact]]:
+        assert isinstance(journal, KeptUntilClosed)
+        return list(journal.notes)
 
 
 class AfraidOfNan(NoLogger):
