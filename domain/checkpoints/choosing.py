@@ -26,20 +26,26 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
     manifests = dict(_manifests(storage, quarantine))
     if run is None:
         _refuse_several_runs(storage, manifests)
-    remaining = {name: manifest for name, manifest in manifests.items() if run in (None, manifest.run)}
+    for name in from_newest({name: manifest for name, manifest in manifests.items() if run in (None, manifest.run)}):
+        try:
+            return verify(storage, name)
+        except CheckpointError as error:
+            _pass_over(storage, name, error, quarantine)
+    return None
+
+
+def from_newest(manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    """The names of a run's checkpoints, first the one at which it was left last, then what led there, then the rest."""
+    remaining = dict(manifests)
     lineage: Lineage | None = None
     while remaining:
         led_there = {
             name: each for name, each in remaining.items() if lineage is None or lineage.holds(each)
         } or remaining
         name = max(led_there, key=lambda name: (remaining[name].session, remaining[name].step))
-        try:
-            return verify(storage, name)
-        except CheckpointError as error:
-            _pass_over(storage, name, error, quarantine)
+        yield name
         manifest = remaining.pop(name)
         lineage = Lineage.after(manifest, manifest.session)
-    return None
 
 
 def open_checkpoint(storage: Storage, name: str) -> Checkpoint:

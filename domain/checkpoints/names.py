@@ -39,6 +39,16 @@ def staged_name(name: str) -> str | None:
     return match[3] if match and match[3] and step_of(match[3]) is not None else None
 
 
+def says_unfinished(name: str) -> bool:
+    """Whether a name, of a folder or of a file in one, says that a checkpoint is not whole."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
+def is_set_aside(name: str) -> bool:
+    """Whether a folder has the name of one that was a checkpoint."""
+    return _ASIDE.fullmatch(name) is not None
+
+
 def free_name(name: str, taken: Container[str], because: str = "replaced") -> str:
     """A name, not among those `taken`, for a folder that is not to be the checkpoint `name` any more."""
     candidates = (f"{because}-{number}-{name}" for number in count(1))

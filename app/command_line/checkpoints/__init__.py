@@ -8,6 +8,11 @@ from importlib import import_module
 from hexloop.app.command_line.exit_codes import ExitCode
 
 COMMANDS = {
+    "list": "hexloop.app.command_line.checkpoints.listing",
+    "verify": "hexloop.app.command_line.checkpoints.verifying",
+    "show": "hexloop.app.command_line.checkpoints.showing",
+    "diff": "hexloop.app.command_line.checkpoints.diff",
+    "prune": "hexloop.app.command_line.checkpoints.pruning",
     "import": "hexloop.app.command_line.checkpoints.importing",
     "export": "hexloop.app.command_line.checkpoints.exporting",
 }

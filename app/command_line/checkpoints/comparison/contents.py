@@ -1,0 +1,85 @@
+"""What a checkpoint holds, sorted by how it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from hexloop.adapters.contents.checkpoint import documents
+from hexloop.adapters.contents.checkpoint.keepers import MODEL
+from hexloop.adapters.contents.checkpoint.shards import INDEX, is_weights
+from hexloop.adapters.contents.checkpoint.stream import Stream
+from hexloop.adapters.contents.checkpoint.tensors import tensor_parts
+from hexloop.app.command_line.checkpoints.places import Place
+from hexloop.domain.checkpoints.reading import Checkpoint, verify
+from hexloop.domain.checkpoints.survey import STATE
+from hexloop.ports.state import Part
+from hexloop.ports.storage import Stored
+
+TENSORS, DOCUMENT = ".safetensors", ".json"
+
+
+@frozen
+class Contents:
+    """The contents of a verified checkpoint."""
+
+    place: Place
+    checkpoint: Checkpoint
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the manifest says, but for the files."""
+        manifest = self.checkpoint.manifest
+        names = ("run", "session", "ancestors", "parent", "step", "world_size", "environment")
+        return {name: getattr(manifest, name) for name in names}
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The files with tensors by what they are the state of, the model's first: all of its shards are one."""
+        found: dict[str, list[str]] = {}
+        for path in sorted(self._files, key=_order):
+            if path.endswith(TENSORS):
+                found.setdefault(MODEL if is_weights(path) else path.removesuffix(TENSORS), []).append(path)
+        return found
+
+    @property
+    def documents(self) -> list[str]:
+        """The JSON documents; the run's state comes last. An index of shards tells of files, and not of contents."""
+        return sorted((path for path in self._files if path.endswith(DOCUMENT) and path != INDEX), key=_order)
+
+    @property
+    def others(self) -> list[str]:
+        """All other files."""
+        return [path for path in sorted(self._files) if not path.endswith((TENSORS, DOCUMENT)) and path != INDEX]
+
+    def stored(self, paths: list[str]) -> list[Stored]:
+        """Sizes and digests of files."""
+        return [self._files[path] for path in paths]
+
+    def parts(self, paths: list[str]) -> list[Part]:
+        """The tensors of files, none of which is read yet. Raises CheckpointError where a file holds none."""
+        return [part for path in paths for part in tensor_parts(Stream(lambda path=path: self.read(path)), path)]  # type: ignore[misc]
+
+    def document(self, path: str) -> Any:
+        """The value of a JSON document. Raises CheckpointError where it is none."""
+        return documents.from_bytes(b"".join(self.read(path)))
+
+    def read(self, path: str) -> Iterator[memoryview]:
+        """A file's bytes."""
+        return self.place.storage.read(f"{self.place.name}/{path}")
+
+    @property
+    def _files(self) -> Mapping[str, Stored]:
+        return self.checkpoint.manifest.files
+
+
+def contents_of(place: Place) -> Contents:
+    """The contents of a checkpoint, all bytes of which are verified. Raises CheckpointError and StorageError."""
+    return Contents(place, verify(place.storage, place.name))
+
+
+def _order(path: str) -> tuple[bool, bool, bool, str]:
+    """The model first, then the optimizer, last where the run stands."""
+    return not is_weights(path), not path.startswith("optimizer."), path == STATE, path

@@ -1,0 +1,73 @@
+"""The folders and checkpoints that the commands are given, by path or URL."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol, runtime_checkable
+
+from attrs import frozen
+
+from hexloop.app.storages import as_location, is_elsewhere, joined, split_location, storage_for
+from hexloop.domain.checkpoints.names import MANIFEST, is_set_aside, says_unfinished, step_of
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.storage import Storage
+
+
+@runtime_checkable
+class Dated(Protocol):
+    """A storage that knows when a file was written."""
+
+    def modified(self, path: str) -> float | None:
+        """Seconds of the epoch; None where it does not know."""
+        ...
+
+
+@frozen
+class Place:
+    """A checkpoint, as it was `given`: its storage, and its name there."""
+
+    given: str
+    storage: Storage
+    name: str
+
+
+def open_folder(given: str) -> Storage:
+    """The storage of a folder of checkpoints. Raises ConfigurationError where there is none on this machine."""
+    refuse_missing([given])
+    return storage_for(given)
+
+
+def open_checkpoints(given: list[str]) -> list[Place]:
+    """The checkpoints that are given. Raises ConfigurationError, naming all folders that are not on this machine."""
+    refuse_missing(given)
+    places = []
+    for each in given:
+        parent, name = split_location(each)
+        places.append(Place(each, storage_for(parent), name))
+    return places
+
+
+def refuse_missing(given: list[str]) -> None:
+    """Raise ConfigurationError where folders of this machine are not there."""
+    missing = [each for each in given if not is_elsewhere(each) and not os.path.isdir(as_location(each))]
+    if missing:
+        raise ConfigurationError(f"You chose {each}, but there is no such folder; check its name." for each in missing)
+
+
+def is_checkpoint(given: str) -> bool:
+    """Whether a folder is meant as a checkpoint itself, rather than as one that holds some."""
+    name = split_location(given)[1]
+    if step_of(name) is not None or is_set_aside(name) or says_unfinished(name):
+        return True
+    return MANIFEST in {entry.name for entry in storage_for(given).list("")}
+
+
+def written_at(storage: Storage, name: str) -> float | None:
+    """When a checkpoint was written, in seconds of the epoch; None where nobody knows."""
+    folder = storage.capabilities.local_folder
+    try:
+        if folder is not None:
+            return os.stat(joined(folder, f"{name}/{MANIFEST}")).st_mtime
+        return storage.modified(f"{name}/{MANIFEST}") if isinstance(storage, Dated) else None
+    except OSError:
+        return None
