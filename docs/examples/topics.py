@@ -1,14 +1,15 @@
 """The English text that every Python carries: the topics of its interactive help, split once for all into two parts.
 
 The topics repeat each other (a statement's topic stands again inside its chapter), so each paragraph is kept only where
-it comes first: no paragraph that is held out stands in the training part. Tables, drawn with lines of dashes, are no
-English and are left out.
+it comes first: no paragraph that is held out stands in the training part. Tables and grammars are no English and are
+left out.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from pydoc_data.topics import topics
 
 BLOCK = 4_000
 """Bytes of consecutive paragraphs that go to one part together, so that held-out text reads as text."""
@@ -16,24 +17,21 @@ BLOCK = 4_000
 HELD_OUT_EVERY = 10
 """One block of so many is held out."""
 
-TABLE = re.compile(r"^\s*(\+[-=]{3}|\|\s{3})", re.MULTILINE)
-"""A line of a table: a rule, or a row whose first cell is empty."""
+NO_ENGLISH = re.compile(r"^\s*(\+[-=]{3}|\|\s)|::=", re.MULTILINE)
+"""The rules and rows of tables, and the alternatives and definitions of grammars."""
 
 
 def corpus() -> str:
     """All the topics, in the order of their names, as they stand."""
-    # A private module of documentation data: Python ships it, typeshed describes it as a plain dict.
-    from pydoc_data.topics import topics
-
     return "\n\n".join(text.strip("\n") for _, text in sorted(topics.items()))
 
 
 def unique_paragraphs(text: str) -> list[str]:
-    """The paragraphs of `text` in order, without tables, each one only the first time, however its lines are broken."""
+    """The English paragraphs of `text` in order, each one only the first time, however its lines are broken."""
     first_seen: dict[str, str] = {}
     for paragraph in re.split(r"\n(?:[ \t]*\n)+", text.strip("\n")):
         words = " ".join(paragraph.split())
-        if words and not TABLE.search(paragraph):
+        if words and not NO_ENGLISH.search(paragraph):
             first_seen.setdefault(words, paragraph)
     return list(first_seen.values())
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name, staged_name
+from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name, is_mark, staged_name
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, NewerSchemaError, StorageError
 from hexloop.ports.storage import Publication, Storage
@@ -101,7 +101,9 @@ def set_aside(storage: Storage, name: str, reason: str) -> str:
 
     Where a rename is cheap, the folder gets another name; where it is not, its manifest does.
     """
-    storage.remove(f"{name}/{REASON}")
+    for entry in storage.list(name):
+        if is_mark(entry.name) or entry.name == REASON:  # a mark would have it cleaned up, once it has no manifest
+            storage.remove(f"{name}/{entry.name}")
     storage.write(f"{name}/{REASON}", [f"{reason}\n".encode()])
     if storage.capabilities.publication is Publication.RENAME:
         aside = free_name(name, {entry.name for entry in storage.list("")}, "damaged")

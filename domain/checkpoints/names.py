@@ -49,6 +49,12 @@ def is_set_aside(name: str) -> bool:
     return _ASIDE.fullmatch(name) is not None
 
 
+def is_mark(name: str) -> bool:
+    """Whether `name` says, within a folder, that somebody has not finished it."""
+    match = _UNFINISHED.fullmatch(name)
+    return match is not None and match[3] is None
+
+
 def free_name(name: str, taken: Container[str], because: str = "replaced") -> str:
     """A name, not among those `taken`, for a folder that is not to be the checkpoint `name` any more."""
     candidates = (f"{because}-{number}-{name}" for number in count(1))
