@@ -45,6 +45,11 @@ def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:
     return parent, name
 
 
+def is_missing(location: str | os.PathLike[str]) -> bool:
+    """Whether a location is a folder of this machine that is not there; of a URL nobody knows before it is read."""
+    return not is_elsewhere(location) and not os.path.isdir(as_location(location))
+
+
 def joined(location: str | os.PathLike[str], name: str) -> str:
     """The path or URL of something in a folder."""
     location = os.fspath(location)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hexloop.app.command_line.driving import Progress
 from hexloop.app.command_line.resuming import AUTO, resume_command, source_of_resume
+from hexloop.app.storages import as_location, is_elsewhere, scheme_of
 from hexloop.app.training.finished import FINISHED
 from hexloop.app.wiring import JOURNAL
 from hexloop.domain.checkpoints.names import checkpoint_name
@@ -74,7 +74,13 @@ def _last_saved(trainer: Trainer, progress: Progress) -> int | None:
 
 
 def results(folder: str, since: float) -> list[str]:
-    """What a person can look at of what a run wrote to its folder after the time `since`, in seconds of the epoch."""
+    """What a person can look at of what a run wrote to its folder after the time `since`, in seconds of the epoch.
+
+    Nothing where that is no folder of this machine.
+    """
+    if is_elsewhere(folder):
+        return []
+    folder = as_location(folder) if scheme_of(folder) else folder
     found = [
         str(path)
         for path in sorted(Path(folder).glob("*"))
@@ -82,4 +88,4 @@ def results(folder: str, since: float) -> list[str]:
         if path.stat().st_mtime >= since - 1
     ]
     events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]
-    return found + [f"`tensorboard --logdir {shlex.quote(os.path.join(folder))}`"] * bool(events)
+    return found + [f"`tensorboard --logdir {shlex.quote(folder)}`"] * bool(events)

@@ -7,12 +7,20 @@ from argparse import Namespace
 from collections.abc import Collection, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line.exit_codes import ExitCode
 from hexloop.app.command_line.metrics_file import metrics_text, write_whole
 from hexloop.app.command_line.weights import load_weights, nothing_to_load
 from hexloop.app.recipe import read_recipe
+from hexloop.app.storages import is_elsewhere, joined
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+RESULTS = "eval_results.json"
+"""The file with the metrics in the output folder."""
 
 
 def run(options: Namespace) -> ExitCode:
@@ -26,8 +34,17 @@ def run(options: Namespace) -> ExitCode:
         trainer = recipe.make_trainer(("eval_dataset",))
         checkpoint = load_weights(trainer, options)
         text = metrics_text(trainer.evaluate(), checkpoint)
-        path = Path(options.output or Path(str(trainer.args.output_dir), "eval_results.json"))
-        write_whole(path, text.encode())
-        print(f"The metrics are in {path}.")
+        print(f"The metrics are in {_write(text.encode(), options.output, trainer)}.")
     print(text, end="")
     return ExitCode.DONE
+
+
+def _write(text: bytes, output: str | None, trainer: Trainer) -> str:
+    """Write the metrics to the file that is named, else to the output folder; gives where they are."""
+    folder = str(trainer.args.output_dir)
+    if output is None and is_elsewhere(folder):
+        trainer.adapters.storage.remove(RESULTS)
+        trainer.adapters.storage.write(RESULTS, [text])
+    else:
+        write_whole(Path(output or joined(folder, RESULTS)), text)
+    return output or joined(folder, RESULTS)

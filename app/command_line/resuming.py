@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.storages import is_elsewhere, joined, storage_for
+from hexloop.app.storages import is_missing, joined, storage_for
 from hexloop.domain.checkpoints.choosing import runs_in
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -33,7 +32,7 @@ def nothing_to_resume(source: str | bool | None, arguments: TrainingArguments) -
             f"--resume: You chose to go on from the newest checkpoint, but there is none in {folder}; leave --resume "
             "out to train from the start, or set output_dir."
         )
-    elif isinstance(source, str) and source != AUTO and not is_elsewhere(source) and not os.path.isdir(source):
+    elif isinstance(source, str) and source != AUTO and is_missing(source):
         yield f"--resume: You chose to go on from {source!r}, but there is no such folder; name a checkpoint's folder."
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents, state_codec
 from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
-from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.storages import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
 from hexloop.domain.errors import CheckpointError
@@ -24,12 +23,12 @@ def nothing_to_load(options: Namespace, arguments: TrainingArguments) -> Iterato
     """A problem where the checkpoint that is wanted is not there."""
     folder = str(arguments.output_dir)
     if options.checkpoint is not None:
-        if not os.path.isdir(options.checkpoint):
+        if is_missing(options.checkpoint):
             yield (
                 f"--checkpoint: You chose {options.checkpoint!r}, but there is no such folder; name a checkpoint's "
                 "folder."
             )
-    elif not options.as_made and not checkpoint_steps(LocalStorage(folder)):
+    elif not options.as_made and not checkpoint_steps(storage_for(folder)):
         yield (
             f"No checkpoint is in {folder}; train first, name one with --checkpoint, or give --no-checkpoint to take "
             "the model as the recipe makes it."
@@ -47,8 +46,8 @@ def load_weights(trainer: Trainer, options: Namespace) -> str | None:
         return None
     storage = trainer.adapters.storage
     if options.checkpoint is not None:
-        parent, name = os.path.split(os.path.abspath(options.checkpoint))
-        storage = LocalStorage(parent)
+        parent, name = split_location(options.checkpoint)
+        storage = storage_for(parent)
         checkpoint = open_checkpoint(storage, name)
     else:
         checkpoint = _last(storage, trainer.args.load_best_model_at_end)

@@ -23,7 +23,9 @@ from hexloop.app.training.finished import finished_at
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
+from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import AnyEvent
@@ -159,11 +161,13 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
         return
     if resume_from is not True:
         refuse_foreign(str(resume_from))
+    store.alone = resume_from == AUTO
     newest = resume_from in (True, AUTO)
     state = store.resume() if newest else _resume_folder(trainer, run, store, str(resume_from))
     if state is None:
         if resume_from == AUTO:
             return
+        _refuse_foreign_ones(trainer.adapters.storage)
         raise CheckpointError(
             "You chose resume_from_checkpoint=True, but there is no good checkpoint in "
             f"{trainer.adapters.storage.capabilities.location}; name one, or train from the start."
@@ -180,6 +184,13 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
         trainer.callback_handler.callbacks = restored
     else:
         _take_attributes(trainer.callback_handler.callbacks, restored)
+
+
+def _refuse_foreign_ones(storage: Storage) -> None:
+    """Raise CheckpointError, with the command that reads it, for the newest checkpoint of another library."""
+    folder = storage.capabilities.local_folder
+    for step in checkpoint_steps(storage) if folder is not None else []:
+        refuse_foreign(os.path.join(folder or "", checkpoint_name(step)))
 
 
 def _stateful(trainer: Trainer) -> list[Any]:

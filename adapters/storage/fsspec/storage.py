@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from datetime import datetime
 from functools import partial
 from itertools import chain
 from typing import IO, Any
@@ -104,6 +105,13 @@ class FsspecStorage:
             if full_name.startswith(above):
                 names[full_name.removeprefix(above)] = entry["type"] == "directory"
         return tuple(Entry(name, is_folder) for name, is_folder in sorted(names.items()))
+
+    def modified(self, path: str) -> float | None:
+        """When a file was written, in seconds of the epoch; None where the service does not say."""
+        with suppress(NotImplementedError, OSError):
+            written: datetime = self._files.modified(self._locate(path))
+            return written.timestamp()
+        return None
 
     def move(self, source: str, destination: str) -> None:
         """Copy every file and remove the old ones; see `Storage.move`."""

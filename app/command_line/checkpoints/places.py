@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
-from hexloop.app.storages import as_location, is_elsewhere, joined, split_location, storage_for
+from hexloop.app.storages import is_missing, joined, split_location, storage_for
 from hexloop.domain.checkpoints.names import MANIFEST, is_set_aside, says_unfinished, step_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.storage import Storage
@@ -49,7 +49,7 @@ def open_checkpoints(given: list[str]) -> list[Place]:
 
 def refuse_missing(given: list[str]) -> None:
     """Raise ConfigurationError where folders of this machine are not there."""
-    missing = [each for each in given if not is_elsewhere(each) and not os.path.isdir(as_location(each))]
+    missing = list(filter(is_missing, given))
     if missing:
         raise ConfigurationError(f"You chose {each}, but there is no such folder; check its name." for each in missing)
 

@@ -1,0 +1,59 @@
+"""Checkpoints of a linear model, saved without a framework in milliseconds."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.domain.checkpoints.names import new_session
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.state import RunState
+from hexloop.ports.storage import Storage
+
+
+@define
+class SmallRun:
+    """A run of which only the saves are real: before each, its first weight becomes the step."""
+
+    storage: Storage
+    name: str
+    trainable: LeastSquares = field(factory=lambda: least_squares(3))
+    store: CheckpointStore = field(init=False)
+    state: RunState = field(init=False)
+
+    @store.default
+    def _make_store(self) -> CheckpointStore:
+        contents = CheckpointContents({"model": self.trainable.model, "optimizer": self.trainable.optimizer})
+        return CheckpointStore(self.storage, contents, session=new_session())
+
+    @state.default
+    def _make_state(self) -> RunState:
+        return RunState(run=self.name)
+
+    def save(self, step: int, eval_loss: float | None = None, weight: float | None = None) -> None:
+        """Save at a step; where an evaluation was made, it may have been the best."""
+        self.state.step = step
+        self.trainable.model.parameters[0] = float(step) if weight is None else weight
+        if eval_loss is not None:
+            self.state.history.append({"eval_runtime": 0.5, "eval_loss": eval_loss, "epoch": 0.5, "step": step})
+            if self.state.best_metric is None or eval_loss < self.state.best_metric:
+                self.state.best_metric, self.state.best_step = eval_loss, step
+        for _ in self.store.save(self.state):
+            pass
+
+
+def saved(storage: Storage, name: str, *steps: int) -> SmallRun:
+    """A run with a checkpoint at each of the steps, whose loss is best at step 20."""
+    run = SmallRun(storage, name)
+    for step in steps:
+        run.save(step, eval_loss=abs(step - 20) / 10)
+    return run
+
+
+def flip(storage: Storage, path: str) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(b"".join(storage.read(path)))
+    data[len(data) // 2] ^= 1
+    storage.remove(path)
+    storage.write(path, [bytes(data)])

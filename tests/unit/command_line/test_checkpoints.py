@@ -1,0 +1,306 @@
+"""`hexloop checkpoints list`, `verify`, `show` and `prune`: what is good, what is bad, what goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexloop.adapters.storage.fsspec import FsspecStorage
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.app.command_line.checkpoints.text import told_age, told_bytes
+from hexloop.domain.checkpoints.choosing import set_aside
+from hexloop.domain.checkpoints.names import Owner, new_session
+from hexloop.ports.storage import Storage
+from tests.unit.command_line.commands import Commands, Outcome
+from tests.unit.command_line.small_checkpoints import flip, saved
+
+WITHOUT_TORCH = """
+import json
+import sys
+
+sys.modules["torch"] = None
+from hexloop.app.command_line import main
+
+for words in json.loads(sys.argv[1]):
+    assert main(["checkpoints", *words]) == 0, words
+"""
+
+
+@pytest.fixture(params=["folder", "url"])
+def folder(request: pytest.FixtureRequest) -> str:
+    """Where the checkpoints are: a folder, where they appear by a rename, or a URL, where the manifest comes last."""
+    return "runs/one" if request.param == "folder" else f"memory://bucket/{uuid.uuid4().hex}"
+
+
+def storage_of(folder: str) -> Storage:
+    return FsspecStorage(folder) if "://" in folder else LocalStorage(folder)
+
+
+def listed(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """What --json says of each folder."""
+    return {each["name"]: each for each in json.loads(outcome.output)["checkpoints"]}
+
+
+def names(storage: Storage) -> list[str]:
+    return [entry.name for entry in storage.list("")]
+
+
+def test_a_list_tells_step_size_metric_run_and_condition(commands: Commands, folder: str) -> None:
+    """A line for each, by step; the newest and the best are marked; the exit code is 0."""
+    saved(storage_of(folder), "morning-run-1", 10, 20, 100)
+    outcome = commands("checkpoints", "list", folder)
+    assert (outcome.code, outcome.errors) == (0, "")
+    head, *lines = outcome.output.splitlines()
+    assert head.split() == ["name", "step", "age", "size", "metric", "run", "state"]
+    assert [line.split()[0] for line in lines] == ["checkpoint-10", "checkpoint-20", "checkpoint-100"]
+    assert [line.split()[7:] for line in lines] == [
+        ["1", "morning-", "good"],
+        ["0", "morning-", "good", "best"],
+        ["8", "morning-", "good", "newest"],
+    ]
+    told = listed(commands("checkpoints", "list", folder, "--json"))["checkpoint-20"]
+    manifest = json.loads(b"".join(storage_of(folder).read("checkpoint-20/manifest.json")))
+    assert told["size"] == sum(stored["size"] for stored in manifest["files"].values())
+    assert told["written"] is not None
+    assert (told["step"], told["run"], told["metric"]) == (20, "morning-run-1", {"eval_loss": 0.0})
+
+
+def test_a_bad_one_is_listed_with_the_reason_below_it(commands: Commands, folder: str) -> None:
+    """The exit code is 1, and the newest is the newest good one; --quick does not see what the files hold."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20, 30)
+    flip(storage, "checkpoint-30/model.safetensors")
+    storage.remove("checkpoint-10/optimizer.safetensors")
+    outcome = commands("checkpoints", "list", folder)
+    assert outcome.code == 1
+    lines = outcome.output.splitlines()
+    assert lines[1].startswith("checkpoint-10 ")
+    assert lines[2] == "  is damaged: optimizer.safetensors is missing."
+    assert lines[3].split()[-3:] == ["good", "newest,", "best"]
+    assert lines[5] == "  is damaged: model.safetensors does not hold the bytes that were stored."
+    quick = commands("checkpoints", "list", folder, "--quick")
+    assert quick.code == 0
+    assert [line.split("not verified")[1].strip() for line in quick.output.splitlines()[1:]] == ["", "", "newest"]
+    assert "eval_loss" not in quick.output
+
+
+def test_what_is_no_checkpoint_is_listed_as_what_it_is(commands: Commands, folder: str) -> None:
+    """Set aside, unfinished, without its manifest, of another library: each is told apart; a lost manifest is bad."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20, 30)
+    aside = set_aside(storage, "checkpoint-10", "somebody dropped it").partition("/")[0]
+    owner = Owner("run", new_session())
+    unfinished = owner.staging("checkpoint-40") if folder.startswith("runs") else "checkpoint-40"
+    storage.write(f"{unfinished}/model.safetensors", [b"half"])
+    storage.write(f"{unfinished}/{owner.mark}", [])
+    storage.write("checkpoint-50/pytorch_model.bin", [b"theirs"])
+    assert commands("checkpoints", "list", folder).code == 0
+    storage.remove("checkpoint-20/manifest.json")
+    outcome = commands("checkpoints", "list", folder, "--json")
+    assert outcome.code == 1
+    told = {name: (each["state"], each["reason"]) for name, each in listed(outcome).items()}
+    assert told[aside] == ("set aside", "somebody dropped it")
+    assert told[unfinished] == ("unfinished", "a save or a removal that was not completed.")
+    assert told["checkpoint-50"][0] == "no checkpoint"
+    assert told["checkpoint-20"][0] == "bad"
+    assert "it has no manifest.json" in told["checkpoint-20"][1]
+    assert told["checkpoint-30"] == ("good", "")
+
+
+def test_a_checkpoint_that_is_staged_whole_is_told_apart(commands: Commands) -> None:
+    """One whose rename was lost is not gone: the next resume takes it up, and no pruning removes it."""
+    storage = LocalStorage("runs")
+    saved(storage, "run", 10, 20)
+    staged = Owner("run", new_session()).staging("checkpoint-20")
+    storage.move("checkpoint-20", staged)
+    assert "next resume" in listed(commands("checkpoints", "list", "runs", "--json"))[staged]["reason"]
+    assert commands("checkpoints", "prune", "runs", "--leftovers").code == 0
+    assert staged in names(storage)
+
+
+def test_runs_are_told_apart(commands: Commands) -> None:
+    """Each run has its newest and its best."""
+    storage = LocalStorage("runs")
+    saved(storage, "first", 10, 20, 30)
+    saved(storage, "second", 25, 35)
+    told = listed(commands("checkpoints", "list", "runs", "--json"))
+    assert [name for name, each in told.items() if each["newest"]] == ["checkpoint-30", "checkpoint-35"]
+    assert [name for name, each in told.items() if each["best"]] == ["checkpoint-20", "checkpoint-25"]
+
+
+def test_verify_reads_all_and_says_everything_that_is_wrong(commands: Commands, folder: str) -> None:
+    """Folders and checkpoints may be named together; 0 where all are good, else 1, and nothing is changed."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20)
+    saved(LocalStorage("other"), "run", 5)
+    good = commands("checkpoints", "verify", folder, "other/checkpoint-5")
+    assert (good.code, good.output.splitlines()[-1]) == (0, "Good: all 3.")
+    flip(storage, "checkpoint-10/model.safetensors")
+    storage.remove("checkpoint-10/run_state.json")
+    before = names(storage)
+    bad = commands("checkpoints", "verify", folder, "other")
+    assert bad.code == 1
+    assert bad.output.splitlines()[:3] == [
+        f"{folder}/checkpoint-10: bad",
+        "  is damaged: model.safetensors does not hold the bytes that were stored; run_state.json is missing.",
+        f"{folder}/checkpoint-20: good",
+    ]
+    assert bad.output.splitlines()[-1] == "Not good: 1 of 3."
+    told = json.loads(commands("checkpoints", "verify", f"{folder}/checkpoint-10", "--json").output)
+    assert (told["bad"], told["checkpoints"][0]["good"]) == (1, False)
+    assert names(storage) == before
+
+
+def test_show_tells_what_the_checkpoint_says_of_itself(commands: Commands, folder: str) -> None:
+    """The run, the step, the state, each file with its digest, and the tensors where they are asked for."""
+    saved(storage_of(folder), "morning", 10, 20)
+    text = commands("checkpoints", "show", f"{folder}/checkpoint-20", "--tensors").output
+    for word in (
+        "run         morning",
+        "parent      checkpoint-10",
+        "best_metric",
+        "xxh3-128:",
+        "Tensors of model.saf",
+    ):
+        assert word in text, text
+    told = json.loads(commands("checkpoints", "show", f"{folder}/checkpoint-20", "--tensors", "--json").output)
+    assert (told["run"], told["step"], told["parent"]) == ("morning", 20, "checkpoint-10")
+    assert told["state"]["best_checkpoint"] == "checkpoint-20"
+    weight, bias = told["tensors"]["model.safetensors"]
+    assert (weight["name"], weight["dtype"], weight["shape"], bias["name"]) == ("weight", "F64", [3], "bias")
+    manifest = json.loads(b"".join(storage_of(folder).read("checkpoint-20/manifest.json")))
+    assert told["files"] == manifest["files"]
+
+
+def test_prune_keeps_the_last_and_the_best(commands: Commands, folder: str) -> None:
+    """A dry run says the same and removes nothing."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20, 30, 40, 50)
+    words = ("checkpoints", "prune", folder, "--keep", "2", "--keep-best")
+    dry = commands(*words, "--dry-run")
+    assert dry.output.splitlines() == [f"Would remove checkpoint-{step}" for step in (10, 30, 40)]
+    assert len(names(storage)) == 5
+    outcome = commands(*words)
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert outcome.output.splitlines() == [f"Removed checkpoint-{step}" for step in (10, 30, 40)]
+    assert names(storage) == ["checkpoint-20", "checkpoint-50"]
+    assert commands("checkpoints", "verify", folder).code == 0
+    assert commands(*words).output == f"Nothing of the run run in {folder} is to be removed.\n"
+    told = json.loads(commands("checkpoints", "prune", folder, "--keep", "1", "--json").output)
+    assert told == {"run": "run", "removed": ["checkpoint-20"], "leftovers": [], "dry_run": False}
+
+
+def test_prune_touches_one_run_only_and_asks_which(commands: Commands, folder: str) -> None:
+    """With several, the run is named, by how its name begins; those of the others stay."""
+    storage = storage_of(folder)
+    saved(storage, "apple", 10, 30, 50)
+    saved(storage, "banana", 20, 40)
+    outcome = commands("checkpoints", "prune", folder, "--keep", "1")
+    assert outcome.code == 2
+    assert "it holds those of apple, banana; name one run with --run" in outcome.errors
+    assert commands("checkpoints", "prune", folder, "--keep", "1", "--run", "cherry").code == 2
+    assert len(names(storage)) == 5
+    assert commands("checkpoints", "prune", folder, "--keep", "1", "--run", "ap").code == 0
+    assert sorted(names(storage)) == ["checkpoint-20", "checkpoint-40", "checkpoint-50"]
+
+
+def test_prune_leaves_a_past_that_was_given_up(commands: Commands) -> None:
+    """A run that went on from an older checkpoint has two futures; only what led to the newer one is pruned."""
+    storage = LocalStorage("runs")
+    saved(storage, "run", 10, 20, 30)
+    again = saved(storage, "run")
+    resumed = again.store.resume("checkpoint-10")
+    assert resumed is not None
+    again.state = resumed
+    again.save(15)
+    again.save(25)
+    assert commands("checkpoints", "prune", "runs", "--keep", "1").output.splitlines() == [
+        "Removed checkpoint-10",
+        "Removed checkpoint-15",
+    ]
+    assert names(storage) == ["checkpoint-20", "checkpoint-25", "checkpoint-30"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "manifest.json"])
+def test_prune_removes_nothing_where_the_newest_is_not_good(commands: Commands, folder: str, file: str) -> None:
+    """What would be removed may be all that is left; so, too, where the newest cannot even say whose it is."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20, 30)
+    flip(storage, f"checkpoint-30/{file}")
+    outcome = commands("checkpoints", "prune", folder, "--keep", "1")
+    assert outcome.code == 1
+    assert "Nothing is removed, as" in outcome.errors
+    assert len(names(storage)) == 3
+
+
+def test_prune_removes_what_the_run_left_unfinished(commands: Commands, folder: str) -> None:
+    """What another run left unfinished stays; what was set aside, too."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20)
+    saved(storage, "other", 15)
+    left = []
+    for run, step in (("run", 30), ("other", 40)):
+        owner = Owner(run, new_session())
+        left.append(owner.staging(f"checkpoint-{step}") if folder.startswith("runs") else f"checkpoint-{step}")
+        storage.write(f"{left[-1]}/{owner.mark}", [])
+        storage.write(f"{left[-1]}/model.safetensors", [b"half"])
+    storage.write("damaged-1-checkpoint-5/model.safetensors", [b"half"])
+    words = ("checkpoints", "prune", folder, "--leftovers", "--run", "run")
+    assert commands(*words, "--dry-run").output == f"Would remove {left[0]}\n"
+    assert commands(*words).output == f"Removed {left[0]}\n"
+    assert set(names(storage)) == {
+        "checkpoint-10", "checkpoint-15", "checkpoint-20", "damaged-1-checkpoint-5", left[1],
+    }  # fmt: skip
+
+
+def test_what_is_not_there_is_told(commands: Commands) -> None:
+    """A folder that is missing is a wrong word (2); one without checkpoints lists none (0), and verifies none (1)."""
+    os.mkdir("empty")
+    for command in ("list", "verify", "show"):
+        outcome = commands("checkpoints", command, "nowhere")
+        assert outcome.code == 2
+        assert "You chose nowhere, but there is no such folder" in outcome.errors
+    listing = commands("checkpoints", "list", "empty")
+    assert (listing.code, listing.output) == (0, "No checkpoint is in empty.\n")
+    assert commands("checkpoints", "verify", "empty").code == 1
+    assert commands("checkpoints", "show", "empty").code == 1
+    assert commands("checkpoints", "prune", "empty").code == 2
+    assert commands("checkpoints", "prune", "empty", "--keep", "0").code == 2
+    assert commands("checkpoints", "prune", "empty", "--keep", "1").code == 2
+
+
+def test_torch_is_not_needed(tmp_path: Path) -> None:
+    """To look after checkpoints costs no import of torch, and works where there is none; neither does the help."""
+    saved(LocalStorage(tmp_path / "runs"), "run", 10, 20)
+    lines = [
+        ["list", "runs"],
+        ["verify", "runs"],
+        ["show", "runs/checkpoint-20", "--tensors"],
+        ["diff", "runs/checkpoint-20", "runs/checkpoint-20", "--all"],
+        ["prune", "runs", "--keep", "1", "--keep-best"],
+        ["prune", "--help"],
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, json.dumps(lines)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert names(LocalStorage(tmp_path / "runs")) == ["checkpoint-20"]
+
+
+def test_sizes_and_ages_are_told_in_their_unit() -> None:
+    """Three digits at most, and the largest unit of which there is one."""
+    assert [told_bytes(size) for size in (None, 0, 999, 1000, 999_600, 1_500_000_000)] == [
+        "-", "0 B", "999 B", "1 kB", "1 MB", "1.5 GB",
+    ]  # fmt: skip
+    assert [told_age(age) for age in (None, -1, 59, 60, 7200, 200_000)] == ["-", "0 s", "59 s", "1 min", "2 h", "2 d"]

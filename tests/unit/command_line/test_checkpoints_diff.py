@@ -1,0 +1,182 @@
+"""`hexloop checkpoints diff`: what differs first, by how much, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES, join, tensor_file
+from hexloop.adapters.storage.fsspec import FsspecStorage
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.trainable.torch.tensors import TYPES, part_of
+from hexloop.app.command_line.checkpoints.comparison import tensors
+from hexloop.app.command_line.checkpoints.comparison.tensors import compare_tensors
+from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.ports.files import File
+from hexloop.ports.storage import Storage
+from tests.unit.command_line.commands import Commands
+from tests.unit.command_line.small_checkpoints import flip, saved
+
+FIRST, SECOND = "one/checkpoint-20", "two/checkpoint-20"
+
+
+def checkpoint_of(storage: Storage, step: int, *files: File) -> None:
+    """A checkpoint of these files alone."""
+    name = f"checkpoint-{step}"
+    stored = {file.path: storage.write(f"{name}/{file.path}", file.chunks) for file in files}
+    manifest = Manifest("run", "session", {}, None, step, 1, {}, stored)
+    storage.write(f"{name}/manifest.json", [manifest.to_json()])
+
+
+def weights(values: dict[str, torch.Tensor], path: str = "model.safetensors") -> File:
+    return tensor_file(path, join(part_of(name, value) for name, value in values.items()))
+
+
+def test_two_runs_that_trained_alike_are_equal(commands: Commands) -> None:
+    """Names, sessions and readings of the clock are left out; --strict compares them, too."""
+    saved(LocalStorage("one"), "morning", 10, 20)
+    twin = saved(LocalStorage("two"), "evening", 10)
+    twin.save(20, eval_loss=0.0)
+    outcome = commands("checkpoints", "diff", FIRST, SECOND)
+    assert (outcome.code, outcome.output) == (0, f"{FIRST} and {SECOND} are equal.\n")
+    counts = commands("checkpoints", "diff", FIRST, SECOND, "--all")
+    assert counts.code == 0
+    assert "5 tensors compared, none different" in counts.output
+    strict = commands("checkpoints", "diff", FIRST, SECOND, "--strict")
+    assert strict.code == 1
+    assert strict.output.splitlines()[-1] == '  run_state.json: run is "morning" and "evening"'
+
+
+def test_the_first_tensor_that_differs_is_named_with_the_largest_difference(commands: Commands) -> None:
+    """The weights come first, and of them the element that differs most, with both values; a URL is as good."""
+    url = f"memory://bucket/{uuid.uuid4().hex}"
+    saved(LocalStorage("one"), "run", 10, 20)
+    other = saved(FsspecStorage(url), "run", 10)
+    other.trainable.model.parameters[2] = -0.25
+    other.save(20, eval_loss=3.0, weight=20.125)
+    outcome = commands("checkpoints", "diff", FIRST, f"{url}/checkpoint-20")
+    assert outcome.code == 1
+    assert outcome.output.splitlines() == [
+        f"{FIRST} and {url}/checkpoint-20 differ, first in:",
+        "  model: tensor weight, F64 [3]: 2 of 3 elements differ, by at most 0.25, at [2] (0 and -0.25)",
+    ]
+    everything = commands("checkpoints", "diff", FIRST, f"{url}/checkpoint-20", "--all").output.splitlines()
+    assert "  run_state.json: history[1].eval_loss is 0.0 and 3.0, 3 apart" in everything
+    assert "  run_state.json: best_step is 20 and 10, 10 apart" in everything
+    assert "5 tensors compared, 1 different" in everything
+    told = json.loads(commands("checkpoints", "diff", FIRST, f"{url}/checkpoint-20", "--json").output)
+    (difference,) = told["differences"]
+    assert (difference["name"], difference["elements"]) == ("weight", [2, 3])
+    assert difference["largest"] == {"difference": 0.25, "index": [2], "values": [0.0, -0.25]}
+
+
+def test_missing_and_reshaped_tensors_are_named(commands: Commands) -> None:
+    """Each with its kind, and which of the two has it; shards of one model are compared as one."""
+    one, two, both = torch.arange(6.0).reshape(2, 3), torch.arange(6.0), torch.ones(2, dtype=torch.bfloat16)
+    checkpoint_of(LocalStorage("one"), 20, weights({"reshaped": one, "mine": one, "both": both}))
+    first = weights({"both": both}, "model-00001-of-00002.safetensors")
+    second = weights({"reshaped": two, "theirs": two}, "model-00002-of-00002.safetensors")
+    index = File("model.safetensors.index.json", [b'{"weight_map": {}}'])
+    checkpoint_of(LocalStorage("two"), 20, first, second, index)
+    outcome = commands("checkpoints", "diff", FIRST, SECOND, "--all")
+    assert outcome.code == 1
+    assert set(outcome.output.splitlines()[1:5]) == {
+        "  model: tensor reshaped is F32 [2, 3] in the first and F32 [6] in the second",
+        "  model: tensor mine is only in the first, F32 [2, 3]",
+        "  model: tensor theirs is only in the second, F32 [6]",
+        "4 tensors compared, 3 different",
+    }
+
+
+def test_documents_and_other_files_are_compared(commands: Commands) -> None:
+    """Field by field, by type as well as by value; a long list of numbers is one field; other files by their bytes."""
+    stream = list(range(20))
+    document = {"schema_version": 1, "rate": 0.5, "flag": 1, "nan": {"$number": "nan"}, "stream": stream, "mine": [1]}
+    changed = {**document, "rate": 0.75, "flag": True, "stream": [*stream[:18], 7, 8]}
+    del changed["mine"]
+    vocabulary = File("vocab.txt", [b"a\nb\n"])
+    checkpoint_of(LocalStorage("one"), 20, File("scaler.json", [json.dumps(document).encode()]), vocabulary)
+    other = File("scaler.json", [json.dumps(changed).encode()])
+    checkpoint_of(LocalStorage("two"), 20, other, File("vocab.txt", [b"a\nc\n"]), File("extra.txt", [b"x"]))
+    outcome = commands("checkpoints", "diff", FIRST, SECOND, "--all")
+    assert outcome.output.splitlines()[1:] == [
+        "  scaler.json: rate is 0.5 and 0.75, 0.25 apart",
+        "  scaler.json: flag is 1 and true",
+        "  scaler.json: stream: 2 of 20 elements differ, first [18], 18 and 7",
+        "  scaler.json: mine is only in the first, [1]",
+        "  extra.txt is only in the second",
+        "  vocab.txt holds other bytes: 4 in the first, 4 in the second",
+        "0 tensors compared, none different",
+        "8 fields compared, 4 different",
+        "2 files compared, 2 different",
+    ]
+
+
+def test_a_damaged_checkpoint_is_not_compared(commands: Commands) -> None:
+    """It is an error of the words (2), never a difference (1), and tells of both."""
+    for folder in ("one", "two"):
+        saved(LocalStorage(folder), "run", 20)
+        flip(LocalStorage(folder), "checkpoint-20/model.safetensors")
+    outcome = commands("checkpoints", "diff", FIRST, SECOND)
+    assert outcome.code == 2
+    assert outcome.errors.count("model.safetensors does not hold the bytes that were stored") == 2
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_is_compared(dtype: str) -> None:
+    """One bit of the last element is found, and the elements are shown as what they are."""
+    one = torch.ones(3, 4).to(TYPES[dtype])
+    other = one.clone()
+    other.view(torch.uint8).view(-1)[-ITEM_BYTES[dtype]] ^= 1
+    found = compare_tensors("model", "w", part_of("w", one), part_of("w", other))
+    assert found is not None
+    assert found.elements == (1, 12)
+    assert found.largest is not None
+    assert found.largest.index == (2, 3)
+    assert found.largest.difference > 0
+    assert found.largest.values[0] != found.largest.values[1]
+    assert compare_tensors("model", "w", part_of("w", one), part_of("w", one.clone())) is None
+
+
+def test_what_is_no_number_is_the_largest_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it stands among the blocks; two that are no numbers, or zeros of either sign, differ in bits alone."""
+    monkeypatch.setattr(tensors, "BLOCK", 4)
+    one = torch.zeros(12)
+    other = one.clone()
+    other[1], other[6], other[10] = 5.0, float("nan"), 9.0
+    found = compare_tensors("model", "w", part_of("w", one), part_of("w", other))
+    assert found is not None
+    assert found.elements == (3, 12)
+    assert found.largest is not None
+    assert found.largest.index == (6,)
+    assert "by at most nan, at [6] (0 and nan)" in str(found)
+    signed = compare_tensors("model", "w", part_of("w", one), part_of("w", -one))
+    assert signed is not None
+    assert str(signed) == "  model: tensor w, F32 [12]: 12 of 12 elements differ, in their bits alone"
+    scalar = compare_tensors("model", "w", part_of("w", torch.tensor(1)), part_of("w", torch.tensor(-(2**62))))
+    assert scalar is not None
+    assert scalar.largest is not None
+    assert scalar.largest.index == ()
+
+
+def test_tensors_are_streamed(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file that differs is read twice, however many tensors it has: to be verified, and to be compared."""
+    many = {f"w{number:03}": torch.full((1000,), float(number)) for number in range(100)}
+    for folder, last in (("one", 1.0), ("two", 2.0)):
+        changed = {**many, "w099": torch.full((1000,), last)}
+        checkpoint_of(LocalStorage(folder), 20, weights(changed), weights(many, "optimizer.safetensors"))
+    reads: list[str] = []
+    usual = LocalStorage.read
+
+    def read(self: LocalStorage, path: str) -> Iterator[memoryview]:
+        reads.append(path)
+        return usual(self, path)
+
+    monkeypatch.setattr(LocalStorage, "read", read)
+    assert commands("checkpoints", "diff", FIRST, SECOND, "--all").code == 1
+    tensors_read = [path for path in reads if path.endswith("model.safetensors")]
+    assert len(tensors_read) == 4
