@@ -7,7 +7,7 @@ INSTALL := $(VENV)/bin/python -m pip install --constraint constraints.txt
 PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 PARTS := test-all-unit test-all-contracts test-all-engines test-all-end-to-end
 
-.PHONY: train test test-all $(PARTS) coverage lint types contracts docs bench
+.PHONY: train test test-all $(PARTS) coverage lint types contracts docs bench kills
 .NOTPARALLEL:
 
 train: $(VENV)/with-examples
@@ -41,6 +41,11 @@ docs: $(VENV)/with-docs
 bench: export OMP_NUM_THREADS = 1
 bench: $(VENV)/with-bench
 	$(VENV)/bin/python tests/bench/run.py
+
+# Training runs killed at 200 random instants, and what they came to; some ten minutes on a disk that is not in memory.
+kills: export OMP_NUM_THREADS = 1
+kills: $(VENV)/with-test
+	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder $(CURDIR)
 
 # The build back end is installed rather than isolated, so that the constraints hold for it too.
 $(VENV)/with-%: pyproject.toml constraints.txt

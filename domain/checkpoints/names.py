@@ -84,11 +84,13 @@ def _digest_of_run(run: str) -> str:
 class Owner:
     """Whose an unfinished checkpoint is: the session `session` of the run `run`.
 
+    alone: whether no other run saves there, so that what any of them left unfinished is this one's to remove.
     `mark` is the name that says so; no reader takes it for a checkpoint.
     """
 
     run: str
     session: str
+    alone: bool = False
     mark: str = field(init=False)
 
     @mark.default
@@ -102,4 +104,6 @@ class Owner:
     def left_behind(self, name: str) -> bool:
         """Whether `name` marks something that this run left unfinished, in this session or one before it."""
         match = _UNFINISHED.fullmatch(name)
-        return match is not None and match[1] == _digest_of_run(self.run) and match[2] <= self.session
+        if match is None or match[2] > self.session:
+            return False
+        return self.alone or match[1] == _digest_of_run(self.run)

@@ -43,6 +43,7 @@ class CheckpointStore:
     behind: write a snapshot behind the loop, rather than the run itself while it stands still. One save is in flight at
     most; what comes due meanwhile waits for it or, with `skip_when_busy`, is left out unless it is required.
     pauses: the seconds between attempts while the storage is full. note: told of each phase of a save.
+    alone: whether no other run saves there. One that died before its first checkpoint left a name that nobody knows.
     latest: the newest checkpoint that led to where the run stands.
     """
 
@@ -57,6 +58,7 @@ class CheckpointStore:
     skip_when_busy: bool = False
     pauses: tuple[float, ...] = PAUSES
     note: Note = note_nothing
+    alone: bool = False
     latest: str | None = field(default=None, init=False)
     _ancestors: Mapping[str, int] = field(factory=dict, init=False)
     _held: set[int] = field(factory=set, init=False)
@@ -201,7 +203,7 @@ class CheckpointStore:
         ):
             return None
         state.parent_checkpoint = self.latest
-        publisher = publisher_for(self.storage, Owner(state.run, self.session))
+        publisher = publisher_for(self.storage, Owner(state.run, self.session, self.alone))
         saving = Saving(
             step=state.step,
             files=lambda: self.contents.files(state),

@@ -63,6 +63,15 @@ def test_a_run_knows_what_it_left_behind(run: str, other: str) -> None:
     assert not Owner(run, late).left_behind("checkpoint-7")
 
 
+@given(st.text(), st.text())
+def test_a_run_that_is_alone_may_remove_what_any_left_before_it(run: str, other: str) -> None:
+    """Of whatever name they were; but nothing of a later session."""
+    early, late = sorted((new_session(), new_session()))
+    assert Owner(run, late, alone=True).left_behind(Owner(other, early).staging("checkpoint-7"))
+    assert not Owner(run, early, alone=True).left_behind(Owner(other, late).staging("checkpoint-7"))
+    assert not Owner(run, late, alone=True).left_behind("checkpoint-7")
+
+
 def test_later_sessions_sort_after_earlier_ones() -> None:
     """The names of sessions are all different, and in the order of the clock."""
     sessions = [new_session() for _ in range(50)]
