@@ -3,21 +3,27 @@
     python tests/end_to_end/pages.py PAGE
 
 Blocks with a title are files, written to the present folder; the other python blocks run one after the other, as one
-module; then `hexloop train` runs with every recipe that the page gave a title.
+module; then `hexloop train` runs with every recipe that the page gave a title, and each recording of
+`hexloop checkpoints` is made anew: a block of text that begins with the command.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
 import types
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
+RECORDED = "$ hexloop checkpoints "
+CHANGING = re.compile(r"\b[0-9a-f]{8}\b|-?\d[\d.e-]*( (s|min|h)\b)?")
+"""What differs between two recordings: the names of runs, numbers, the units of ages."""
 TITLE = re.compile(r'title="(?P<title>[^"]+)"')
 
 
@@ -66,6 +72,25 @@ def run(page: Path) -> None:
 
             code = main(words[1:])
             assert code == 0, (words, code)
+    for block in blocks:
+        if block.code.startswith(RECORDED):
+            record(block)
+
+
+def record(block: Block) -> None:
+    """Run the command of a recording; all that it prints, but for what is new each time, is what the page shows."""
+    from hexloop.app.command_line import main
+
+    command, _, recorded = block.code.partition("\n")
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        main(shlex.split(command)[2:])
+    assert unchanging(printed.getvalue()) == unchanging(recorded), f"line {block.line}: {printed.getvalue()}"
+
+
+def unchanging(text: str) -> list[list[str]]:
+    """The words of each line, with a mark for what changes."""
+    return [CHANGING.sub("#", line).split() for line in text.splitlines()]
 
 
 if __name__ == "__main__":

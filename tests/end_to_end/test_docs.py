@@ -93,6 +93,11 @@ def test_a_block_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert 'page.md", line 8' in ended.stderr
 
+    page.write_text("```text\n$ hexloop checkpoints list .\nNo checkpoint is anywhere.\n```\n")
+    ended = run_python(tmp_path, ROOT / "tests/end_to_end/pages.py", page)
+    assert ended.returncode == 1
+    assert "No checkpoint is in ." in ended.stderr
+
     for wrong in ("make trian", "hexloop train no.yaml", "hexloop doctor --jsno", "pip install 'hexloop[none]'", "ls"):
         (words,) = commands_of(Block("sh", None, 1, wrong))
         with pytest.raises((AssertionError, SystemExit)):
