@@ -29,11 +29,15 @@ BYTES_PER_PARAMETER = 12
 
 @frozen
 class Job:
-    """A run of `steps` optimizer steps; `width` is that of its model, and decides how large a checkpoint is."""
+    """A run of `steps` optimizer steps; `width` is that of its model, and decides how large a checkpoint is.
+
+    start_method: of its workers. A fork server would import torch anew in each life.
+    """
 
     width: int
     steps: int
     seed: int = 0
+    start_method: str = "fork"
 
     @staticmethod
     def width_for(size: int) -> int:
@@ -80,7 +84,7 @@ def make_trainer(folder: Path, job: Job) -> Trainer:
         per_device_eval_batch_size=4,
         gradient_accumulation_steps=2,
         dataloader_num_workers=2,
-        dataloader_multiprocessing_context="fork",  # a fork server would import torch anew in each life
+        dataloader_multiprocessing_context=job.start_method,
         dataloader_persistent_workers=True,
         learning_rate=1e-3,
         warmup_steps=3,
@@ -99,18 +103,16 @@ def make_trainer(folder: Path, job: Job) -> Trainer:
     return Trainer(model=Net(job.width), args=args, train_dataset=Noisy(42), eval_dataset=Noisy(8), loggers=[])
 
 
-def live(folder: Path, job: Job) -> None:
+def live(folder: Path, job: Job, temporary: str) -> None:
     """Start the run in `folder`/run, or go on with it, to its end, and note in `folder`/end.json what came of it.
 
     Any warning is an error: none of what a killed process leaves may trouble the next. The process and its workers are
-    a group of their own.
+    a group of their own. temporary: the folder for what is usually left behind in the system's.
     """
     os.setsid()
     errors = os.open(folder / "errors.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(errors, 2)
-    temporary = folder / "temporary"
-    temporary.mkdir(exist_ok=True)
-    tempfile.tempdir = str(temporary)
+    tempfile.tempdir = temporary
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     torch.set_num_threads(1)

@@ -136,11 +136,12 @@ class KilledRun:
         self.folder, self.job, self.counts = folder, job, counts
         self.journal = folder / "run" / "journal.jsonl"
         self.began = 0.0
+        self.temporary = tempfile.mkdtemp(prefix="kills-")  # sockets are made in it, whose paths must be short
         folder.mkdir(parents=True)
 
     def start(self) -> ForkServerProcess:
         self.began = time.time()
-        process = CONTEXT.Process(target=live, args=(self.folder, self.job))
+        process = CONTEXT.Process(target=live, args=(self.folder, self.job, self.temporary))
         process.start()
         assert process.pid is not None
         self.counts.started.append(process.pid)
@@ -233,6 +234,11 @@ class KilledRun:
         third = times["first_byte", checkpoint_name(6)]
         return Pace(statistics.median(saves), third - self.began)
 
+    def clear(self) -> None:
+        """Remove all of it."""
+        shutil.rmtree(self.folder)
+        shutil.rmtree(self.temporary, ignore_errors=True)  # workers that do not know yet may still put something there
+
     def errors(self) -> str:
         """What its processes printed in their last moments."""
         return (self.folder / "errors.txt").read_text()
@@ -294,8 +300,8 @@ def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda 
         assert [name for name in expected if came_to[name] != expected[name]] == []
         counts.runs += 1
         tell(f"a save takes {pace.save:.3f} s, three with their start {pace.start:.2f} s; {counts.told()}")
-        shutil.rmtree(whole.folder)
-        shutil.rmtree(killed.folder)
+        whole.clear()
+        killed.clear()
     wait_for_the_end_of(counts.started)
     return counts
 

@@ -7,14 +7,26 @@ from pathlib import Path
 import pytest
 
 from tests.engines.killed_run import Job
-from tests.engines.kills import kill_runs
+from tests.engines.kills import Aim, Counts, KilledRun, kill_runs, wait_for_the_end_of
 
 KILLS = 20
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for where Linux lists them")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="processes are looked for where Linux lists them"
+)
+
+
 def test_a_run_that_is_killed_at_random_instants_ends_as_one_that_is_not(tmp_path: Path) -> None:
     """Each resumes from a whole checkpoint, cleans up, leaves no worker, and ends with the same weights and history."""
     counts = kill_runs(tmp_path, Job(width=256, steps=30), KILLS, each=10)
     assert counts.kills == KILLS
     assert counts.inside > 0
+
+
+def test_workers_of_a_fork_server_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
+    """Nobody is left waiting for somebody to work for, the server included."""
+    run = KilledRun(tmp_path / "run", Job(width=8, steps=400, start_method="forkserver"), Counts())
+    assert run.kill(Aim(save=1, seconds=0, group=False))
+    wait_for_the_end_of(run.counts.started)
+    run.clear()

@@ -1,4 +1,5 @@
-"""Loader workers that go on when their whole process group is told to stop, so that the run can still save.
+"""Loader workers that go on when their whole process group is told to stop, so that the run can still save, and end
+when the run's own process is gone.
 
 A shell sends Ctrl-C, and many schedulers their warning, to every process of a job. The run's own process decides what a
 signal means; a worker that died of it would take the step in hand along.
@@ -6,8 +7,11 @@ signal means; a worker that died of it would take the step in hand along.
 
 from __future__ import annotations
 
+import multiprocessing
 import multiprocessing.util
+import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +42,7 @@ class Shielded:
             signal.signal(number, _pass_over)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        _end_with_the_run()
         if self.initialise is not None:
             self.initialise(worker)
 
@@ -65,6 +70,22 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
     def end(self) -> None:
         """End the workers."""
         self._shutdown_workers()
+
+
+def _end_with_the_run() -> None:
+    """Let this worker of a fork server end when the process dies that asked for it.
+
+    torch's workers end when their parent has. Theirs is the server, which in turn stays for as long as a worker does.
+    """
+    run = multiprocessing.parent_process()
+    if run is None or run.pid == os.getppid():
+        return
+
+    def wait() -> None:
+        run.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="hexloop waits for the run's end", daemon=True).start()
 
 
 def _pass_over(number: int, frame: FrameType | None) -> None:
