@@ -48,7 +48,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     if problems:
         raise ConfigurationError(problems)
     comparison = Comparison(contents[0], contents[1], options.strict)
-    differences = list(comparison.differences(only_first=not options.all))
+    try:
+        differences = list(comparison.differences(only_first=not options.all))
+    except (CheckpointError, StorageError) as error:
+        raise ConfigurationError([f"You chose to compare {options.one} and {options.other}, but: {error}"]) from error
     if options.json:
         print(
             json.dumps(_document(comparison, [each.document() for each in differences], options), indent=2, default=str)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
 from hexloop.app.storages import is_missing, joined, split_location, storage_for
-from hexloop.domain.checkpoints.names import MANIFEST, is_set_aside, says_unfinished, step_of
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside, says_unfinished, step_of
+from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
+
+BY_CHOICE = "blake2b"
+"""The digest that a storage computes only where it is told to."""
 
 
 @runtime_checkable
@@ -34,7 +39,8 @@ class Place:
 def open_folder(given: str) -> Storage:
     """The storage of a folder of checkpoints. Raises ConfigurationError where there is none on this machine."""
     refuse_missing([given])
-    return storage_for(given)
+    storage = storage_for(given)
+    return _with_digest_of(given, storage, [checkpoint_name(step) for step in checkpoint_steps(storage)])
 
 
 def open_checkpoints(given: list[str]) -> list[Place]:
@@ -43,8 +49,17 @@ def open_checkpoints(given: list[str]) -> list[Place]:
     places = []
     for each in given:
         parent, name = split_location(each)
-        places.append(Place(each, storage_for(parent), name))
+        places.append(Place(each, _with_digest_of(parent, storage_for(parent), [name]), name))
     return places
+
+
+def _with_digest_of(location: str, storage: Storage, names: list[str]) -> Storage:
+    """The storage that computes the kind of digest that the first of the checkpoints has whose manifest is readable."""
+    for name in names:
+        with suppress(CheckpointError, StorageError):
+            digests = [stored.digest.partition(":")[0] for stored in read_manifest(storage, name).files.values()]
+            return storage_for(location, BY_CHOICE) if BY_CHOICE in digests else storage
+    return storage
 
 
 def refuse_missing(given: list[str]) -> None:

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.keep is None and not options.leftovers:
         raise ConfigurationError(["You chose to prune, but not what; give --keep N, --leftovers, or both."])
     storage = open_folder(options.folder)
+    _refuse_unsent(storage, options.folder)
     name = _run_in(storage, options.folder, options.run)
     gone: dict[str, list[str]] = {"removed": [], "leftovers": []}
     for kind, each in _remove(storage, name, options):
@@ -62,6 +63,18 @@ def _at_least_one(word: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("at least one checkpoint is kept")
     return number
+
+
+def _refuse_unsent(storage: Storage, folder: str) -> None:
+    """Raise CheckpointError where a folder is a fast tier with something in it that the slow one does not have."""
+    from hexloop.adapters.storage.tiered.outbox import OUTBOX
+    from hexloop.domain.errors import CheckpointError
+
+    if storage.list(OUTBOX):
+        raise CheckpointError(
+            f"You chose to prune {folder}, but it is the fast tier of two, and something in it is still to be sent to "
+            "the slow one; let the run that has both send it, and prune afterwards."
+        )
 
 
 def _run_in(storage: Storage, folder: str, named: str | None) -> str:

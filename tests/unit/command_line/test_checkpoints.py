@@ -260,6 +260,28 @@ def test_prune_removes_what_the_run_left_unfinished(commands: Commands, folder: 
     }  # fmt: skip
 
 
+def test_what_is_still_to_be_sent_is_not_pruned(commands: Commands) -> None:
+    """The fast tier of two may hold the only copy, as long as its outbox is not empty."""
+    fast = LocalStorage("fast")
+    saved(fast, "run", 10, 20)
+    fast.write(".outbox/00000000000000000001-0.json", [b"{}"])
+    outcome = commands("checkpoints", "prune", "fast", "--keep", "1")
+    assert outcome.code == 1
+    assert "still to be sent" in outcome.errors
+    fast.remove(".outbox/00000000000000000001-0.json")
+    assert commands("checkpoints", "prune", "fast", "--keep", "1").code == 0
+
+
+def test_the_other_digest_is_known(commands: Commands) -> None:
+    """Checkpoints whose digests nobody can forge are verified by these."""
+    storage = LocalStorage("runs", digest="blake2b")
+    saved(storage, "run", 10, 20)
+    assert commands("checkpoints", "list", "runs").code == 0
+    assert commands("checkpoints", "verify", "runs/checkpoint-10").code == 0
+    flip(storage, "checkpoint-10/model.safetensors")
+    assert "does not hold the bytes" in commands("checkpoints", "verify", "runs").output
+
+
 def test_what_is_not_there_is_told(commands: Commands) -> None:
     """A folder that is missing is a wrong word (2); one without checkpoints lists none (0), and verifies none (1)."""
     os.mkdir("empty")

@@ -116,6 +116,20 @@ def test_documents_and_other_files_are_compared(commands: Commands) -> None:
     ]
 
 
+def test_a_document_that_hexloop_cannot_read_is_compared_by_its_bytes(commands: Commands) -> None:
+    """Such as a tokenizer's that names a thing twice; tensors that are none are an error of the words (2)."""
+    for folder, text in (("one", b'{"a": 1, "a": 2}'), ("two", b'{"a": 1, "a": 3}')):
+        checkpoint_of(LocalStorage(folder), 20, File("tokenizer.json", [text]))
+        checkpoint_of(LocalStorage(folder), 30, File("extra.safetensors", [text]))
+    outcome = commands("checkpoints", "diff", FIRST, SECOND)
+    assert outcome.code == 1
+    assert outcome.output.splitlines()[1:] == ["  tokenizer.json holds other bytes: 16 in the first, 16 in the second"]
+    assert commands("checkpoints", "diff", FIRST, FIRST).code == 0
+    broken = commands("checkpoints", "diff", "one/checkpoint-30", "two/checkpoint-30")
+    assert broken.code == 2
+    assert "extra.safetensors is not a safetensors file" in broken.errors
+
+
 def test_a_damaged_checkpoint_is_not_compared(commands: Commands) -> None:
     """It is an error of the words (2), never a difference (1), and tells of both."""
     for folder in ("one", "two"):

@@ -13,6 +13,7 @@ from hexloop.app.command_line.checkpoints.comparison.fields import MISSING, fiel
 from hexloop.app.command_line.checkpoints.comparison.tensors import compare_tensors
 from hexloop.domain.checkpoints.names import MANIFEST
 from hexloop.domain.checkpoints.survey import STATE
+from hexloop.domain.errors import CheckpointError
 
 Difference: TypeAlias = TensorDiffers | FieldDiffers | FileDiffers
 
@@ -55,7 +56,7 @@ class Comparison:
         one, other = self.one.groups, self.other.groups
         for name in one | other:
             mine, theirs = one.get(name, []), other.get(name, [])
-            equal = self.one.stored(mine) == self.other.stored(theirs)
+            equal = [self.one.files[path] for path in mine] == [self.other.files[path] for path in theirs]
             first = {part.name: part for part in self.one.parts(mine)}
             second = first if equal else {part.name: part for part in self.other.parts(theirs)}
             for tensor in first | second:
@@ -70,8 +71,14 @@ class Comparison:
     def _documents(self) -> Iterator[Difference]:
         left_out = () if self.strict else NEVER_READ
         for path in dict.fromkeys([*self.one.documents, *self.other.documents]):
-            if path not in left_out:
-                yield from self._fields(path, _value(self.one, path), _value(self.other, path))
+            if path in left_out:
+                continue
+            try:
+                values = _value(self.one, path), _value(self.other, path)
+            except CheckpointError:  # not a document that hexloop wrote
+                yield from self._bytes(path)
+            else:
+                yield from self._fields(path, *values)
 
     def _manifests(self) -> Iterator[Difference]:
         yield from self._fields(MANIFEST, self.one.facts, self.other.facts)
@@ -86,24 +93,19 @@ class Comparison:
                     yield FieldDiffers(path, name, first, second)
 
     def _other_files(self) -> Iterator[Difference]:
-        mine, theirs = self.one.others, self.other.others
-        for path in sorted({*mine, *theirs}):
-            self.compared["files"] += 1
-            sizes = [_size(self.one, path, mine), _size(self.other, path, theirs)]
-            if None in sizes or self._bytes_differ(path):
-                self.different["files"] += 1
-                yield FileDiffers(path, *sizes)
+        for path in sorted({*self.one.others, *self.other.others}):
+            yield from self._bytes(path)
 
-    def _bytes_differ(self, path: str) -> bool:
-        return self.one.stored([path]) != self.other.stored([path])
+    def _bytes(self, path: str) -> Iterator[Difference]:
+        one, other = self.one.files.get(path), self.other.files.get(path)
+        self.compared["files"] += 1
+        if one != other:
+            self.different["files"] += 1
+            yield FileDiffers(path, None if one is None else one.size, None if other is None else other.size)
 
 
 def _value(contents: Contents, path: str) -> Any:
     return contents.document(path) if path in contents.documents else MISSING
-
-
-def _size(contents: Contents, path: str, held: list[str]) -> int | None:
-    return contents.stored([path])[0].size if path in held else None
 
 
 def _tells_runs_apart(path: str, name: tuple[str | int, ...]) -> bool:

@@ -29,6 +29,11 @@ class Contents:
     checkpoint: Checkpoint
 
     @property
+    def files(self) -> Mapping[str, Stored]:
+        """Size and digest of each file."""
+        return self.checkpoint.manifest.files
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What the manifest says, but for the files."""
         manifest = self.checkpoint.manifest
@@ -39,7 +44,7 @@ class Contents:
     def groups(self) -> dict[str, list[str]]:
         """The files with tensors by what they are the state of, the model's first: all of its shards are one."""
         found: dict[str, list[str]] = {}
-        for path in sorted(self._files, key=_order):
+        for path in sorted(self.files, key=_order):
             if path.endswith(TENSORS):
                 found.setdefault(MODEL if is_weights(path) else path.removesuffix(TENSORS), []).append(path)
         return found
@@ -47,16 +52,12 @@ class Contents:
     @property
     def documents(self) -> list[str]:
         """The JSON documents; the run's state comes last. An index of shards tells of files, and not of contents."""
-        return sorted((path for path in self._files if path.endswith(DOCUMENT) and path != INDEX), key=_order)
+        return sorted((path for path in self.files if path.endswith(DOCUMENT) and path != INDEX), key=_order)
 
     @property
     def others(self) -> list[str]:
         """All other files."""
-        return [path for path in sorted(self._files) if not path.endswith((TENSORS, DOCUMENT)) and path != INDEX]
-
-    def stored(self, paths: list[str]) -> list[Stored]:
-        """Sizes and digests of files."""
-        return [self._files[path] for path in paths]
+        return [path for path in sorted(self.files) if not path.endswith((TENSORS, DOCUMENT)) and path != INDEX]
 
     def parts(self, paths: list[str]) -> list[Part]:
         """The tensors of files, none of which is read yet. Raises CheckpointError where a file holds none."""
@@ -69,10 +70,6 @@ class Contents:
     def read(self, path: str) -> Iterator[memoryview]:
         """A file's bytes."""
         return self.place.storage.read(f"{self.place.name}/{path}")
-
-    @property
-    def _files(self) -> Mapping[str, Stored]:
-        return self.checkpoint.manifest.files
 
 
 def contents_of(place: Place) -> Contents:
