@@ -45,7 +45,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     `command` is the command; `unknown` the words that are no option of it; `words` are all of them.
     Raises SystemExit, as argparse does, once the help is shown or where the words make no sense.
     """
-    parser = _parser()
+    parser = _parser(words)
     options, unknown = parser.parse_known_args(words)
     if options.command is None:
         parser.print_help()
@@ -61,22 +61,24 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of `words`: of the commands that take a run's many arguments, only the one that is named does."""
     parser = argparse.ArgumentParser(
         "hexloop", description=TOP, epilog=EXIT_CODES, formatter_class=PlainHelp, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"hexloop {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    _add_train(commands)
-    _add_evaluate(commands)
-    _add_predict(commands)
+    for name, add in (("train", _add_train), ("evaluate", _add_evaluate), ("predict", _add_predict)):
+        parser_of_run = add(commands)
+        if name in words:
+            add_arguments(parser_of_run, TrainingArguments)
     add_checkpoints(commands, _add_common, PlainHelp)
     add_runs(commands, _add_common, PlainHelp)
     _add_doctor(commands)
     return parser
 
 
-def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser = _recipe_command(commands, "train", "train what a recipe describes", TRAIN, TRAIN_EXAMPLES, PlainHelp)
     parser.add_argument(
         "--resume",
@@ -86,10 +88,10 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="go on from this checkpoint's folder; without a folder, from the newest good checkpoint in output_dir; "
         "auto: from that one if there is any, unless the run is finished",
     )
-    add_arguments(parser, TrainingArguments)
+    return parser
 
 
-def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser = _recipe_command(
         commands, "evaluate", "measure a checkpoint on the recipe's eval_dataset", EVALUATE, "", HelpWithoutArguments
     )
@@ -97,16 +99,16 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--output", metavar="FILE", help="JSON file for the metrics (default: eval_results.json in output_dir)"
     )
-    add_arguments(parser, TrainingArguments)
+    return parser
 
 
-def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser = _recipe_command(
         commands, "predict", "write a checkpoint's predictions to a file", PREDICT, "", HelpWithoutArguments
     )
     _add_checkpoint(parser)
     parser.add_argument("--output", metavar="FILE", required=True, help="a file that ends in .npz or .jsonl")
-    add_arguments(parser, TrainingArguments)
+    return parser
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
