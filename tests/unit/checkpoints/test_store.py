@@ -7,7 +7,9 @@ import pytest
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.publication import publisher_for
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError
@@ -20,6 +22,7 @@ from tests.unit.checkpoints.small_store import (
     checkpoint_names,
     make_store,
     names,
+    next_session,
     save_all,
     save_at,
     tree,
@@ -48,6 +51,18 @@ def test_a_save_is_published_before_it_is_told(storage: MemoryStorage) -> None:
     assert list(events) == [CheckpointPublished(5, "checkpoint-5")]
     assert list(store.finish()) == []
     store.close()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_a_run_of_another_name_left_unfinished_goes_only_where_nobody_else_saves(
+    storage: MemoryStorage, alone: bool
+) -> None:
+    """A run that dies before its first checkpoint leaves no name by which it could go on."""
+    publisher = publisher_for(storage, Owner("nobody's", next_session()))
+    storage.write(f"{publisher.begin('checkpoint-3')}/weights", [b"half"])
+    list(make_store(storage, alone=alone).save(RunState(run="mine", step=5)))
+    assert (names(storage) == ["checkpoint-5"]) == alone
+    assert len(names(storage)) == 2 - alone
 
 
 def test_a_checkpoint_says_where_it_comes_from(storage: MemoryStorage) -> None:
