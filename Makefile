@@ -45,7 +45,7 @@ bench: $(VENV)/with-bench
 # Training runs killed at 200 random instants, and what they came to; some ten minutes on a disk that is not in memory.
 kills: export OMP_NUM_THREADS = 1
 kills: $(VENV)/with-test
-	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder $(CURDIR)
+	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder runs
 
 # The build back end is installed rather than isolated, so that the constraints hold for it too.
 $(VENV)/with-%: pyproject.toml constraints.txt

@@ -317,6 +317,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to write, on a real disk (default: a temporary folder)")
     args = parser.parse_args()
     warnings.simplefilter("error")
+    if args.folder is not None:
+        args.folder.mkdir(parents=True, exist_ok=True)
     size = args.megabytes * 10**6
     job = Job(Job.width_for(size), args.steps, args.seed)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
