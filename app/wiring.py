@@ -26,7 +26,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.combinations import refused_combinations
 from hexloop.app.plugins import find_plugin, plugin_names
-from hexloop.app.storages import is_elsewhere, storage_for
+from hexloop.app.storages import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import SteadyJournal
 from hexloop.ports.clock import Clock
@@ -234,7 +234,7 @@ def _tensorboard(args: TrainingArguments) -> Logger:
 
 LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
     "tensorboard": _tensorboard,
-    "json_lines": lambda args: JsonLines(os.path.join(str(args.output_dir), "log.jsonl")),
+    "json_lines": lambda args: JsonLines(joined(str(args.output_dir), "log.jsonl")),
     "console": lambda args: Console(sys.stdout),
 }
 """hexloop's own loggers by the names that `report_to` uses."""
