@@ -52,9 +52,10 @@ class RunCheckpoints:
     def __init__(self, trainer: Trainer, store: CheckpointStore) -> None:
         self._trainer = trainer
         self._store = store
-        self.load_best, self.collect, self.finish, self.close = (
-            store.load_best, store.collect, store.finish, store.close
-        )  # fmt: skip
+        self.load_best = store.load_best
+        self.collect = store.collect
+        self.finish = store.finish
+        self.close = store.close
 
     @property
     def news(self) -> bool:

@@ -82,7 +82,10 @@ def checkpoint_steps(storage: Storage) -> list[int]:
 
 
 def _manifest_bytes(storage: Storage, name: str) -> bytes:
-    if MANIFEST not in {entry.name for entry in storage.list(name)}:
+    names = {entry.name for entry in storage.list(name)}
+    if not names:
+        raise CheckpointError("there is no such folder, or nothing in it")
+    if MANIFEST not in names:
         raise CheckpointError(f"it has no {MANIFEST}, so it is not a checkpoint, or not a complete one")
     return b"".join(storage.read(f"{name}/{MANIFEST}"))
 

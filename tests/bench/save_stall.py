@@ -27,7 +27,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("hexloop", "reference Trainer")
 GOALS = {"stall": 1 / 20, "cost": 1 / 4, "write": 0.7}
-SEQUENCE, STEPS_PER_SAVE, SAVES = 128, 8, 4
+SEQUENCE, STEPS_PER_SAVE, SAVES = 128, 8, 3
 
 
 class Texts(torch.utils.data.Dataset[Any]):
