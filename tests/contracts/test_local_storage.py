@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
+import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 import xxhash
 
 from hexloop.adapters.storage.local import LocalStorage
+from hexloop.adapters.storage.local.writing import BLOCK
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, Stored
 
@@ -240,3 +244,39 @@ def test_a_listing_tells_folders_from_files(storage: LocalStorage) -> None:
     assert storage.list("") == (Entry("a", False), Entry("b", True), Entry("c", True))
     assert storage.list("c") == (Entry("y", True),)
     assert storage.list("a") == ()
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 4097])
+@pytest.mark.parametrize("chunk", [BLOCK, 3_000_001])
+def test_large_files_hold_what_was_written(tmp_path: Path, size: int, chunk: int) -> None:
+    """Whole blocks go past the cache and the end through it; together they are the bytes that came, however cut."""
+    data = random.Random(size).randbytes(size)
+    storage = LocalStorage(tmp_path)
+    stored = storage.write("file", [data[start : start + chunk] for start in range(0, size, chunk)])
+    assert (tmp_path / "file").read_bytes() == data
+    assert stored == storage.digest("file")
+    assert stored.size == size
+
+
+@pytest.mark.parametrize("refused_at", [1, 2])
+def test_a_file_system_that_wants_its_cache_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: int
+) -> None:
+    """Where a write past the cache is refused, be it after one that was taken, it goes on through the cache."""
+    write, refused = os.write, []
+
+    def refusing(descriptor: int, data: memoryview) -> int:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        if flags & os.O_DIRECT:
+            refused.append(len(data))
+            if len(refused) == refused_at:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return write(descriptor, data[: BLOCK // 2])
+        return write(descriptor, data)
+
+    data = random.Random(0).randbytes(3 * BLOCK + 5)
+    monkeypatch.setattr(os, "write", refusing)
+    LocalStorage(tmp_path).write("file", [data])
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_bytes() == data
+    assert len(refused) in (0, refused_at)  # 0 where the file system of this machine cannot even be asked

@@ -407,3 +407,37 @@ def test_what_is_protected_stays(storage: MemoryStorage) -> None:
     for step in (1, 2, 3):
         save_at(store, state, step)
     assert names(storage) == checkpoint_names(1, 3)
+
+
+class Acknowledging(MemoryStorage):
+    """Moves, and says once that it could not."""
+
+    failed = False
+
+    def move(self, source: str, destination: str) -> None:
+        super().move(source, destination)
+        if not self.failed:
+            self.failed = True
+            raise StorageError("The answer was lost; try again.")
+
+
+def test_a_checkpoint_that_was_published_unheard_is_not_written_again() -> None:
+    """Where the storage did what it reported as failed, the next save at that step finds it done."""
+    storage = Acknowledging()
+    store = make_store(storage)
+    state = RunState(run="mine")
+    with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
+        assert isinstance(save_at(store, state, 1)[0], SaveFailed)
+    before = tree(storage)
+    assert save_at(store, state, 1) == [Saved(1, "checkpoint-1"), CheckpointPublished(1, "checkpoint-1")]
+    assert tree(storage) == before
+
+
+def test_a_storage_that_cannot_be_looked_at_is_told(storage: MemoryStorage) -> None:
+    """Where nobody can say whether a step has its checkpoint still, the save fails, and the run goes on."""
+    store = save_all(storage, "mine", [5])
+    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "list")])
+    with pytest.warns(UserWarning, match="checkpoint-5 was not saved"):
+        (event,) = save_at(store, RunState(run="mine"), 5)
+    assert isinstance(event, SaveFailed)
+    assert names(storage) == ["checkpoint-5"]

@@ -17,6 +17,8 @@ def test_without_checkpoints_saving_does_nothing() -> None:
     small.run.checkpoints = NoCheckpoints()
     assert names(small.events())[-1] == "TrainEnded"
     assert small.storage.list("") == ()
+    assert not NoCheckpoints().news
+    assert list(NoCheckpoints().collect()) == []
 
 
 def test_without_data_an_evaluation_measures_nothing() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexloop.domain import requests as requests_module
 from hexloop.domain.agreement import LocalAgreement, SharedAgreement, agreement_for
 from hexloop.domain.errors import HexloopError, StorageError
 from hexloop.domain.events import (
@@ -268,3 +269,12 @@ def test_a_save_behind_a_paused_run_is_answered() -> None:
     assert [type(event) for event in told] == [Saved, CheckpointPublished, Paused]
     assert request.wait(0) == "checkpoint-0"
     events.close()
+
+
+def test_a_wait_looks_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause that ends unheard, as where a signal handler ends it in the waiting thread, is noticed all the same."""
+    monkeypatch.setattr(requests_module, "LOOK_AGAIN", 0.01)
+    requests = Requests()
+    requests.pause()
+    threading.Timer(0.05, lambda: requests._asked.discard("pause")).start()
+    assert requests.wait_while_paused()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from hexloop.adapters.storage.local.writing import FileWriter
 from hexloop.domain.checkpoints.names import stays_inside
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
@@ -138,16 +139,18 @@ class LocalStorage:
     def _fill(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write the chunks and force them to the disk."""
         summary, size = self._new_hash(), 0
-        for chunk in chunks:
-            rest = memoryview(chunk).cast("B")
-            while rest:
-                with self._reporting(f"write {path}"):
-                    written = os.write(descriptor, rest[:CHUNK])
-                summary.update(rest[:written])
-                size += written
-                rest = rest[written:]
-        with self._reporting(f"write {path}"):
-            _sync(descriptor)
+        with FileWriter(descriptor) as writer:
+            for chunk in chunks:
+                data = memoryview(chunk).cast("B")
+                for start in range(0, len(data), CHUNK):
+                    piece = data[start : start + CHUNK]
+                    with self._reporting(f"write {path}"):
+                        writer.write(piece)
+                    summary.update(piece)
+                    size += len(piece)
+            with self._reporting(f"write {path}"):
+                writer.flush()
+                _sync(descriptor)
         return self._stored(size, summary)
 
     def _new_hash(self) -> _Hash:

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, seal, unseal
+from hexloop.domain.checkpoints.names import Owner
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover, surplus
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.survey import Condition, survey
+from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
+from hexloop.ports.storage import Publication
+from tests.unit.checkpoints.small_store import checkpoint_names, names, save_all, tree
+
+ASIDE_REASON = b"checkpoint-20 is rotten.\n"
+
+
+@pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
+def storage(request: pytest.FixtureRequest) -> MemoryStorage:
+    """Three checkpoints of one run, and one of another, on a storage of either kind."""
+    storage = MemoryStorage(request.param)
+    save_all(storage, "other", [7])
+    save_all(storage, "mine", [5, 10, 15])
+    return storage
+
+
+def test_only_the_runs_own_surplus_goes(storage: MemoryStorage) -> None:
+    """What the policy does not keep of the lineage is removed, and nothing else, not even when it is named."""
+    newest = newest_to_keep(storage, "mine")
+    assert newest.name == "checkpoint-15"
+    assert surplus(storage, newest, CheckpointPolicy(1), best="checkpoint-5") == ["checkpoint-10"]
+    wished = ["checkpoint-10", "checkpoint-7", "checkpoint-15"]
+    assert list(remove(storage, newest, wished)) == ["checkpoint-10"]
+    assert names(storage) == checkpoint_names(5, 7, 15)
+
+
+def test_a_damaged_newest_keeps_everything(storage: MemoryStorage) -> None:
+    """Nothing is removed for the sake of a checkpoint that is not good."""
+    storage.damage("checkpoint-15/state.json", b"rot")
+    with pytest.raises(DamagedCheckpointError, match="Nothing is removed, as the newest"):
+        newest_to_keep(storage, "mine")
+
+
+def test_a_later_one_that_cannot_be_read_keeps_everything(storage: MemoryStorage) -> None:
+    """A manifest that nobody can read may be the newest of this run's; one at an earlier step is none."""
+    storage.damage("checkpoint-7/manifest.json", b"rot")
+    assert newest_to_keep(storage, "mine").name == "checkpoint-15"
+    storage.damage("checkpoint-15/manifest.json", b"rot")
+    with pytest.raises(CheckpointError, match="whether checkpoint-15 is the newest"):
+        newest_to_keep(storage, "mine")
+
+
+def test_a_folder_of_another_program_decides_nothing(storage: MemoryStorage) -> None:
+    """What has the name of a checkpoint and no manifest is no checkpoint that might be the newest."""
+    storage.write("checkpoint-99/pytorch_model.bin", [b"foreign"])
+    assert newest_to_keep(storage, "mine").name == "checkpoint-15"
+
+
+def test_a_run_that_is_not_there_is_told(storage: MemoryStorage) -> None:
+    """The message names the run."""
+    with pytest.raises(CheckpointError, match="the run nobody"):
+        newest_to_keep(storage, "nobody")
+
+
+def leave_unfinished(storage: MemoryStorage, run: str) -> str:
+    """Leave what a save of `run` that died leaves; gives the folder."""
+    owner = Owner(run, "0")
+    if storage.capabilities.publication is Publication.RENAME:
+        storage.write(f"{owner.staging('checkpoint-20')}/model.bin", [b"half"])
+        return owner.staging("checkpoint-20")
+    storage.write(f"checkpoint-20/{owner.mark}", [])
+    storage.write("checkpoint-20/model.bin", [b"half"])
+    return "checkpoint-20"
+
+
+def test_leftovers_are_the_runs_own(storage: MemoryStorage) -> None:
+    """A folder that the run did not finish is found and removed whole; another run's is not its."""
+    folder = leave_unfinished(storage, "mine")
+    assert leftovers(storage, "other") == []
+    assert leftovers(storage, "mine") == [folder]
+    remove_leftover(storage, "mine", folder)
+    assert names(storage) == checkpoint_names(5, 7, 10, 15)
+
+
+def staged_whole() -> tuple[MemoryStorage, str]:
+    """A checkpoint that is staged whole, as where a rename was lost; gives the folder, too."""
+    storage = MemoryStorage()
+    save_all(storage, "mine", [5, 10])
+    folder = Owner("mine", "0").staging("checkpoint-10")
+    storage.move("checkpoint-10", folder)
+    return storage, folder
+
+
+def test_what_is_staged_whole_is_no_leftover() -> None:
+    """The next resume takes it up, so it stays; without one of its files, it goes."""
+    storage, folder = staged_whole()
+    assert leftovers(storage, "mine") == []
+    storage.remove(f"{folder}/state.json")
+    assert leftovers(storage, "mine") == [folder]
+
+
+def test_what_a_newer_hexloop_staged_is_no_leftover() -> None:
+    """Whether it is whole, this hexloop cannot say."""
+    storage, folder = staged_whole()
+    body = unseal(b"".join(storage.read(f"{folder}/manifest.json")))
+    newer = body.replace(f'"schema_version": {SCHEMA_VERSION}'.encode(), b'"schema_version": 999')
+    storage.damage(f"{folder}/manifest.json", seal(newer))
+    assert leftovers(storage, "mine") == []
+    assert folder in {found.name for found in survey(storage)}
+
+
+def test_a_survey_tells_what_each_folder_is(storage: MemoryStorage) -> None:
+    """Good, damaged, set aside, unfinished, and another program's."""
+    storage.damage("checkpoint-10/state.json", b"rot")
+    storage.write("checkpoint-30/pytorch_model.bin", [b"foreign"])
+    storage.write("damaged-1-checkpoint-20/damaged.txt", [ASIDE_REASON])
+    storage.write("replaced-1-checkpoint-21/model.bin", [b"older"])
+    folder = leave_unfinished(storage, "mine")
+    before = tree(storage)
+    found = {each.name: each for each in survey(storage)}
+    assert {name: each.condition for name, each in found.items()} == {
+        "checkpoint-5": Condition.GOOD,
+        "checkpoint-7": Condition.GOOD,
+        "checkpoint-10": Condition.BAD,
+        "checkpoint-15": Condition.GOOD,
+        "checkpoint-30": Condition.NO_CHECKPOINT,
+        "damaged-1-checkpoint-20": Condition.SET_ASIDE,
+        "replaced-1-checkpoint-21": Condition.SET_ASIDE,
+        folder: Condition.UNFINISHED,
+    }
+    assert found["damaged-1-checkpoint-20"].reason == ASIDE_REASON.decode().strip()
+    assert found["replaced-1-checkpoint-21"].reason == "another checkpoint has its name now."
+    assert tree(storage) == before
+
+
+def test_a_survey_tells_of_what_was_set_aside_in_place() -> None:
+    """Where nothing can be renamed, a folder whose manifest got another name says why."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    save_all(storage, "mine", [5])
+    storage.move("checkpoint-5/manifest.json", "checkpoint-5/damaged-1-manifest.json")
+    storage.write("checkpoint-5/damaged.txt", [b"It is rotten."])
+    (found,) = survey(storage)
+    assert (found.condition, found.reason) == (Condition.SET_ASIDE, "It is rotten.")
+    with pytest.raises(CheckpointError):
+        verify(storage, "checkpoint-5")
