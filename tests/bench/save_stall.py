@@ -74,7 +74,8 @@ def train(library: str, folder: str, saving: bool) -> dict[str, Any]:
     around = [step for save in range(STEPS_PER_SAVE, steps, STEPS_PER_SAVE) for step in (save - 1, save)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(ends)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"stall": max(gaps[step] for step in around) - median(gaps), "step": median(gaps), "wall": wall, "peak": peak}
+    stall = max(gaps[step] for step in around) - median(gaps)
+    return {"stall": stall, "step": median(gaps), "wall": wall, "peak": peak}
 
 
 def write_speed(folder: str) -> tuple[float, float]:
@@ -129,7 +130,9 @@ def main() -> None:
     for library in LIBRARIES:
         having, without = found[library, True], found[library, False]
         row = {name: median(each[name] for each in having) for name in ("step", "stall")}
-        row["cost"] = (median(each["wall"] for each in having) - median(each["wall"] for each in without)) / SAVES
+        row["cost"] = (median(each["wall"] for each in having) - median(each["wall"] for each in without)) / (
+            SAVES + 1
+        )  # the last step saves too
         row["peak"] = median(each["peak"] for each in having) - median(each["peak"] for each in without)
         rows[library] = row
         print(f"{library:<20}{row['step']:>8.3f}{row['stall']:>9.3f}{row['cost']:>15.3f}{row['peak'] / 1e9:>14.2f}")
