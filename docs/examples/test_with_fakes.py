@@ -91,8 +91,8 @@ def test_a_crash_at_any_moment_changes_nothing() -> None:
 
 
 def test_a_save_that_fails_does_not_end_the_run() -> None:
-    """A full disk is told as an event, and the run comes to its end."""
-    storage = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, operation="write")])
+    """A write that fails is told as an event, and the run comes to its end."""
+    storage = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, operation="write")])
     model = least_squares()
     store = CheckpointStore(storage, CheckpointContents({"model": model.model}))
     run = simulated_run(ROWS, trainable=model, max_steps=3, checkpoints=store, triggers=Triggers(save=EVERY_STEP))

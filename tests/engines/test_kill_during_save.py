@@ -100,7 +100,8 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> int:
         store, kept = make_store(str(folder))
         state = store.resume()
         assert state is not None
-        assert [state.step, *(weights.step for weights in kept)] == [found.manifest.step] * 3
+        assert state.step >= found.manifest.step  # one that was whole but had not its name yet is taken up
+        assert [weights.step for weights in kept] == [state.step] * 2
     return cut_short
 
 
