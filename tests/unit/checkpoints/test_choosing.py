@@ -6,7 +6,7 @@ import pytest
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.choosing import newest, set_aside
+from hexloop.domain.checkpoints.choosing import last_run, newest, runs_in, set_aside
 from hexloop.domain.checkpoints.manifest import MIGRATIONS, SCHEMA_VERSION, seal, unseal
 from hexloop.domain.errors import CheckpointError, NewerSchemaError
 from hexloop.domain.state import RunState
@@ -166,3 +166,11 @@ def test_several_runs_are_told_apart_by_name(storage: MemoryStorage) -> None:
     assert make_store(storage).resume("checkpoint-12") == RunState(
         run="another", step=12, parent_checkpoint=None, best_checkpoint=None
     )
+
+
+def test_the_runs_of_a_storage_are_named_with_their_last(storage: MemoryStorage) -> None:
+    """Each run with its checkpoint at the highest step; what has no readable manifest is of none."""
+    save_all(storage, "another", [12])
+    storage.write("checkpoint-99/model.bin", [b"foreign"])
+    assert runs_in(storage) == {"mine": "checkpoint-15", "another": "checkpoint-12"}
+    assert last_run(storage) == "another"

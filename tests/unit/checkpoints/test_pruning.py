@@ -8,7 +8,7 @@ from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover, surplus
 from hexloop.domain.checkpoints.reading import verify
-from hexloop.domain.checkpoints.survey import Condition, survey
+from hexloop.domain.checkpoints.survey import Condition, newest_by_run, survey
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
 from hexloop.ports.storage import Publication
 from tests.unit.checkpoints.small_store import checkpoint_names, names, save_all, tree
@@ -144,3 +144,34 @@ def test_a_survey_tells_of_what_was_set_aside_in_place() -> None:
     assert (found.condition, found.reason) == (Condition.SET_ASIDE, "It is rotten.")
     with pytest.raises(CheckpointError):
         verify(storage, "checkpoint-5")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_survey_tells_what_a_resume_would_take_up(quick: bool) -> None:
+    """A checkpoint that is staged whole is told from one that is not."""
+    storage, folder = staged_whole()
+    found = {each.name: each for each in survey(storage, quick)}
+    assert (found[folder].condition, found[folder].reason.partition(",")[0]) == (Condition.UNFINISHED, "it is whole")
+    storage.damage(f"{folder}/manifest.json", b"rot")
+    assert {each.name: each.reason for each in survey(storage, quick)}[folder].startswith("a save or a removal")
+
+
+def test_the_newest_of_each_run_is_told(storage: MemoryStorage) -> None:
+    """Each run would go on from its newest that is good; a quick look takes its word for it."""
+    storage.damage("checkpoint-15/state.json", b"rot")
+    storage.write("checkpoint-40/model.bin", [b"foreign"])
+    assert {run: each.name for run, each in newest_by_run(list(survey(storage))).items()} == {
+        "mine": "checkpoint-10",
+        "other": "checkpoint-7",
+    }
+    quick = list(survey(storage, quick=True))
+    assert newest_by_run(quick)["mine"].name == "checkpoint-15"
+    assert {each.condition for each in quick} == {Condition.NOT_VERIFIED, Condition.NO_CHECKPOINT}
+    assert all(each.size for each in quick if each.manifest is not None)
+
+
+def test_a_survey_says_what_a_folder_lost(storage: MemoryStorage) -> None:
+    """A checkpoint without its manifest is told from another program's folder by the state that it holds."""
+    storage.write("checkpoint-40/run_state.json", [b"{}"])
+    (found,) = [each for each in survey(storage) if each.name == "checkpoint-40"]
+    assert (found.condition, found.size) == (Condition.BAD, None)

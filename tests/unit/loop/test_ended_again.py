@@ -11,6 +11,8 @@ from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.domain.events import StepEnded, TrainBegan
 from hexloop.domain.loop import train
+from hexloop.domain.run import NoCheckpoints
+from hexloop.domain.state import RunState
 from hexloop.domain.step import StandardLearner
 from hexloop.testing import LeastSquares
 from tests.unit.loop.small import every, make_small, names, resume
@@ -62,3 +64,13 @@ def test_a_log_has_no_norm_that_nobody_measured() -> None:
     again = make_small(storage=small.storage, learner=unmeasured)
     resume(again, "checkpoint-2")
     assert again.run.state.gradient_norm is None
+
+
+def test_a_log_that_is_still_owed_may_know_no_rate() -> None:
+    """A run that another library began owes a log of steps whose learning rate nobody noted."""
+    small = make_small()
+    small.run.state = RunState(run="small", step=2, due=["log"])
+    small.run.checkpoints = NoCheckpoints()
+    list(train(small.run))
+    assert "learning_rate" not in small.logs[0]
+    assert small.logs[0]["loss"] == 0
