@@ -106,7 +106,8 @@ def save(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     state = run.state
     state.due = run.control.due()
     state.gradient_norm = None if run.gradient_norm is None else float(run.gradient_norm)
-    required = run.await_saves() or run.stopped or state.step >= run.plan.total_steps
+    required = run.requests.asked.save or run.stopped or state.step >= run.plan.total_steps
+    run.await_saves()
     yield from _answering(run, run.checkpoints.save(state, required))
     state.due = []
 

@@ -191,11 +191,9 @@ class Run(Generic[Batch, Loss]):
             for request in self._awaited.pop(event.step, ()):
                 request.fail(event.error)
 
-    def await_saves(self) -> bool:
-        """Take along those who ask for a save at this step; False where there are none."""
-        asking = self.requests.take_saves()
-        self._awaited.setdefault(self.state.step, []).extend(asking)
-        return bool(asking)
+    def await_saves(self) -> None:
+        """Take along those who ask for a save at this step."""
+        self._awaited.setdefault(self.state.step, []).extend(self.requests.take_saves())
 
     def close(self) -> None:
         """Release what the run holds. Every cleanup is called, whatever the others do; the first error is raised."""

@@ -25,6 +25,8 @@ from hexloop.domain.events import (
 )
 from hexloop.domain.loop import train
 from hexloop.domain.requests import Asked, Requests, SaveRequest
+from hexloop.domain.run import NoCheckpoints
+from hexloop.domain.state import RunState
 from hexloop.testing import Effect, Fault, FaultyStorage, SimulatedWorld, SingleProcessCollectives
 from tests.unit.checkpoints.gated_storage import GatedStorage
 from tests.unit.loop.small import Small, every, make_small, names, resume
@@ -281,3 +283,32 @@ def test_a_wait_looks_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     requests.pause()
     threading.Timer(0.05, lambda: requests._asked.discard("pause")).start()
     assert requests.wait_while_paused()
+
+
+class Demanding(NoCheckpoints):
+    """Notes which saves are said to be required."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, bool]] = []
+
+    def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
+        """No checkpoint, no event, but a note."""
+        self.told.append((state.step, required))
+        return iter(())
+
+
+@pytest.mark.parametrize("ask", ["request_save", "request_stop"])
+def test_only_a_save_that_nobody_wants_may_be_left_out(ask: str) -> None:
+    """A save that somebody asked for, that comes with a stop, or that is the last, is required; others are not."""
+    small = make_small(triggers=every(save=1))
+    demanding = small.run.checkpoints = Demanding()
+    for event in train(small.run):
+        if isinstance(event, StepEnded) and event.step == 3:
+            if ask == "request_save":
+                small.run.requests.request_save()
+            else:
+                small.run.requests.request_stop("enough", save=True)
+    last = small.run.state.step
+    required = [step for step, needed in demanding.told if needed]
+    assert required == ([3, last] if ask == "request_save" else [3])
+    assert (1, False) in demanding.told
