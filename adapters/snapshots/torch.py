@@ -83,7 +83,9 @@ class TorchSnapshots:
         current = torch.cuda.current_stream(device)
         stream = current
         if beside:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = self._streams[device]
             stream.wait_stream(current)
         with torch.cuda.stream(stream):
             buffer.copy_(tensor, non_blocking=True)
