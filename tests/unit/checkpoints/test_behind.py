@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -214,3 +215,34 @@ def test_a_task_is_done_wherever_threads_have_no_priority(platform: str, monkeyp
     done: list[int] = []
     Task(lambda: done.append(1), "a task").result()
     assert done == [1]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_each_phase_of_a_save_is_noted(behind: bool) -> None:
+    """Whoever keeps a journal hears of the phases in their order, with the bytes that were written."""
+    notes: list[tuple[str, dict[str, Any]]] = []
+    storage = MemoryStorage()
+    store = make_store(
+        storage, limit=1, behind=behind, note=lambda phase, /, **facts: notes.append((phase, dict(facts)))
+    )
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    list(store.finish())
+    save_at(store, state, 2)
+    list(store.finish())
+    phases = ["began", *(["taken"] if behind else []), "first_byte", "written", "published"]
+    assert [phase for phase, _ in notes] == [*phases, *phases, "rotated"]
+    facts = dict(notes)
+    sizes = [stored.size for stored in read_manifest(storage, "checkpoint-2").files.values()]
+    assert facts["written"] == {"checkpoint": "checkpoint-2", "bytes": sum(sizes)}
+    assert facts["rotated"] == {"checkpoint": "checkpoint-2", "removed": ["checkpoint-1"]}
+
+
+def test_a_save_is_required_unless_it_is_said_not_to_be(storage: GatedStorage) -> None:
+    """Whoever asks for a save in so many words gets it, also where others may be left out."""
+    store = make_store(storage, behind=True, skip_when_busy=True)
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    threading.Timer(0.05, storage.gate.set).start()
+    assert save_at(store, state, 2)[-1] == Saved(2, "checkpoint-2")
+    assert store.close() == [CheckpointPublished(2, "checkpoint-2")]

@@ -312,3 +312,16 @@ def test_only_a_save_that_nobody_wants_may_be_left_out(ask: str) -> None:
     required = [step for step, needed in demanding.told if needed]
     assert required == ([3, last] if ask == "request_save" else [3])
     assert (1, False) in demanding.told
+
+
+def test_who_waits_for_a_paused_run_hears_that_it_is_over() -> None:
+    """Forgetting everything ends a pause, and the wait for its end."""
+    requests = Requests()
+    requests.pause()
+    waits: list[bool] = []
+    thread = threading.Thread(target=lambda: waits.append(requests.wait_while_paused(30)))
+    thread.start()
+    time.sleep(0.05)
+    requests.clear()
+    thread.join(5)
+    assert waits == [True]
