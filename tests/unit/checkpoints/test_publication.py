@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
+from hexloop.domain.checkpoints.manifest import seal
 from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.publication import Publisher, publisher_for
 from hexloop.domain.checkpoints.reading import verify
@@ -118,3 +120,16 @@ def test_a_published_checkpoint_is_durable(storage: MemoryStorage) -> None:
     save_all(storage, "mine", [1, 2])
     storage.crash()
     assert verify(storage, "checkpoint-2").manifest.step == 2
+
+
+def test_a_checkpoint_goes_manifest_first_in_place() -> None:
+    """Cut short after its first removal, a deletion leaves nothing that is taken for a checkpoint."""
+    storage = MemoryStorage(Publication.MANIFEST_LAST)
+    publisher = publisher_for(storage, Owner("mine", "1"))
+    folder = publisher.begin("checkpoint-1")
+    storage.write(f"{folder}/a.bin", [b"sorts before the manifest"])
+    publisher.publish("checkpoint-1", seal(b'{\n  "a": 1\n}\n'))
+    seen = FaultyStorage(storage, [Fault(2, Effect.DIE, "remove", done=0)])
+    with pytest.raises(Died):
+        publisher_for(seen, Owner("mine", "1")).delete("checkpoint-1")
+    assert "manifest.json" not in [entry.name for entry in storage.list("checkpoint-1")]

@@ -223,3 +223,13 @@ def test_one_problem_is_its_own_message_and_several_are_a_list() -> None:
     assert several.problems == ("You chose a.", "You chose b.")
     assert str(several) == "2 problems in the configuration:\n  1. You chose a.\n  2. You chose b."
     assert CollectiveError("gone", [3, 1]).missing == (3, 1)
+
+
+def test_no_steps_means_epochs() -> None:
+    """A `max_steps` of 0, as a negative one, leaves the length to the epochs."""
+    assert make_plan(10, 1, 2, 0).total_steps == make_plan(10, 1, 2, -1).total_steps == 20
+
+
+def test_evaluations_are_not_delayed_by_default() -> None:
+    """Without a delay the first evaluation comes at its first multiple."""
+    assert Triggers().evaluation_delay == 0
