@@ -14,6 +14,9 @@ from hexloop.ports.storage import Entry, Publication, Storage
 CHUNKS = (b"one", memoryview(b"two"), b"", bytes(100_000))
 DATA = b"".join(CHUNKS)
 
+# One storage, emptied by the test itself, serves all examples of it; and many classes inherit the test on purpose.
+AS_INHERITED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
+
 
 def data_of(storage: Storage, path: str) -> bytes:
     """What a file holds."""
@@ -41,7 +44,7 @@ class StorageContract:
         assert storage.list("") == (Entry("empty", False),)
 
     @given(chunks=st.lists(st.binary(max_size=50), max_size=5))
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=25, deadline=None, suppress_health_check=AS_INHERITED)
     def test_a_digest_tells_the_bytes_and_not_the_chunks(self, storage: Storage, chunks: list[bytes]) -> None:
         """Size and digest are those of the joined bytes, the same at writing and at reading through."""
         storage.remove("folder")

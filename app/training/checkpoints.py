@@ -95,11 +95,11 @@ def prepare_after_first_update(standard: StandardLearner[Any, Any], checkpoints:
 
 def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> CheckpointStore:
     """Who writes and reads this run's checkpoints on `storage`."""
-    args = trainer.args
+    args, kept = trainer.args, exportables(trainer, run)
     return CheckpointStore(
         storage,
         CheckpointContents(
-            _exportables(trainer, run),
+            {"model": kept["model"]} if args.save_only_model else kept,
             lambda: companion_files(trainer),
             snapshots=snapshots_for(trainer),
             setup=RunSetup(trainer, run),
@@ -122,14 +122,11 @@ def snapshots_for(trainer: Trainer) -> TorchSnapshots:
     return snapshots
 
 
-def _exportables(trainer: Trainer, run: Run[Any, Any]) -> dict[str, Exportable]:
+def exportables(trainer: Trainer, run: Run[Any, Any]) -> dict[str, Exportable]:
     """Whoever keeps something between steps, by the name of its file."""
     model = trainer.adapters.parallelism.unwrap(trainer.model)
-    weights: dict[str, Exportable] = {"model": ModelState(model)}
-    if trainer.args.save_only_model:
-        return weights
     return {
-        **weights,
+        "model": ModelState(model),
         "optimizer": OptimizerState(model, trainer.optimizer),
         "scheduler": run.scheduler,
         "scaler": trainer.adapters.precision,

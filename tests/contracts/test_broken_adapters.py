@@ -13,6 +13,23 @@ import pytest
 FILES = ("state", "steps", "storage", "surroundings")
 ROOT = Path(__file__).parents[2]
 
+TWO_STORAGES = """
+import pytest
+from hexloop.adapters.storage.faults import FaultyStorage
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.testing import StorageContract
+
+class TestOne(StorageContract):
+    @pytest.fixture
+    def storage(self):
+        return MemoryStorage()
+
+class TestOther(StorageContract):
+    @pytest.fixture
+    def storage(self):
+        return FaultyStorage(MemoryStorage())
+"""
+
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_broken_promise_is_noticed(file: str, tmp_path: Path) -> None:
@@ -45,3 +62,17 @@ def test_every_broken_promise_is_noticed(file: str, tmp_path: Path) -> None:
     promises = {(name, suite.broken) for name, suite in vars(module).items() if hasattr(suite, "broken")}
     assert len(promises) > 5
     assert promises - failed == set()
+
+
+def test_several_classes_inherit_a_suite_in_one_process(tmp_path: Path) -> None:
+    """Two adapters of one port are tested one after the other, as in any project that has two."""
+    (tmp_path / "test_two.py").write_text(TWO_STORAGES)
+    completed = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert completed.returncode == 0, completed.stdout
