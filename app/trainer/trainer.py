@@ -10,32 +10,26 @@ from typing import Any, NamedTuple, Unpack
 
 from torch import Tensor
 
-from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
-from hexloop.adapters.trainable.torch.optimizers import choose_optimizer, decayed_names, make_optimizer
 from hexloop.app.accelerator import Accelerator
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.trainer.data import Data
+from hexloop.app.trainer.making import Making
+from hexloop.app.trainer.steps import Steps
 from hexloop.app.training import evaluating, reporting, saving
 from hexloop.app.training.callbacks import default_callbacks
-from hexloop.app.training.columns import find_label_names, used_columns
-from hexloop.app.training.counters import operations_by_parameters
-from hexloop.app.training.hooks import is_overridden, standard
-from hexloop.app.training.learning_rates import make_learning_rates
+from hexloop.app.training.columns import find_label_names
+from hexloop.app.training.hooks import standard
 from hexloop.app.training.live import seeded
-from hexloop.app.training.loaders import LoaderMaker, example_count
-from hexloop.app.training.losses import LossChoice, choose_loss
-from hexloop.app.training.outcome import Outcome
-from hexloop.app.training.placement import place_model
 from hexloop.app.training.refusals import Refusals
-from hexloop.app.training.session import Session, open_session
+from hexloop.app.training.session import open_session
 from hexloop.app.wiring import Injected, choose_adapters
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.loop import train
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
-from hexloop.domain.watchers import Watchers
 
 
 class TrainOutput(NamedTuple):
@@ -46,7 +40,7 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class Trainer:
+class Trainer(Steps, Making, Data):
     """Trains, evaluates and predicts with the reference library's constructor, methods and hooks.
 
     Every method may be overridden; what a subclass leaves alone costs nothing. Adapters may be injected by keyword
@@ -114,15 +108,6 @@ class Trainer:
         )
         self.dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
         self.dispatcher.call("on_init_end")
-
-    session: Session | None
-    """The run that is live; None between runs."""
-
-    watchers: Watchers | None = None
-    """The loggers of the run that is live."""
-
-    outcome: Outcome | None = None
-    """How the last run ended; None while one is live, and after one that an error ended."""
 
     # Training
 
@@ -207,149 +192,6 @@ class Trainer:
     def resume(self) -> None:
         """Go on after a pause."""
         self.requests.resume()
-
-    # Hooks of a step
-
-    @standard
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Forward and backward of one micro-batch; gives its share of the window's loss, detached."""
-        if self.session is None:
-            raise RunStateError("training_step belongs to a live run; call train() or stream() instead.")
-        learner = self.session.learner
-        last_of_window = getattr(learner, "last_of_window", True)
-        loss: Tensor = self.session.standard.micro_step(inputs, num_items_in_batch, last_of_window)
-        return loss
-
-    @standard
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The loss of a batch, with `return_outputs` the pair of it and what the model returned."""
-        return self.loss_choice.compute(model, inputs, return_outputs, num_items_in_batch)
-
-    @property
-    def loss_choice(self) -> LossChoice:
-        """The loss that the arguments and the model make for."""
-        return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func)
-
-    @standard
-    def floating_point_ops(self, inputs: Any) -> float:
-        """The floating-point operations of forward and backward on `inputs`, estimated; 0 where that is not known."""
-        return operations_by_parameters(self.model)(inputs)
-
-    # Model, optimizer, schedule
-
-    def call_model_init(self, trial: Any = None) -> Any:
-        """A fresh model from `model_init`, which may take the trial of a search."""
-        assert self.model_init is not None
-        takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
-        model = self.model_init(trial) if takes_trial else self.model_init()
-        if model is None:
-            raise ConfigurationError(["model_init returned None; let it return the model."])
-        return model
-
-    def place_model(self) -> Any:
-        """The model on its device, with what the arguments ask of its memory."""
-        return place_model(self.model, self.args, self.adapters.device)
-
-    @property
-    def makes_optimizer(self) -> bool:
-        """Whether the optimizer is the one that the arguments name."""
-        theirs = is_overridden(self, "create_optimizer") or is_overridden(self, "create_optimizer_and_scheduler")
-        return self._own_optimizer and self.optimizer_cls_and_kwargs is None and not theirs
-
-    @property
-    def makes_scheduler(self) -> bool:
-        """Whether the schedule is the one that the arguments name."""
-        theirs = is_overridden(self, "create_scheduler") or is_overridden(self, "create_optimizer_and_scheduler")
-        return self._own_scheduler and not theirs
-
-    @standard
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
-        self.create_optimizer(self.model_wrapped)
-        self.create_scheduler(num_training_steps, self.optimizer)
-
-    @standard
-    def create_optimizer(self, model: Any = None) -> Any:
-        """The optimizer of the trainable parameters, made now where there is none."""
-        if self.optimizer is None:
-            target = self.model if model is None else model
-            if self.optimizer_cls_and_kwargs is not None:
-                optimizer_class, options = self.optimizer_cls_and_kwargs
-            else:
-                optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
-            decayed = self.get_decay_parameter_names(target)
-            self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
-        return self.optimizer
-
-    @standard
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The learning-rate schedule, made now where there is none."""
-        if self.lr_scheduler is None:
-            target = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps)
-        return self.lr_scheduler
-
-    def forget_own_optimizer(self) -> None:
-        """Drop the optimizer and schedule that an earlier run made; the user's own stay."""
-        if self._own_optimizer:
-            self.optimizer = None
-        if self._own_scheduler:
-            self.lr_scheduler = None
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
-        """The optimizer class that the arguments name, and its keyword arguments."""
-        return choose_optimizer(
-            str(getattr(args.optim, "value", args.optim)),
-            args.learning_rate,
-            (args.adam_beta1, args.adam_beta2),
-            args.adam_epsilon,
-            args.optim_args,
-            args.device.type,
-        )
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """The names of the parameters that weight decay applies to: no bias, no normalisation."""
-        return decayed_names(model)
-
-    # Data
-
-    def get_train_dataloader(self) -> Any:
-        """The batches of the training data."""
-        if self.train_dataset is None:
-            raise ConfigurationError(["You asked to train, but the Trainer has no data; pass train_dataset."])
-        return self._loader_maker().training(self.train_dataset, self.args.train_batch_size)
-
-    @standard
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's own."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]
-        if dataset is None:
-            raise ConfigurationError(["You asked to evaluate, but the Trainer has no data for it; pass eval_dataset."])
-        return self._loader_maker().evaluation(dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The batches of `test_dataset`."""
-        return self._loader_maker().evaluation(test_dataset)
-
-    def num_examples(self, dataloader: Any) -> int:
-        """How many samples a loader gives; its length times the batch size where its data set has no length."""
-        count = example_count(dataloader)
-        return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
-
-    def _loader_maker(self) -> LoaderMaker:
-        columns = used_columns(self.model, self.label_names)
-        pins = self.adapters.device.capabilities.pins_memory
-        return LoaderMaker(self.args, self.data_collator, columns, pins, self.main_input_name)
-
-    def _default_collator(self) -> Callable[[list[Any]], Any]:
-        if hasattr(self.processing_class, "pad"):
-            return DataCollatorWithPadding(self.processing_class)
-        return default_data_collator
 
     # Evaluation and prediction
 

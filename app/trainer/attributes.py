@@ -1,0 +1,54 @@
+"""What every part of a Trainer reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.training.outcome import Outcome
+from hexloop.app.training.session import Session
+from hexloop.app.wiring import Adapters
+from hexloop.domain.requests import Requests
+from hexloop.domain.watchers import Watchers
+
+
+class TrainerAttributes:
+    """The attributes of a Trainer, which its parts share and subclasses and callbacks may read."""
+
+    args: TrainingArguments
+    adapters: Adapters
+    model: Any
+    model_wrapped: Any
+    """The model as the engine of the run prepared it; the model itself where nothing wraps it."""
+    model_init: Callable[..., Any] | None
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    data_collator: Callable[[list[Any]], Any]
+    compute_loss_func: Callable[..., Any] | None
+    compute_metrics: Callable[..., dict[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    optimizer: Any
+    lr_scheduler: Any
+    optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None
+    label_names: list[str]
+    main_input_name: str
+    ignore_keys_for_eval: list[str] | None
+    control: TrainerControl
+    state: TrainerState
+    callback_handler: CallbackHandler
+    dispatcher: EventDispatcher
+    requests: Requests
+    _own_optimizer: bool
+    _own_scheduler: bool
+
+    session: Session | None
+    """The run that is live; None between runs."""
+
+    watchers: Watchers | None = None
+    """The loggers of the run that is live."""
+
+    outcome: Outcome | None = None
+    """How the last run ended; None while one is live, and after one that an error ended."""

@@ -1,0 +1,92 @@
+"""The model, the optimizer and the schedule of a Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hexloop.adapters.trainable.torch.optimizers import choose_optimizer, decayed_names, make_optimizer
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.training.hooks import is_overridden, standard
+from hexloop.app.training.learning_rates import make_learning_rates
+from hexloop.app.training.placement import place_model
+from hexloop.domain.errors import ConfigurationError
+
+
+class Making(TrainerAttributes):
+    """How a Trainer makes what it trains, and with what."""
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """A fresh model from `model_init`, which may take the trial of a search."""
+        assert self.model_init is not None
+        takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
+        model = self.model_init(trial) if takes_trial else self.model_init()
+        if model is None:
+            raise ConfigurationError(["model_init returned None; let it return the model."])
+        return model
+
+    def place_model(self) -> Any:
+        """The model on its device, with what the arguments ask of its memory."""
+        return place_model(self.model, self.args, self.adapters.device)
+
+    @property
+    def makes_optimizer(self) -> bool:
+        """Whether the optimizer is the one that the arguments name."""
+        theirs = is_overridden(self, "create_optimizer") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_optimizer and self.optimizer_cls_and_kwargs is None and not theirs
+
+    @property
+    def makes_scheduler(self) -> bool:
+        """Whether the schedule is the one that the arguments name."""
+        theirs = is_overridden(self, "create_scheduler") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_scheduler and not theirs
+
+    @standard
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
+        self.create_optimizer(self.model_wrapped)
+        self.create_scheduler(num_training_steps, self.optimizer)
+
+    @standard
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The optimizer of the trainable parameters, made now where there is none."""
+        if self.optimizer is None:
+            target = self.model if model is None else model
+            if self.optimizer_cls_and_kwargs is not None:
+                optimizer_class, options = self.optimizer_cls_and_kwargs
+            else:
+                optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
+            decayed = self.get_decay_parameter_names(target)
+            self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
+        return self.optimizer
+
+    @standard
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The learning-rate schedule, made now where there is none."""
+        if self.lr_scheduler is None:
+            target = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps)
+        return self.lr_scheduler
+
+    def forget_own_optimizer(self) -> None:
+        """Drop the optimizer and schedule that an earlier run made; the user's own stay."""
+        if self._own_optimizer:
+            self.optimizer = None
+        if self._own_scheduler:
+            self.lr_scheduler = None
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
+        """The optimizer class that the arguments name, and its keyword arguments."""
+        return choose_optimizer(
+            str(getattr(args.optim, "value", args.optim)),
+            args.learning_rate,
+            (args.adam_beta1, args.adam_beta2),
+            args.adam_epsilon,
+            args.optim_args,
+            args.device.type,
+        )
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """The names of the parameters that weight decay applies to: no bias, no normalisation."""
+        return decayed_names(model)
