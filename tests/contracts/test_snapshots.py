@@ -8,6 +8,7 @@ import torch
 
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import TorchSnapshots
+from hexloop.adapters.snapshots.torch.host_copier import PIECE
 from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.app.contracts.snapshots import SnapshotsContract
 from hexloop.ports.snapshots import Snapshots
@@ -87,3 +88,24 @@ class TestTorchSnapshots(SnapshotsContract):
     def test_without_a_gpu_there_is_nothing_to_wait_for(self) -> None:
         """On the CPU every copy is done when it is taken."""
         TorchSnapshots().wait_before_update()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_tensors_are_copied_whole_by_any_number_of_threads(threads: int) -> None:
+    """Every byte of tensors of several pieces, a conjugated one among them, is as it was when it was taken."""
+    tensors = [
+        torch.arange(PIECE // 4 * 2 + 7, dtype=torch.float32),
+        torch.arange(PIECE + 1).to(torch.uint8),
+        torch.randn(50, dtype=torch.complex64).conj(),
+    ]
+    wanted = [bytes(part_of(str(at), tensor).read()) for at, tensor in enumerate(tensors)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        taken = TorchSnapshots().take("model", [part_of(str(at), tensor) for at, tensor in enumerate(tensors)])
+    finally:
+        torch.set_num_threads(before)
+    for tensor in tensors:
+        tensor.zero_()
+
+    assert [bytes(part.read()) for part in taken] == wanted

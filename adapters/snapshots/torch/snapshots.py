@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from hexloop.adapters.snapshots.torch.host_copier import HostCopier
 from hexloop.ports.state import Part
 
 PAGE = 4096
@@ -51,7 +52,10 @@ class TorchSnapshots:
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Copy the parts; see `Snapshots.take`."""
-        return [self._take(owner, part) for part in parts]
+        copier = HostCopier()
+        taken = [self._take(owner, part, copier) for part in parts]
+        copier.finish()
+        return taken
 
     def wait_before_update(self) -> None:
         """Let every device finish the copies of its tensors before what it is given to do from now on."""
@@ -59,7 +63,7 @@ class TorchSnapshots:
             torch.cuda.current_stream(device).wait_event(copied)
         self._copied.clear()
 
-    def _take(self, owner: str, part: Part) -> Part:
+    def _take(self, owner: str, part: Part, copier: HostCopier) -> Part:
         if not isinstance(part.source, Tensor):
             data = bytes(part.read())
             return evolve(part, read=lambda: memoryview(data), source=None)
@@ -67,7 +71,7 @@ class TorchSnapshots:
         with self._reserving:
             buffer = self._buffer((owner, part.name), tensor)
         if tensor.device.type != "cuda":
-            buffer.copy_(tensor)
+            copier.copy(buffer, tensor)
             return evolve(part, read=lambda: _bytes(buffer), source=None)
         copied = self._copy_from_gpu(buffer, tensor, beside=owner == OPTIMIZER or part.source.requires_grad)
 
