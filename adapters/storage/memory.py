@@ -6,8 +6,6 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import starmap
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from hexloop.domain.checkpoints.names import stays_inside
@@ -91,9 +89,9 @@ class MemoryStorage:
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """The names in a folder; see `Storage.list`."""
-        depth = len(PurePosixPath(folder).parts)
-        below = [PurePosixPath(path).parts[depth:] for path in self._below(folder)]
-        return tuple(starmap(Entry, sorted({(names[0], len(names) > 1) for names in below})))
+        start = len(folder) + 1 if folder else 0
+        names = {path[start:].partition("/")[:2] for path in self._below(folder)}
+        return tuple(Entry(name, bool(further)) for name, further in sorted(names))
 
     def move(self, source: str, destination: str) -> None:
         """Give a file or folder another name, at once; see `Storage.move`."""
@@ -151,14 +149,20 @@ class MemoryStorage:
         """Raises StorageError where no file can be made at `path`."""
         if not stays_inside(path):
             raise StorageError(f"You chose the path {path!r}, which leads out of the storage; choose a path within it.")
-        parents = map(str, PurePosixPath(path).parents)
-        taken = tuple(name for name in (path, *parents) if name in self._files) or self._below(path)
+        taken = tuple(name for name in _names_to(path) if name in self._files) or self._below(path)
         if taken:
             raise StorageError(f"You chose the path {path}, but {taken[0]} is there already; choose another.")
 
     @staticmethod
     def _stored(data: bytes) -> Stored:
         return Stored(len(data), f"blake2b:{hashlib.blake2b(data).hexdigest()}")
+
+
+def _names_to(path: str) -> Iterator[str]:
+    """A path, and each folder that it is in."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _rename(files: dict[str, Data], source: str, destination: str) -> None:
