@@ -57,8 +57,11 @@ class Committer:
 
         def publish(written: list[dict[str, Json]]) -> None:
             nonlocal published
-            self._publish(name, make_manifest(_merged(written)))
+            manifest = make_manifest(_merged(written))
+            self.note("written", checkpoint=name, bytes=sum(stored.size for stored in manifest.files.values()))
+            self.publisher.publish(name, manifest.to_json())
             published = True
+            self.note("published", checkpoint=name)
 
         try:
             written = together(self.collectives, lambda: self._write(name, folder, files))
@@ -90,11 +93,6 @@ class Committer:
             if self.given_up.is_set():
                 raise StorageError("The save was given up, because the run was told to end at once.")
             yield chunk
-
-    def _publish(self, name: str, manifest: Manifest) -> None:
-        self.note("written", checkpoint=name, bytes=sum(stored.size for stored in manifest.files.values()))
-        self.publisher.publish(name, manifest.to_json())
-        self.note("published", checkpoint=name)
 
 
 def _merged(written: list[dict[str, Json]]) -> dict[str, Stored]:

@@ -10,8 +10,9 @@ from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.publication import Publisher, publisher_for
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.renaming import RenamingPublisher
+from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication
-from tests.unit.checkpoints.small_store import names, save_all, tree
+from tests.unit.checkpoints.small_store import make_store, names, save_all, save_at, tree
 from tests.unit.checkpoints.test_manifest import sealed
 
 MINE, LATER, OTHER = Owner("mine", "2"), Owner("mine", "3"), Owner("other", "1")
@@ -133,3 +134,17 @@ def test_a_checkpoint_goes_manifest_first_in_place() -> None:
     with pytest.raises(Died):
         publisher_for(seen, Owner("mine", "1")).delete("checkpoint-1")
     assert "manifest.json" not in [entry.name for entry in storage.list("checkpoint-1")]
+
+
+def test_what_is_published_stays_whoever_fails_afterwards(storage: MemoryStorage) -> None:
+    """An interrupt that comes right after a checkpoint was published does not take it back."""
+
+    def note(phase: str, /, **_: object) -> None:
+        if phase == "published":
+            raise KeyboardInterrupt
+
+    store = make_store(storage, note=note)
+    with pytest.raises(KeyboardInterrupt):
+        save_at(store, RunState(run="mine"), 5)
+
+    assert verify(storage, "checkpoint-5").manifest.step == 5

@@ -113,6 +113,26 @@ def test_a_full_disk_gives_room_by_what_the_policy_allows(publication: Publicati
     assert names(storage) == checkpoint_names(3, 4)
 
 
+def test_no_more_goes_than_makes_room() -> None:
+    """Where one removal makes room, what else is superfluous stays until the new checkpoint is there."""
+    storage = sized_storage(Publication.RENAME, 3.3)
+    save_all(storage, "mine", [1, 2, 3])
+    store = make_store(storage, limit=1)
+    state = store.resume()
+    assert state is not None
+    seen: list[list[str]] = []
+
+    def note(phase: str, /, **_: object) -> None:
+        if phase == "written":
+            seen.append(names(storage))
+
+    store.note = note
+    save_at(store, state, 4)
+
+    assert checkpoint_names(2, 3) == [name for name in seen[0] if name.startswith("checkpoint-")]
+    assert names(storage) == checkpoint_names(4)
+
+
 @pytest.mark.parametrize("limit", [1, None])
 def test_the_newest_checkpoint_never_makes_room(limit: int | None) -> None:
     """With room for one checkpoint only, the one that is there stays, and the run ends with it."""

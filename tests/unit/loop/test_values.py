@@ -44,6 +44,7 @@ def test_a_plan_by_steps_goes_before_epochs(batches: int, accumulation: int, max
 def test_a_plan_needs_data_or_a_number_of_steps() -> None:
     """Data without length need max_steps, and data without a batch are refused."""
     assert make_plan(None, 2, 3, 7) == Plan(7, None, None, None, 2)
+    assert make_plan(None, 2, 3, 1) == Plan(1, None, None, None, 2)
     assert not make_plan(None, 2, 3, 7).is_last(10**9)
     with pytest.raises(ConfigurationError, match="the training data has no length"):
         make_plan(None, 1, 3, 0)
