@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line.exit_codes import ExitCode
-from hexloop.app.command_line.metrics_file import metrics_text, write_whole
+from hexloop.app.command_line.metrics_file import metrics_text
 from hexloop.app.command_line.weights import load_weights, nothing_to_load
 from hexloop.app.recipe import read_recipe
 from hexloop.app.storages import is_elsewhere, joined
+from hexloop.app.training.whole_files import write_whole
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer

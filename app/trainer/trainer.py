@@ -16,6 +16,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.trainer.data import Data
 from hexloop.app.trainer.making import Making
+from hexloop.app.trainer.results import Results
 from hexloop.app.trainer.steps import Steps
 from hexloop.app.training import evaluating, reporting, saving
 from hexloop.app.training.callbacks import default_callbacks
@@ -40,7 +41,7 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class Trainer(Steps, Making, Data):
+class Trainer(Steps, Making, Data, Results):
     """Trains, evaluates and predicts with the reference library's constructor, methods and hooks.
 
     Every method may be overridden; what a subclass leaves alone costs nothing. Adapters may be injected by keyword
@@ -252,10 +253,6 @@ class Trainer(Steps, Making, Data):
         """Write the model, its configuration and the processing class to a folder (the output folder where None)."""
         saving.save_model(self, output_dir or str(self.args.output_dir))
 
-    def save_state(self) -> None:
-        """Write the state to trainer_state.json in the output folder."""
-        saving.save_state(self)
-
     def new_run_name(self) -> str:
         """A name that no other run has."""
         return uuid.uuid4().hex
@@ -281,11 +278,3 @@ class Trainer(Steps, Making, Data):
         """What overridden hooks ask for: backward, unwrap_model, device and the like, answered by the adapters."""
         last = getattr(self.session.learner, "last_of_window", True) if self.session is not None else True
         return Accelerator(self.adapters, last)
-
-    def is_world_process_zero(self) -> bool:
-        """Whether this process is the first of the run."""
-        return self.adapters.collectives.rank == 0
-
-    def is_local_process_zero(self) -> bool:
-        """Whether this process is the first of its machine."""
-        return self.args.local_process_index == 0

@@ -34,7 +34,7 @@ def save_model(trainer: Trainer, folder: str) -> None:
     if is_elsewhere(folder):
         with tempfile.TemporaryDirectory() as here:
             save_model(trainer, here)
-            _replace(_storage_of(trainer, folder), _files_in(here))
+            replace(storage_of(trainer, folder), _files_in(here))
         return
     os.makedirs(folder, exist_ok=True)
     model = trainer.adapters.parallelism.unwrap(trainer.model)
@@ -51,7 +51,7 @@ def save_state(trainer: Trainer) -> None:
     """Write trainer_state.json to the output folder."""
     folder = str(trainer.args.output_dir)
     if is_elsewhere(folder):
-        _replace(_storage_of(trainer, folder), [_state_file(trainer)])
+        replace(storage_of(trainer, folder), [_state_file(trainer)])
         return
     os.makedirs(folder, exist_ok=True)
     trainer.state.save_to_json(os.path.join(folder, STATE))
@@ -73,13 +73,13 @@ def companion_files(trainer: Trainer) -> Iterator[File]:
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
 
 
-def _storage_of(trainer: Trainer, url: str) -> Storage:
+def storage_of(trainer: Trainer, url: str) -> Storage:
     """The storage for what is below a URL: the run's own where that is its."""
     own = as_location(url) == as_location(str(trainer.args.output_dir))
     return trainer.adapters.storage if own else storage_for(url)
 
 
-def _replace(storage: Storage, files: Iterable[File]) -> None:
+def replace(storage: Storage, files: Iterable[File]) -> None:
     """Write files in the place of those that have their names."""
     for file in files:
         storage.remove(file.path)
