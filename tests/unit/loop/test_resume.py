@@ -99,12 +99,17 @@ def test_a_finished_run_that_is_resumed_trains_no_further_step() -> None:
     assert again.parameters == small.parameters
 
 
-def test_a_run_that_ended_within_a_pass_goes_on_there_under_a_longer_plan() -> None:
-    """max_steps=3 and then 8 train on the samples of one run of 8 steps, though its learning rates differ."""
+@pytest.mark.parametrize(
+    ("first", "then"), [({"max_steps": 3}, {"max_steps": 8}), ({"epochs": 0.375}, {"epochs": 1.0})]
+)
+def test_a_run_that_ended_within_a_pass_goes_on_there_under_a_longer_plan(
+    first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    """3 steps and then 8 train on the samples of one run of 8 steps, though its learning rates differ."""
     triggers = Triggers(save=Trigger(Interval.EPOCH))
-    short = make_small(max_steps=3, triggers=triggers)
+    short = make_small(**first, triggers=triggers)
     short.events()
-    longer = make_small(max_steps=8, triggers=triggers, storage=short.storage)
+    longer = make_small(**then, triggers=triggers, storage=short.storage)
     resume(longer)
     events = longer.events()
     assert [event.step for event in events if isinstance(event, EpochEnded)] == [8]
