@@ -3,8 +3,9 @@
 Run as `python -m tests.bench.save_stall`. Rounds are interleaved, each run in a fresh process. A gap is the time
 between the ends of two updates. The stall of a save is the longest of the two gaps around it, less the run's median
 gap. Machines stumble by themselves: of each save of a run, the first and the later ones, the median over the rounds
-counts, of these the worst, and beside it stands what is found around the same steps of runs that save nothing. The cost is the wall time of a run with saves less that of one without, a save; the last
-save is in it up to its last byte, as `train` returns only then.
+counts, of these the worst, and beside it stands what is found around the same steps of runs that save nothing. The cost
+is the wall time of a run with saves less that of one without, a save; the last save is in it up to its last byte, as
+`train` returns only then.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def measure(library: str, saving: bool) -> dict[str, Any]:
 
 def worst_save(runs: list[dict[str, Any]]) -> float:
     """The stall of each save of a run, the median over the runs; of these the worst."""
-    return max(median(stalls) for stalls in zip(*(run["stalls"] for run in runs), strict=True))
+    worst: float = max(median(stalls) for stalls in zip(*(run["stalls"] for run in runs), strict=True))
+    return worst
 
 
 def summary(having: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict[str, float]:
