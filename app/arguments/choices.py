@@ -38,6 +38,26 @@ class DebugOption(StrEnum):
     TPU_METRICS_DEBUG = "tpu_metrics_debug"
 
 
+class FSDPOption(StrEnum):
+    """What torch's fully sharded data parallelism does, in the words of older releases."""
+
+    FULL_SHARD = "full_shard"
+    SHARD_GRAD_OP = "shard_grad_op"
+    NO_SHARD = "no_shard"
+    HYBRID_SHARD = "hybrid_shard"
+    HYBRID_SHARD_ZERO2 = "hybrid_shard_zero2"
+    OFFLOAD = "offload"
+    AUTO_WRAP = "auto_wrap"
+
+
+class HPSearchBackend(StrEnum):
+    """The libraries that search for hyperparameters."""
+
+    OPTUNA = "optuna"
+    RAY = "ray"
+    WANDB = "wandb"
+
+
 class ParallelMode(Enum):
     """How one model is spread over devices, in the reference library's terms."""
 

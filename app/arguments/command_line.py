@@ -96,6 +96,8 @@ def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], k
         shape = {"metavar": "true|false" if origins[0] is bool else "TEXT", "nargs": "?", "const": "true"}
         opposite = {"action": "store_const", "const": "false", "help": argparse.SUPPRESS}
         _add_spellings(group, f"no_{field.name}", field.name, opposite)
+    elif "const" in field.metadata:
+        shape |= {"nargs": "?", "const": field.metadata["const"]}
     _add_spellings(group, field.name, field.name, {"help": _help(field, origins[0]), **shape})
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from cattrs import BaseConverter, Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
@@ -81,6 +81,14 @@ def to_member(value: object, kind: type[Enum]) -> Enum:
         raise unknown_choice(value, [str(member.value) for member in kind]) from None
 
 
+def to_literal(value: object, kind: Any) -> Any:
+    """One of the values that a Literal lists, or the text of one."""
+    for option in get_args(kind):
+        if (type(value) is type(option) and value == option) or value == str(option):
+            return option
+    raise unknown_choice(value, map(str, get_args(kind)))
+
+
 def mapping_hook(kind: Any, converter: BaseConverter) -> Hook:
     """A mapping, or the JSON text of one, in which truth values and numbers may be text too."""
     inner = mapping_structure_factory(kind, converter)
@@ -107,6 +115,19 @@ def list_hook(kind: Any, converter: BaseConverter) -> Hook:
         return inner(value, kind)
 
     return hook
+
+
+def mapping_or_file(value: Any) -> Any:
+    """A mapping as it is, and the one in a JSON file where text names it; anything else is for a hook to refuse."""
+    if not isinstance(value, str | os.PathLike) or str(value).lstrip().startswith("{") or value in ("", *NOTHING):
+        return value
+    try:
+        with open(value, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        raise RefusalError(
+            "it takes a mapping, or the path of a JSON file that can be read", "name such a file"
+        ) from None
 
 
 def union_hook(kind: Any, converter: BaseConverter) -> Hook:
@@ -178,6 +199,7 @@ def _converter() -> Converter:
     made.register_structure_hook(float, _scalar(to_float))
     made.register_structure_hook(str, _scalar(to_text))
     made.register_structure_hook(Enum, to_member)
+    made.register_structure_hook_func(_is(Literal), to_literal)
     made.register_structure_hook_factory(_is(dict), mapping_hook)
     made.register_structure_hook_factory(_is(list), list_hook)
     made.register_structure_hook_factory(_is(Union, UnionType), union_hook)

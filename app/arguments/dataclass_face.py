@@ -31,8 +31,9 @@ def show_as_dataclass(cls: type) -> None:
 def _as_dataclass_field(field: attrs.Attribute[Any], kinds: Mapping[str, Any]) -> Any:
     """What stands in a dataclass for `field`. Its metadata are handed to argparse by the reference library's parser."""
     metadata = {key: value for key, value in field.metadata.items() if key != DECLARATION}
-    if DECLARATION in field.metadata and kinds[field.name] == bool | None:
-        metadata |= {"nargs": "?", "const": True}
+    declaration = field.metadata.get(DECLARATION)
+    if declaration is not None and (declaration.bare is not None or kinds[field.name] == bool | None):
+        metadata |= {"nargs": "?", "const": declaration.bare or True}
     made: dict[str, Any] = {"metadata": metadata, "init": field.init, "kw_only": bool(field.kw_only)}
     default: Any = field.default
     if not _is_factory(default):

@@ -23,11 +23,13 @@ class Declaration:
     prepare: turns what callers may also write into a value of the field's type.
     checks: asked one after the other about a value of the field's type, unless it is None.
     twin: another name of the same thing; setting one sets both.
+    bare: what its option on a command line stands for without a value; None where it needs one.
     """
 
     prepare: Callable[[Any], Any]
     checks: tuple[Check, ...]
     twin: str | None
+    bare: str | None = None
 
     def accepted(self, value: object, kind: Any) -> Any:
         """`value` as a value of the type `kind`, checked. Raises `RefusalError`."""
@@ -49,10 +51,11 @@ def argument(
     prepare: Callable[[Any], Any] = lambda value: value,
     checks: tuple[Check, ...] = (),
     twin: str | None = None,
+    bare: str | None = None,
     kw_only: bool = True,
 ) -> Any:
     """A field of an argument group: its default, its help text, and what it accepts (see `Declaration`)."""
-    metadata = {"help": help, DECLARATION: Declaration(prepare, checks, twin)}
+    metadata = {"help": help, DECLARATION: Declaration(prepare, checks, twin, bare)}
     return attrs.field(default=attrs.Factory(factory) if factory else default, metadata=metadata, kw_only=kw_only)
 
 

@@ -36,7 +36,8 @@ class Evaluation(Reporting, Scripts):
     eval_accumulation_steps: int | None = argument(
         default=None,
         checks=(at_least(1),),
-        help="batches whose outputs stay on the device before they are moved to the host; if not given, all of them",
+        help="batches whose outputs stay on the device before they are moved to the host; if not given, as many as "
+        "have room in 64 MB",
     )
     eval_do_concat_batches: bool = argument(
         default=True, help="join the outputs of all batches; otherwise they stay a list with an entry a batch"
@@ -46,6 +47,11 @@ class Evaluation(Reporting, Scripts):
     )
     batch_eval_metrics: bool = argument(
         default=False, help="call compute_metrics after every batch, instead of keeping the outputs of all of them"
+    )
+    past_index: int = argument(
+        default=-1,
+        checks=(at_least(-1),),
+        help="old: place among the model's outputs of a memory that is handed to its next batch; -1 for none",
     )
     include_for_metrics: list[str] = argument(
         factory=list,

@@ -170,4 +170,7 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    for spelled in ("to_dict", "to_json"):
+        if hasattr(value, spelled):
+            return getattr(value, spelled)()
     return value

@@ -34,6 +34,10 @@ class Optimization(Arguments):
         checks=(assignments,),
         help="further settings of the optimizer, written name=value and separated by commas",
     )
+    optim_target_modules: None | str | list[str] = argument(  # noqa: RUF036 - the reference's parser reads the second type
+        default=None,
+        help="modules that GaLore and APOLLO project: their names, a regular expression, or all-linear",
+    )
     weight_decay: float = argument(
         default=0.0, checks=(at_least(0),), help="decoupled weight decay; biases and weights of norms are left out"
     )
@@ -49,6 +53,11 @@ class Optimization(Arguments):
         default=0.0,
         checks=(below_one,),
         help="share of each target that is spread evenly over all classes; 0 for no smoothing",
+    )
+    neftune_noise_alpha: float | None = argument(
+        default=None,
+        checks=(at_least(0),),
+        help="strength of the noise that NEFTune adds to embeddings in training; none if not given",
     )
 
     def _settle(self) -> None:

@@ -21,7 +21,8 @@ from hexloop.app.arguments.own import Own
 from hexloop.app.arguments.training import TrainingArguments
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-OWN = {field.name for field in dataclasses.fields(Own)}
+OLD = {"past_index"}
+OWN = {field.name for field in dataclasses.fields(Own)} | OLD
 THEIRS = {field.name: field for field in dataclasses.fields(ReferenceArguments)}
 TABLE = Path(__file__).parents[2] / "reference" / "arguments.tsv"
 API = TABLE.with_name("api.md")
@@ -38,6 +39,8 @@ def in_present_release(row: dict[str, str]) -> bool:
 
 
 def plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     if isinstance(value, Enum):
         return value.value
     return [plain(item) for item in value] if isinstance(value, list) else value

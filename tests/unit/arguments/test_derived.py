@@ -127,6 +127,7 @@ def test_dictionaries_are_the_reference_s() -> None:
         (ours.to_sanitized_dict(), theirs.to_sanitized_dict()),
     ):
         assert own <= mine.keys()
+        assert mine.pop("past_index") == -1
         assert {name: value for name, value in mine.items() if name not in own} == {
             name: reference[name] for name in mine.keys() - own
         }
