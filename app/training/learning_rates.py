@@ -7,6 +7,7 @@ from typing import Any
 from hexloop.adapters.scheduler.torch import TorchScheduler
 from hexloop.app.arguments import TrainingArguments
 from hexloop.domain.best import BestMetric
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.schedules import ADAPTIVE, Adaptive, Shape, build_adaptive, build_shape
 from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
 from hexloop.ports.scheduler import Scheduler
@@ -40,15 +41,18 @@ def best_metric(args: TrainingArguments) -> BestMetric:
     return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better))
 
 
-def make_schedule(args: TrainingArguments, total_steps: int) -> Adaptive[Any] | Shape:
-    """The schedule that the arguments name. Raises ConfigurationError where its options do not fit."""
+def make_schedule(args: TrainingArguments, total_steps: int, optimizer: Any = None) -> Adaptive[Any] | Shape:
+    """The schedule that the arguments name. Raises ConfigurationError where its options do not fit.
+
+    Rates among the options are measured in the optimizer's default rate; where there is none, in the arguments'.
+    """
     name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     options: dict[str, Any] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
     if name in ADAPTIVE:
         return build_adaptive(name, options)
     return build_shape(
         name,
-        base_rate=args.learning_rate,
+        base_rate=_default_rate(optimizer, args.learning_rate),
         warmup_steps=args.get_warmup_steps(total_steps),
         total_steps=total_steps,
         options=options,
@@ -56,14 +60,24 @@ def make_schedule(args: TrainingArguments, total_steps: int) -> Adaptive[Any] | 
 
 
 def make_learning_rates(args: TrainingArguments, optimizer: Any, total_steps: int) -> LearningRates:
-    """The rates of the schedule that the arguments name. Raises ConfigurationError where its options do not fit."""
+    """The rates of the schedule that the arguments name, over the optimizer's own.
+
+    Raises ConfigurationError where the schedule's options do not fit, or the optimizer has no rate to schedule.
+    """
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ConfigurationError(
+            [
+                f"You chose an optimizer ({type(optimizer).__name__}) without a learning rate, but the schedule of the "
+                "arguments scales one; set it, or pass optimizers=(optimizer, get_adafactor_schedule(optimizer))."
+            ]
+        )
     base_rates = tuple(float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups)
 
     def set_rates(rates: Any) -> None:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    schedule: Any = make_schedule(args, total_steps)
+    schedule: Any = make_schedule(args, total_steps, optimizer)
     scheduler: ScheduledRates | AdaptiveRates
     if args.lr_scheduler_type in ADAPTIVE:
         scheduler = AdaptiveRates(schedule, best_metric(args), base_rates, set_rates)
@@ -76,4 +90,10 @@ def as_port(lr_scheduler: Any, optimizer: Any, args: TrainingArguments) -> Sched
     """Whoever answers the Scheduler port for `trainer.lr_scheduler`."""
     if isinstance(lr_scheduler, LearningRates):
         return lr_scheduler.scheduler
-    return TorchScheduler(lr_scheduler, optimizer, best_metric(args))
+    metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
+    return TorchScheduler(lr_scheduler, optimizer, metric)
+
+
+def _default_rate(optimizer: Any, otherwise: float) -> float:
+    rate = getattr(optimizer, "defaults", {}).get("lr")
+    return otherwise if rate is None else float(rate)

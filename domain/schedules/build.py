@@ -46,7 +46,7 @@ ADAPTIVE: Mapping[str, Callable[..., Adaptive[Any]]] = MappingProxyType(
 
 
 def build_shape(
-    name: str, *, base_rate: float, warmup_steps: int, total_steps: int | None, options: Mapping[str, Any]
+    name: str, *, base_rate: float, warmup_steps: float, total_steps: float | None, options: Mapping[str, Any]
 ) -> Shape:
     """The schedule called `name`, one of `SHAPES`, as a function of the step.
 

@@ -30,6 +30,8 @@ FINITE = number("finite number", math.isfinite)
 NOT_NEGATIVE = number("number from 0 up", lambda value: 0 <= value < math.inf)
 POSITIVE = number("number above 0", lambda value: 0 < value < math.inf)
 SHARE = number("number from 0 to 1", lambda value: 0 <= value <= 1)
+STEPS = NOT_NEGATIVE
+"""A stage's length in optimizer steps, which need not be whole: a tenth of a run often is not."""
 COUNT = number("whole number from 0 up", lambda value: value >= 0 and value % 1 == 0)
 POSITIVE_COUNT = number("whole number from 1 up", lambda value: value >= 1 and value % 1 == 0)
 FLAG = Kind("True or False", lambda value: isinstance(value, bool))

@@ -6,7 +6,7 @@ import math
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Kind, check, number, or_none
+from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, SHARE, STEPS, Kind, check, number, or_none
 
 
 @frozen
@@ -19,16 +19,16 @@ class Cosine:
     num_cycles is in whole waves: the default half wave ends at 0. After T the wave goes on.
 
     Source: transformers, `get_cosine_schedule_with_warmup`; the cosine is that of Loshchilov and Hutter 2016
-    (arXiv:1608.03983). Raises ConfigurationError unless the step counts are whole numbers and num_cycles a number,
+    (arXiv:1608.03983). Raises ConfigurationError unless the step counts and num_cycles are numbers
     from 0 up.
     """
 
-    num_warmup_steps: int
-    num_training_steps: int
+    num_warmup_steps: float
+    num_training_steps: float
     num_cycles: float = 0.5
 
     def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=COUNT, num_training_steps=COUNT, num_cycles=NOT_NEGATIVE)
+        check(self, num_warmup_steps=STEPS, num_training_steps=STEPS, num_cycles=NOT_NEGATIVE)
 
     def __call__(self, step: int) -> float:
         """The factor of the base rate at update `step`, from 0."""
@@ -48,16 +48,16 @@ class CosineWithRestarts:
     and 0 from T on. num_cycles counts the descents, each from the full rate.
 
     Source: transformers, `get_cosine_with_hard_restarts_schedule_with_warmup`; the warm restarts of Loshchilov and
-    Hutter 2016 (arXiv:1608.03983) with periods of one length. Raises ConfigurationError unless the step counts are
-    whole numbers and num_cycles a number, from 0 up.
+    Hutter 2016 (arXiv:1608.03983) with periods of one length. Raises ConfigurationError unless the step counts and
+    num_cycles are numbers from 0 up.
     """
 
-    num_warmup_steps: int
-    num_training_steps: int
+    num_warmup_steps: float
+    num_training_steps: float
     num_cycles: int = 1
 
     def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=COUNT, num_training_steps=COUNT, num_cycles=NOT_NEGATIVE)
+        check(self, num_warmup_steps=STEPS, num_training_steps=STEPS, num_cycles=NOT_NEGATIVE)
 
     def __call__(self, step: int) -> float:
         """The factor of the base rate at update `step`, from 0."""
@@ -82,8 +82,8 @@ class CosineWithMinLr:
     for step counts or cycles as `Cosine` does.
     """
 
-    num_warmup_steps: int
-    num_training_steps: int
+    num_warmup_steps: float
+    num_training_steps: float
     base_rate: float
     num_cycles: float = 0.5
     min_lr: float | None = None
@@ -103,7 +103,7 @@ class CosineWithMinLr:
 @frozen
 class CosineWarmupWithMinLr:
     """With W = num_warmup_steps, T = num_training_steps, m = min_lr_rate or min_lr / base_rate, w = warmup_lr_rate:
-    below W, f(step) = (step + 1) / W where w is None, else
+    below W, f(step) = (step + 1) / max(1, W) where w is None, else
 
         w + (1 - w) * step / max(1, W - 1)
 
@@ -116,8 +116,8 @@ class CosineWarmupWithMinLr:
     `CosineWithMinLr` does, and unless warmup_lr_rate is a number from 0 to 1, or None.
     """
 
-    num_warmup_steps: int
-    num_training_steps: int
+    num_warmup_steps: float
+    num_training_steps: float
     base_rate: float
     num_cycles: float = 0.5
     min_lr: float | None = None
@@ -132,7 +132,7 @@ class CosineWarmupWithMinLr:
         if step < self.num_warmup_steps:
             start = self.warmup_lr_rate
             if start is None:
-                return (step + 1) / self.num_warmup_steps
+                return (step + 1) / max(1, self.num_warmup_steps)
             return start + (1.0 - start) * step / max(1, self.num_warmup_steps - 1)
         progress = (step - self.num_warmup_steps + 1) / max(1, self.num_training_steps - self.num_warmup_steps)
         return _wave(progress, self.num_cycles, _floor(self.base_rate, self.min_lr, self.min_lr_rate))
@@ -161,8 +161,8 @@ def _check_floored(schedule: CosineWithMinLr | CosineWarmupWithMinLr, **more: Ki
     check(
         schedule,
         conflict,
-        num_warmup_steps=COUNT,
-        num_training_steps=COUNT,
+        num_warmup_steps=STEPS,
+        num_training_steps=STEPS,
         base_rate=POSITIVE,
         num_cycles=NOT_NEGATIVE,
         min_lr=or_none(up_to_base),

@@ -6,7 +6,7 @@ import math
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import COUNT, POSITIVE, check, or_none
+from hexloop.domain.schedules.checks import POSITIVE, STEPS, check, or_none
 
 
 @frozen
@@ -16,14 +16,14 @@ class InverseSqrt:
 
     Source: transformers, `get_inverse_sqrt_schedule`, after big_vision's `rsqrt`; with s = W it is, up to a constant,
     the schedule of Vaswani et al. 2017 (arXiv:1706.03762). Raises ConfigurationError unless num_warmup_steps is a
-    whole number from 0 up and timescale a number above 0, in steps, or None.
+    number from 0 up and timescale a number above 0, in steps, or None.
     """
 
-    num_warmup_steps: int
+    num_warmup_steps: float
     timescale: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=COUNT, timescale=or_none(POSITIVE))
+        check(self, num_warmup_steps=STEPS, timescale=or_none(POSITIVE))
 
     def __call__(self, step: int) -> float:
         """The factor of the base rate at update `step`, from 0."""

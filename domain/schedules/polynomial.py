@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import COUNT, NOT_NEGATIVE, POSITIVE, check, number
+from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, STEPS, check, number
 
 
 @frozen
 class Linear:
-    """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then max(0, (T - step) / (T - W)).
+    """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then
+    max(0, (T - step) / max(1, T - W)).
 
     Source: transformers, `get_linear_schedule_with_warmup`; the schedule of BERT (Devlin et al. 2018,
-    arXiv:1810.04805). Raises ConfigurationError unless both are whole numbers from 0 up.
+    arXiv:1810.04805). Raises ConfigurationError unless both are numbers from 0 up.
     """
 
-    num_warmup_steps: int
-    num_training_steps: int
+    num_warmup_steps: float
+    num_training_steps: float
 
     def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=COUNT, num_training_steps=COUNT)
+        check(self, num_warmup_steps=STEPS, num_training_steps=STEPS)
 
     def __call__(self, step: int) -> float:
         """The factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         if step < self.num_training_steps:
-            return (self.num_training_steps - step) / (self.num_training_steps - self.num_warmup_steps)
+            return (self.num_training_steps - step) / max(1, self.num_training_steps - self.num_warmup_steps)
         return 0.0
 
 
@@ -40,11 +41,11 @@ class Polynomial:
 
     Source: transformers, `get_polynomial_decay_schedule_with_warmup`. There as here r is the optimizer's default rate,
     and every parameter group is scaled by the same factor. Raises ConfigurationError unless 0 <= lr_end < base_rate,
-    power is a number from 0 up and the step counts are whole numbers from 0 up.
+    power is a number from 0 up and the step counts are numbers from 0 up.
     """
 
-    num_warmup_steps: int
-    num_training_steps: int
+    num_warmup_steps: float
+    num_training_steps: float
     base_rate: float
     lr_end: float = 1e-7
     power: float = 1.0
@@ -55,8 +56,8 @@ class Polynomial:
         )
         check(
             self,
-            num_warmup_steps=COUNT,
-            num_training_steps=COUNT,
+            num_warmup_steps=STEPS,
+            num_training_steps=STEPS,
             base_rate=POSITIVE,
             lr_end=below_base,
             power=NOT_NEGATIVE,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import COUNT, NOT_NEGATIVE, SHARE, check, one_of, or_none
+from hexloop.domain.schedules.checks import NOT_NEGATIVE, SHARE, STEPS, check, one_of, or_none
 
 _RISES: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ class WarmupStableDecay:
 
         f(step) = max(0, (1 - m) * up(step / W) + m)               below W
         f(step) = 1                                                below W + S
-        f(step) = max(0, (1 - m) * down((step - W - S) / D) + m)   below W + S + D
+        f(step) = max(0, (1 - m) * down((step - W - S) / max(1, D)) + m)   below W + S + D
         f(step) = m                                                then
 
     up(p) is p (linear), (1 - cos(pi * p)) / 2 (cosine) or 1 - sqrt(1 - p) (1-sqrt); down(p) is 1 - p,
@@ -41,14 +41,14 @@ class WarmupStableDecay:
     Where both are given, num_stable_steps counts.
 
     Source: transformers, `get_wsd_schedule`; Hu et al. 2024 (arXiv:2404.06395), the 1-sqrt decay of Hägele et al. 2024
-    (arXiv:2405.18392). Raises ConfigurationError unless the step counts are whole numbers from 0 up, num_stable_steps
+    (arXiv:2405.18392). Raises ConfigurationError unless the step counts are numbers from 0 up, num_stable_steps
     or num_training_steps is given, the types are known, min_lr_ratio is from 0 to 1 and num_cycles from 0 up.
     """
 
-    num_warmup_steps: int
-    num_decay_steps: int
-    num_training_steps: int | None = None
-    num_stable_steps: int | None = None
+    num_warmup_steps: float
+    num_decay_steps: float
+    num_training_steps: float | None = None
+    num_stable_steps: float | None = None
     warmup_type: str = "linear"
     decay_type: str = "cosine"
     min_lr_ratio: float = 0.0
@@ -64,10 +64,10 @@ class WarmupStableDecay:
         check(
             self,
             conflict,
-            num_warmup_steps=COUNT,
-            num_decay_steps=COUNT,
-            num_training_steps=or_none(COUNT),
-            num_stable_steps=or_none(COUNT),
+            num_warmup_steps=STEPS,
+            num_decay_steps=STEPS,
+            num_training_steps=or_none(STEPS),
+            num_stable_steps=or_none(STEPS),
             warmup_type=one_of(*_RISES),
             decay_type=one_of(*_FALLS),
             min_lr_ratio=SHARE,
@@ -82,11 +82,11 @@ class WarmupStableDecay:
         if step < decay_start:
             return 1.0
         if step < decay_start + self.num_decay_steps:
-            progress = (step - decay_start) / self.num_decay_steps
+            progress = (step - decay_start) / max(1, self.num_decay_steps)
             return self._above_floor(_FALLS[self.decay_type](progress, self.num_cycles))
         return self.min_lr_ratio
 
-    def _stable_steps(self) -> int:
+    def _stable_steps(self) -> float:
         if self.num_stable_steps is not None:
             return self.num_stable_steps
         return (self.num_training_steps or 0) - self.num_warmup_steps - self.num_decay_steps

@@ -10,26 +10,34 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from hexloop.domain.errors import ConfigurationError
+
 Collate = Callable[[list[Any]], Any]
 
 LABELS = ("label", "label_ids")
 """Names of a sample's label that become "labels" in the batch."""
 
 
-def default_data_collator(features: Sequence[Any]) -> dict[str, Any]:
+def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
     """Stack the samples' fields, each (batch, ...), by the names and types of the first sample.
 
     "label" and "label_ids" become "labels": whole numbers as int64, others as float32. Texts and None are left out.
-    Samples that are no mappings are taken by their attributes.
+    Samples that are no mappings are taken by their attributes. return_tensors: "pt" for torch tensors, "np" for arrays.
+    Raises ConfigurationError for another one.
     """
+    if return_tensors not in _STACKS:
+        raise ConfigurationError(
+            [f"You chose return_tensors={return_tensors!r}, but there is 'pt' and 'np'; choose one."]
+        )
+    stack, stack_labels = _STACKS[return_tensors]
     rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
     batch: dict[str, Any] = {}
     label_name = next((name for name in LABELS if rows[0].get(name) is not None), None)
     if label_name is not None:
-        batch["labels"] = _stack_labels([row[label_name] for row in rows])
+        batch["labels"] = stack_labels([row[label_name] for row in rows])
     for name, value in rows[0].items():
         if name not in LABELS and value is not None and not isinstance(value, str):
-            batch[name] = _stack([row[name] for row in rows])
+            batch[name] = stack([row[name] for row in rows])
     return batch
 
 
@@ -52,6 +60,33 @@ def _stack(values: list[Any]) -> Tensor:
     if isinstance(values[0], np.ndarray):
         return torch.from_numpy(np.stack(values))
     return torch.tensor(values)
+
+
+def _stack_arrays(values: list[Any]) -> Any:
+    return np.stack(values) if isinstance(values[0], np.ndarray) else np.array(values)
+
+
+def _stack_array_labels(labels: list[Any]) -> Any:
+    first = labels[0]
+    return np.stack(labels) if isinstance(first, np.ndarray) and first.ndim else _stack_labels(labels).numpy()
+
+
+_STACKS: Mapping[str, tuple[Callable[[list[Any]], Any], Callable[[list[Any]], Any]]] = {
+    "pt": (_stack, _stack_labels),
+    "np": (_stack_arrays, _stack_array_labels),
+}
+"""How fields and labels are stacked, by the kind of tensor that is asked for."""
+
+
+@define
+class DefaultDataCollator:
+    """`default_data_collator` as an object that knows which kind of tensor to make."""
+
+    return_tensors: str = "pt"
+
+    def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> dict[str, Any]:
+        """The batch; `return_tensors` overrides the object's."""
+        return default_data_collator(features, return_tensors or self.return_tensors)
 
 
 @define

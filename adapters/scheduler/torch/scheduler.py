@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
-from attrs import define
+from attrs import define, field
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hexloop.domain.best import BestMetric
 from hexloop.domain.parts import json_part, only_value
 from hexloop.ports.state import Part
 
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
 
 @define
 class TorchScheduler:
-    """Answers the Scheduler port: one `step()` after each update taken, or one for each evaluation's metric."""
+    """Answers the Scheduler port: one `step()` after each update taken, or one for each evaluation's metric.
+
+    A scheduler follows a metric if its `step` cannot be called without an argument, as that of torch's
+    ReduceLROnPlateau.
+    """
 
     scheduler: Any
     optimizer: Optimizer
     metric: BestMetric
+    _follows_metric: bool = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._follows_metric = _needs_an_argument(self.scheduler.step)
 
     def start(self, updates: int) -> None:
         """The scheduler put its first rates in force when it was made."""
@@ -50,6 +60,9 @@ class TorchScheduler:
         for group, rate in zip(self.optimizer.param_groups, kept["rates"], strict=True):
             group["lr"] = rate
 
-    @property
-    def _follows_metric(self) -> bool:
-        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+def _needs_an_argument(method: Any) -> bool:
+    return any(
+        parameter.default is Parameter.empty and parameter.kind in POSITIONAL
+        for parameter in signature(method).parameters.values()
+    )
