@@ -45,16 +45,10 @@ REFUSALS = (
         "set torch_compile=False",
     ),
     Refusal(
-        lambda setting: setting.args.auto_find_batch_size,
-        "auto_find_batch_size=True",
-        "this version does not search for a batch size",
+        lambda setting: setting.args.auto_find_batch_size and setting.args.world_size > 1,
+        "auto_find_batch_size=True in a run of several processes",
+        "those that have room would wait for the one that has none",
         "set per_device_train_batch_size to one that fits",
-    ),
-    Refusal(
-        lambda setting: not setting.args.skip_memory_metrics,
-        "skip_memory_metrics=False",
-        "this version does not measure memory by stages",
-        "leave it out",
     ),
     Refusal(
         lambda setting: setting.args.bf16_full_eval and "bf16" not in setting.device.precisions,

@@ -30,10 +30,11 @@ def begin(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     run.gradient_norm = state.gradient_norm
     run.scheduler.start(state.updates)
     yield TrainBegan(state.step)
+    switched_on = control.due()  # seen until the first step begins, and without effect
     control.set_due(state.due)
     state.due = []
     if run.evaluate_first and state.step == 0:
-        control.should_evaluate = True
+        yield from run.evaluate()  # neither the schedule nor the best metric takes notice of it
     yield from settle(run)
     if run.stopped:
         return
@@ -47,6 +48,8 @@ def begin(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
             state.begin_next_epoch()
         else:  # the plan ended within the pass, and is longer now
             state.epoch_ended = False
+    if not control.should_training_stop:
+        control.set_due(switched_on)
 
 
 def end_epoch(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
@@ -184,8 +187,10 @@ def finish(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         steps=state.step - session.step,
         tokens=(state.tokens - session.tokens) or None,
     )
+    further = run.further_figures()
     metrics["total_flos"] = state.operations
     metrics["train_loss"] = state.loss_total / max(state.step, 1)
+    metrics |= further
     run.report(metrics)
     yield Logged(state.step, metrics)
     run.checkpoints.load_best(state)

@@ -115,6 +115,7 @@ class Run(Generic[Batch, Loss]):
     report: completes a mapping of numbers, enters it in the history and shows it to the watchers.
     evaluate, checkpoints: what the actions "evaluate" and "save" do.
     counters: called with every micro-batch that was trained on (tokens, floating-point operations).
+    further_figures: what else is told of the whole run at its end, beside its speed and its loss.
     evaluate_first: evaluate before the first step. cleanups: called at the end, however it came.
     next_due: no trigger fires before this step; set it to 0 after a change of `triggers`.
     gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
@@ -138,6 +139,7 @@ class Run(Generic[Batch, Loss]):
     checkpoints: Checkpoints = field(factory=NoCheckpoints)
     best: BestMetric = field(factory=BestMetric)
     counters: Sequence[Callable[[Batch], None]] = ()
+    further_figures: Callable[[], Mapping[str, float]] = dict
     evaluate_first: bool = False
     agreement: Agreement = field()
     cleanups: Sequence[Callable[[], None]] = ()

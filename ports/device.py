@@ -49,6 +49,10 @@ class Device(Protocol):
         """Give back what the framework's allocator keeps for later."""
         ...
 
+    def forget_peak_memory(self) -> None:
+        """From now on `memory` tells the most that was in use since here."""
+        ...
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether `error` says that this device had no room."""
         ...

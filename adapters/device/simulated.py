@@ -54,6 +54,10 @@ class SimulatedDevice:
     def release_memory(self) -> None:
         """Nothing is kept for later."""
 
+    def forget_peak_memory(self) -> None:
+        """The peak is what is allocated now."""
+        self.memory_now = evolve(self.memory_now, peak=self.memory_now.used)
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether `allocate` raised the error, or Python had no room."""
         return isinstance(error, SimulatedOutOfMemoryError | MemoryError)

@@ -52,6 +52,14 @@ class DeviceContract:
         assert 0 <= memory.used <= memory.peak
         assert memory.total == 0 or memory.peak <= memory.total
 
+    def test_a_peak_can_be_forgotten(self, device: Device) -> None:
+        """Afterwards the peak is no higher than before, and no lower than what is used."""
+        before = device.memory()
+        device.forget_peak_memory()
+        after = device.memory()
+
+        assert after.used <= after.peak <= max(before.peak, after.used)
+
     def test_it_knows_its_own_error(self, device: Device) -> None:
         """Having no room is told from every other error."""
         assert device.is_out_of_memory(self.out_of_memory(device))

@@ -7,6 +7,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.training.memory_metrics import MemoryStages
 from hexloop.app.training.outcome import Outcome
 from hexloop.app.training.session import Session
 from hexloop.app.wiring import Adapters
@@ -19,6 +20,7 @@ class TrainerAttributes:
 
     args: TrainingArguments
     adapters: Adapters
+    memory: MemoryStages
     model: Any
     model_wrapped: Any
     """The model as the engine of the run prepared it; the model itself where nothing wraps it."""
@@ -46,6 +48,9 @@ class TrainerAttributes:
 
     session: Session | None
     """The run that is live; None between runs."""
+
+    model_preparation_time: float | None = None
+    """Seconds that an evaluation before any run took to prepare the model; a metric of evaluations where not None."""
 
     watchers: Watchers | None = None
     """The loggers of the run that is live."""

@@ -20,7 +20,17 @@ class Data(TrainerAttributes):
         """The batches of the training data."""
         if self.train_dataset is None:
             raise ConfigurationError(["You asked to train, but the Trainer has no data; pass train_dataset."])
-        return self._loader_maker().training(self.train_dataset, self.args.train_batch_size)
+        return self._loader_maker().training(self.train_dataset, self._train_batch_size)
+
+    @property
+    def _train_batch_size(self) -> int:
+        """Samples in a training micro-batch of this process: what the arguments say, or less where that was found."""
+        found: int | None = vars(self).get("found_batch_size")
+        return self.args.train_batch_size if found is None else found
+
+    @_train_batch_size.setter
+    def _train_batch_size(self, size: int) -> None:
+        vars(self)["found_batch_size"] = size
 
     @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:

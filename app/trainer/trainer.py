@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from torch import Tensor
 
@@ -19,16 +18,19 @@ from hexloop.app.trainer.making import Making
 from hexloop.app.trainer.results import Results
 from hexloop.app.trainer.steps import Steps
 from hexloop.app.training import evaluating, reporting, saving
-from hexloop.app.training.callbacks import default_callbacks
+from hexloop.app.training.batch_size import find_batch_size
+from hexloop.app.training.callbacks import all_callbacks
 from hexloop.app.training.columns import find_label_names
+from hexloop.app.training.driving import follow
+from hexloop.app.training.evaluators import standard_prediction_step
 from hexloop.app.training.hooks import standard
 from hexloop.app.training.live import seeded
-from hexloop.app.training.refusals import Refusals
-from hexloop.app.training.session import open_session
+from hexloop.app.training.memory_metrics import measured, memory_stages_for
+from hexloop.app.training.refusals import Refusals, refuse_metrics
+from hexloop.app.training.verbosity import set_log_level
 from hexloop.app.wiring import Injected, choose_adapters
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
-from hexloop.domain.loop import train
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
 
@@ -52,6 +54,9 @@ class Trainer(Steps, Making, Data, Results):
     Raises ConfigurationError with every problem that can be known without data.
     """
 
+    arguments_class: ClassVar[type[TrainingArguments]] = TrainingArguments
+    """What is made where no `args` are given, and out of a recipe's `arguments`."""
+
     loss_is_scaled_for_ga: bool | None = None
     """Whether an overridden `compute_loss` divides by `num_items_in_batch`; None: where the model's own loss does."""
 
@@ -72,16 +77,19 @@ class Trainer(Steps, Making, Data, Results):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         **injected: Unpack[Injected],
     ) -> None:
-        self.args = TrainingArguments() if args is None else args
+        self.args = self.arguments_class() if args is None else args
         with Refusals() as refusals:
             if (model is None) == (model_init is None):
                 raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
         with refusals:
             self.adapters = choose_adapters(self.args, injected)
+            self.memory = memory_stages_for(self.args, self.adapters.device)
+        with refusals:
+            refuse_metrics(self.args, compute_metrics)
         refusals.settle()
+        self.memory.begin("init")
         self.model_init = model_init
-        if self.args.log_level != "passive":
-            logging.getLogger("hexloop").setLevel(self.args.get_process_log_level())
+        set_log_level(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         self.model_wrapped = self.model
@@ -93,7 +101,7 @@ class Trainer(Steps, Making, Data, Results):
         self._own_optimizer, self._own_scheduler = self.optimizer is None, self.lr_scheduler is None
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.data_collator = data_collator or self._default_collator()
-        self.label_names = self.args.label_names or find_label_names(self.model)
+        self.label_names = find_label_names(self.model) if self.args.label_names is None else self.args.label_names
         self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
         self.requests, self.session = Requests(), None
         self.ignore_keys_for_eval: list[str] | None = None
@@ -101,7 +109,7 @@ class Trainer(Steps, Making, Data, Results):
         self.state.checkpoints_folder = str(self.args.output_dir)
         own_loggers = injected.get("loggers") is not None
         self.callback_handler = CallbackHandler(
-            [*default_callbacks(self.args, own_loggers), *(callbacks or ())],
+            all_callbacks(self.args, callbacks or (), own_loggers),
             self.model,
             processing_class,
             self.optimizer,
@@ -109,6 +117,7 @@ class Trainer(Steps, Making, Data, Results):
         )
         self.dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
         self.dispatcher.call("on_init_end")
+        self.memory.end("init")
 
     # Training
 
@@ -143,24 +152,13 @@ class Trainer(Steps, Making, Data, Results):
 
         The run begins with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
-        self._refuse_second_run()
-        return self._drive(resume_from_checkpoint, ignore_keys_for_eval)
+        self.refuse_second_run()
+        self.ignore_keys_for_eval = ignore_keys_for_eval
+        events = find_batch_size if self.args.auto_find_batch_size else follow
+        return events(self, resume_from_checkpoint)
 
-    def _drive(self, resume_from: str | bool | None, ignore_keys: list[str] | None) -> Generator[AnyEvent, None, None]:
-        self._refuse_second_run()
-        if self.model_init is not None and self.state.global_step > 0:
-            with seeded(self.adapters.device, self.args.seed):
-                self.model = self.model_wrapped = self.call_model_init()
-        self.ignore_keys_for_eval = ignore_keys
-        session = open_session(self, resume_from)
-        dispatch, take_control = self.dispatcher.dispatch, session.control.take
-        with closing(train(session.run)) as events:
-            for event in events:
-                dispatch(event)
-                yield event
-                take_control()
-
-    def _refuse_second_run(self) -> None:
+    def refuse_second_run(self) -> None:
+        """Raise RunStateError while a run is live. Called by the run itself."""
         if self.session is not None:
             raise RunStateError(
                 "You asked this Trainer for a second run, but one is live; finish it, close its stream, or use "
@@ -207,13 +205,17 @@ class Trainer(Steps, Making, Data, Results):
 
         A dictionary of data sets is evaluated one by one, each under "<prefix>_<name>".
         """
-        return evaluating.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        with measured(self.memory, "eval") as figures:
+            metrics = evaluating.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        return {**metrics, **figures}
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
-        return evaluating.predict(self, test_dataset, ignore_keys, metric_key_prefix)
+        with measured(self.memory, "test") as figures:
+            output = evaluating.predict(self, test_dataset, ignore_keys, metric_key_prefix)
+        return output._replace(metrics={**(output.metrics or {}), **figures})
 
     @standard
     def evaluation_loop(
@@ -225,14 +227,27 @@ class Trainer(Steps, Making, Data, Results):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Predict every batch of `dataloader`; gives predictions, labels, metrics and the number of samples."""
-        return evaluating.evaluation_loop(self, dataloader, prediction_loss_only, ignore_keys, metric_key_prefix)
+        return evaluating.evaluation_loop(
+            self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+
+    def prediction_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The name that `evaluation_loop` had in the reference library's version 4."""
+        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     @standard
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
         """The loss, the logits and the labels of a batch, each None where there is none or it is not asked for."""
-        return evaluating.standard_prediction_step(self)(model, inputs, prediction_loss_only, ignore_keys)
+        return standard_prediction_step(self)(model, inputs, prediction_loss_only, ignore_keys)
 
     def evaluation_in_training(self) -> Evaluation:
         """The evaluation that the loop asks for when one is due."""

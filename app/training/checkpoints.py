@@ -6,7 +6,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +72,7 @@ class RunCheckpoints:
         """Take a checkpoint; see `Checkpoints.save`."""
         if self._trainer.session is not None:
             self._trainer.session.settle_counters()
-        state.callbacks = export_states(_stateful(self._trainer))
+        state.callbacks = callbacks_state(self._trainer)
         self._choose_way()
         return self._store.save(state, required)
 
@@ -177,8 +177,18 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
     if resume_from == AUTO and finished_at(trainer.adapters.storage, trainer.args, state.run) is not None:
         state.due = []
         run.control.should_training_stop = True
-    restored = restore_states(_stateful(trainer), state.callbacks)[:-1]  # the switches are in the state's `due`
-    if trainer.args.restore_callback_states_from_checkpoint:
+    restore_callbacks(trainer, state.callbacks, trainer.args.restore_callback_states_from_checkpoint)
+
+
+def callbacks_state(trainer: Trainer) -> dict[str, Any]:
+    """What the trainer's callbacks keep, by the name of their class."""
+    return export_states(_stateful(trainer))
+
+
+def restore_callbacks(trainer: Trainer, states: Mapping[str, Any], made_anew: bool = False) -> None:
+    """Let each callback remember what `states` says; or, `made_anew`, let one that is made from it take its place."""
+    restored = restore_states(_stateful(trainer), states)[:-1]  # the switches are in the state's `due`
+    if made_anew:
         trainer.callback_handler.callbacks = restored
     else:
         _take_attributes(trainer.callback_handler.callbacks, restored)

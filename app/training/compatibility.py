@@ -36,7 +36,8 @@ class RunSetup:
     def __init__(self, trainer: Trainer, run: Run[Any, Any]) -> None:
         self._trainer = trainer
         self._run = run
-        self._accepted = frozenset(trainer.args.resume_despite)
+        found = ("batch_size",) if trainer.args.auto_find_batch_size else ()
+        self._accepted = frozenset((*trainer.args.resume_despite, *found))
         self._model = ModelState(trainer.adapters.parallelism.unwrap(trainer.model))
         self._document = self._described()
 
@@ -147,7 +148,7 @@ class RunSetup:
         """Count what is left of the run in steps of this run's size, and stretch its own schedule over them."""
         run, args = self._run, self._trainer.args
         plan, samples = run.plan, self._document["samples_per_epoch"]
-        size = args.train_batch_size * args.world_size
+        size = self._trainer._train_batch_size * args.world_size
         if plan.batches_per_epoch is None or samples is None:
             state.batches = math.ceil(state.position / size)
             return
@@ -160,7 +161,7 @@ class RunSetup:
         total = state.step + math.ceil(passes_left * plan.steps_per_epoch - 1e-9)
         run.plan = evolve(plan, total_steps=total)
         if self._trainer.makes_scheduler and isinstance(run.scheduler, ScheduledRates):
-            run.scheduler.shape = make_schedule(args, total)  # type: ignore[assignment]
+            run.scheduler.shape = make_schedule(args, total, self._trainer.optimizer)  # type: ignore[assignment]
 
     @staticmethod
     def _of_class(saved: Mapping[str, Any]) -> str:

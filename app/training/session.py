@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,6 @@ from attrs import define, field
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
-from hexloop.app.callbacks import TrainerControl
 from hexloop.app.training.checkpoints import (
     RunCheckpoints,
     make_store,
@@ -22,6 +22,7 @@ from hexloop.app.training.checkpoints import (
     restore,
 )
 from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
+from hexloop.app.training.evaluating import evaluation_apart
 from hexloop.app.training.hooks import OverriddenTrainingStep, is_overridden
 from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
@@ -63,7 +64,7 @@ class Session:
             counter.settle()
 
 
-def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
+def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str | None = None) -> Session:
     """Construct a run: model on its device, data, plan, wrapped model and optimizer, compile, schedule, load.
 
     Raises ConfigurationError with every problem that can be known without data. What was begun is undone then.
@@ -93,10 +94,11 @@ def open_session(trainer: Trainer, resume_from: str | bool | None) -> Session:
         wrapped = _prepare(trainer, adapters, model, plan)
         standard, learner = _learner(trainer, adapters, wrapped)
         run = _run(trainer, adapters, plan, batches, learner)
+        run.state.run = run_name or run.state.run
         store = make_store(trainer, run, adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
         prepare_after_first_update(standard, checkpoints)
-        trainer.control.take_over(TrainerControl())  # an earlier run's last switches are not this one's
+        trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, control, standard, learner, [each for each in run.counters if hasattr(each, "settle")])  # type: ignore[misc]
         undo.callback(trainer.end_session)
         _attach(trainer, session, loader)
@@ -199,7 +201,7 @@ def _run(
         run=trainer.new_run_name(),
         seed=args.seed,
         data_seed=args.seed if args.data_seed is None else args.data_seed,
-        global_batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        global_batch_size=trainer._train_batch_size * args.gradient_accumulation_steps * args.world_size,
     )
     run: Run[Any, Any] = Run(
         learner=learner,
@@ -214,9 +216,10 @@ def _run(
         requests=trainer.requests,
         max_norm=args.max_grad_norm,
         report=trainer.log,
-        evaluate=trainer.evaluation_in_training,
+        evaluate=partial(evaluation_apart, trainer) if args.auto_find_batch_size else trainer.evaluation_in_training,
         best=best_metric(args),
         evaluate_first=args.eval_on_start,
+        further_figures=lambda: trainer.memory.end("train"),
         agreement=agreement_for(trainer.requests, adapters.collectives),
     )
     run.counters = list(_counters(trainer, run))
@@ -237,7 +240,7 @@ def _attach(trainer: Trainer, session: Session, loader: Any) -> None:
     """Let the Trainer's attributes and the callbacks see this run."""
     trainer.session = session
     trainer.state.follow(session.run)
-    trainer.state.train_batch_size = trainer.args.train_batch_size
+    trainer.state.train_batch_size = trainer._train_batch_size
     handler = trainer.callback_handler
     handler.model, handler.optimizer = trainer.model, trainer.optimizer
     handler.lr_scheduler, handler.train_dataloader = trainer.lr_scheduler, loader

@@ -32,6 +32,9 @@ class TorchDevice:
     def release_memory(self) -> None:
         """Torch keeps nothing for later on this device."""
 
+    def forget_peak_memory(self) -> None:
+        """Torch keeps no peak on this device."""
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether torch raised `error` for want of memory."""
         return isinstance(error, torch.OutOfMemoryError) or (

@@ -35,6 +35,10 @@ class CudaDevice(TorchDevice):
         """Empty the allocator's cache."""
         torch.cuda.empty_cache()
 
+    def forget_peak_memory(self) -> None:
+        """Let torch's allocator begin its peak anew."""
+        torch.cuda.reset_peak_memory_stats(self._index)
+
     def _own_streams(self) -> Iterator[Part]:
         """This card's stream, and those of every card that the process sees, in order."""
         yield json_part("device", text_of(torch.cuda.get_rng_state(self._index)))

@@ -1,0 +1,45 @@
+"""Driving a Trainer's run: its events, told to the callbacks on their way to whoever iterates."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from hexloop.app.training.live import seeded
+from hexloop.app.training.session import open_session
+from hexloop.domain.events import AnyEvent
+from hexloop.domain.loop import train
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+Events = Generator[AnyEvent, None, None]
+
+
+def follow(trainer: Trainer, resume_from: str | bool | None, run_name: str | None = None) -> Events:
+    """One run, which goes on from `resume_from`, of the model that `model_init` makes where there is one.
+
+    A run that is called `run_name` begins again, and takes the model that the trainer has.
+    """
+    trainer.refuse_second_run()
+    trainer.memory.begin("train")
+    try:
+        if run_name is None:
+            renew_model(trainer)
+        session = open_session(trainer, resume_from, run_name)
+        dispatch, take_control = trainer.dispatcher.dispatch, session.control.take
+        with closing(train(session.run)) as events:
+            for event in events:
+                dispatch(event)
+                yield event
+                take_control()
+    finally:
+        trainer.memory.abandon("train")
+
+
+def renew_model(trainer: Trainer) -> None:
+    """Make the model anew where a `model_init` says how, and the one that is there was trained."""
+    if trainer.model_init is not None and trainer.state.global_step > 0:
+        with seeded(trainer.adapters.device, trainer.args.seed):
+            trainer.model = trainer.model_wrapped = trainer.call_model_init()

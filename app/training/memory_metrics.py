@@ -1,0 +1,196 @@
+"""How much memory each stage of a Trainer takes, under the reference library's names."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.device import Device
+
+INTERVAL = 0.005
+"""Seconds between two readings of the process's memory while a stage lasts."""
+
+
+class MemoryStages(Protocol):
+    """Measures stages, one at a time: a stage that begins within another is part of that one."""
+
+    def begin(self, stage: str) -> None:
+        """Measure from here, unless another stage is being measured."""
+        ...
+
+    def end(self, stage: str) -> dict[str, float]:
+        """The figures of the stage that ends, in bytes; none where it is part of another."""
+        ...
+
+    def abandon(self, stage: str) -> None:
+        """The stage ended in an error, if it has not ended yet."""
+        ...
+
+
+class NoMemoryStages:
+    """Measures nothing."""
+
+    def begin(self, stage: str) -> None:
+        """Nothing is measured."""
+
+    def end(self, stage: str) -> dict[str, float]:
+        """There are no figures."""
+        return {}
+
+    def abandon(self, stage: str) -> None:
+        """Nothing was measured."""
+
+
+@frozen
+class _Figures:
+    """Bytes: in use as the stage began, what it added by its end, and how far its peak rose above that end."""
+
+    begin: int
+    allocated: int
+    peaked: int
+
+
+class _ProcessMemory:
+    """The resident memory of this process, read by a thread of its own while a stage lasts."""
+
+    def __init__(self) -> None:
+        import psutil
+
+        self._process = psutil.Process()
+        self._ended = threading.Event()
+        self._peak = 0
+
+    def begin(self) -> None:
+        self._began_with = self._peak = self._now()
+        self._ended.clear()
+        reading = weakref.ref(self), self._ended
+        self._reader = threading.Thread(target=_read_until, args=reading, name="hexloop reads memory", daemon=True)
+        self._reader.start()
+
+    def end(self) -> _Figures:
+        self._ended.set()
+        self._reader.join()
+        now = self._now()
+        return _Figures(self._began_with, now - self._began_with, max(0, self._peak - now))
+
+    def read(self) -> None:
+        self._peak = max(self._peak, self._now())
+
+    def _now(self) -> int:
+        return int(self._process.memory_info().rss)
+
+
+def _read_until(memory: weakref.ref[_ProcessMemory], ended: threading.Event) -> None:
+    """Read again and again until that has `ended`, or nobody holds what is read into any more."""
+    while not ended.wait(INTERVAL):
+        reader = memory()
+        if reader is None:
+            return
+        reader.read()
+        del reader
+
+
+@define
+class MeasuredMemory:
+    """Measures the process's memory, and the device's where that counts its own.
+
+    Whatever is measured first also carries the figures of "init", which has no metrics of its own. Each stage has
+    "<stage>_mem_<cpu or gpu>_alloc_delta", what it added by its end, and "..._peaked_delta", how far its peak rose
+    above that end; the two together are what it needed. Source of the names: transformers 5, `Trainer.log_metrics`.
+    """
+
+    device: Device
+    _stage: str | None = field(default=None, init=False)
+    _process: _ProcessMemory = field(factory=_ProcessMemory, init=False)
+    _on_device: int = field(default=0, init=False)
+    _init: dict[str, _Figures] | None = field(default=None, init=False)
+
+    def begin(self, stage: str) -> None:
+        """See `MemoryStages.begin`."""
+        if self._stage is not None:
+            return
+        self._stage = stage
+        self._tidy()
+        self.device.forget_peak_memory()
+        self._on_device = self.device.memory().used
+        self._process.begin()
+
+    def end(self, stage: str) -> dict[str, float]:
+        """See `MemoryStages.end`."""
+        if self._stage != stage:
+            return {}
+        self._stage = None
+        peak = self.device.memory().peak
+        self._tidy()
+        figures = {"cpu": self._process.end()}
+        memory = self.device.memory()
+        if memory.total:
+            began = self._on_device
+            figures["gpu"] = _Figures(began, memory.used - began, max(0, peak - memory.used))
+        if stage == "init":
+            self._init = figures
+            return {}
+        metrics = _deltas(stage, figures)
+        if self._init is not None:
+            before = {f"before_init_mem_{place}": each.begin for place, each in self._init.items()}
+            metrics = {**_deltas("init", self._init), **metrics, **before}
+            self._init = None
+        return metrics
+
+    def abandon(self, stage: str) -> None:
+        """See `MemoryStages.abandon`."""
+        if self._stage == stage:
+            self._stage = None
+            self._process.end()
+
+    def _tidy(self) -> None:
+        gc.collect()
+        self.device.release_memory()
+
+
+@contextmanager
+def measured(stages: MemoryStages, stage: str) -> Iterator[dict[str, float]]:
+    """Measure what is done within; the figures are there afterwards."""
+    figures: dict[str, float] = {}
+    stages.begin(stage)
+    try:
+        yield figures
+        figures |= stages.end(stage)
+    finally:
+        stages.abandon(stage)
+
+
+def _deltas(stage: str, figures: dict[str, _Figures]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for place, each in figures.items():
+        metrics[f"{stage}_mem_{place}_alloc_delta"] = each.allocated
+        metrics[f"{stage}_mem_{place}_peaked_delta"] = each.peaked
+    return metrics
+
+
+def memory_stages_for(
+    args: TrainingArguments, device: Device, found: Callable[[str], object] = importlib.util.find_spec
+) -> MemoryStages:
+    """Whoever measures the stages of a Trainer with `args`.
+
+    Raises ConfigurationError where memory is to be measured and psutil, which reads the process's, is not installed.
+    """
+    if args.skip_memory_metrics:
+        return NoMemoryStages()
+    if found("psutil") is None:
+        raise ConfigurationError(
+            [
+                "You chose skip_memory_metrics=False, but psutil, which reads the memory of this process, is not "
+                "installed; install psutil, or leave the argument out."
+            ]
+        )
+    return MeasuredMemory(device)
