@@ -19,6 +19,8 @@ class Own(Journal, Preemption):
     keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by its
         position. True does so in a single process without workers as well, and then any number of workers gives the
         same samples; it costs a few microseconds a sample.
+    predictions_folder: a folder on whose disk evaluation keeps the arrays of predictions, labels and inputs, as files
+        that are mapped into memory and go with the arrays. What is larger than the memory can be evaluated so.
     save_async: write checkpoints behind the loop instead of making training wait for them. It takes memory for one more
         copy of the weights and the optimizer's state. A run with a callback that overrides `on_save`, or a Trainer that
         overrides `save_model`, waits all the same.
@@ -37,6 +39,10 @@ class Own(Journal, Preemption):
     )
     keyed_data_randomness: bool = argument(
         default=False, help="key each sample's random streams by its position even without loader workers"
+    )
+    predictions_folder: str | None = argument(
+        default=None,
+        help="folder in which evaluation keeps the arrays of predictions as mapped files; in memory if not given",
     )
     save_async: bool = argument(
         default=True, help="write checkpoints behind the loop instead of making training wait for them"

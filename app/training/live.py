@@ -87,6 +87,42 @@ def begin_control(device: Device, switches: GlobalSwitches) -> Control:
     return control
 
 
+@define
+class OwnDraws:
+    """Random numbers drawn while a run is live, of which its streams show nothing afterwards.
+
+    Used as a context around whoever draws. Where no run is live the streams simply go on.
+    """
+
+    device: Device
+    _holder: Control | None = field(default=None, init=False)
+    _runs: list[Part] | None = field(default=None, init=False)
+
+    def __enter__(self) -> OwnDraws:
+        self._holder = _live.holder
+        self._runs = list(self.device.export()) if _live.runs else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runs is not None and _live.holder is self._holder:
+            self.device.load(self._runs)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """In between, the streams are as the run left them, and what is drawn is the run's."""
+        if self._runs is None:
+            yield
+            return
+        own = list(self.device.export())
+        self.device.load(self._runs)
+        try:
+            yield
+        finally:
+            if _live.holder is self._holder:
+                self._runs = list(self.device.export())
+                self.device.load(own)
+
+
 @contextmanager
 def seeded(device: Device, seed: int) -> Iterator[None]:
     """Begin the random streams anew; afterwards those of a live run are where it left them."""

@@ -171,3 +171,10 @@ def example_count(loader: Any) -> int | None:
     """How many samples a loader's data set has; None where nobody knows."""
     dataset = getattr(loader, "dataset", None)
     return length_of(dataset.dataset if isinstance(dataset, KeyedDataset | KeyedRows) else dataset)
+
+
+def expected_rows(loader: Any) -> int | None:
+    """How many samples the batches of a loader hold at most, where that is known before they are read."""
+    count, batches = example_count(loader), length_of(loader)
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return count if count is None or batches is None or size is None else min(count, batches * size)

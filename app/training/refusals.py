@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hexloop.adapters.batches.torch.batches import length_of
+from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.learning_rates import make_schedule
 from hexloop.domain.errors import ConfigurationError
@@ -72,3 +75,17 @@ def refuse_optimizer(trainer: Trainer, total_steps: int) -> None:
         if trainer.makes_scheduler:
             make_schedule(trainer.args, total_steps)
     refusals.settle()
+
+
+def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:
+    """Raise ConfigurationError where a function is to compute metrics batch by batch that is not made for it."""
+    if not args.batch_eval_metrics or compute is None:
+        return
+    parameters = inspect.signature(compute).parameters.values()
+    if not any(each.name == "compute_result" or each.kind is each.VAR_KEYWORD for each in parameters):
+        raise ConfigurationError(
+            [
+                "You chose batch_eval_metrics=True, but compute_metrics has no parameter compute_result, which is True "
+                "for the last batch; add it, gather what the metrics need at each call, and return them at that one."
+            ]
+        )

@@ -14,7 +14,6 @@ from hexloop.adapters.batches.torch.batches import ForeignBatches
 from hexloop.adapters.batches.torch.collate import WithoutColumns, default_data_collator
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.transfer import transfer_to
-from hexloop.adapters.evaluator.torch.predictions import Collected
 from hexloop.adapters.losses.torch import BLOCK, TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.trainable.torch.model_state import ModelState
@@ -253,19 +252,3 @@ def test_a_users_loader_is_told_the_epoch() -> None:
         assert len(list(batches.epoch(epoch, 0))) == 1
 
     assert loader.epochs == (0, 1, 2)
-
-
-# Predictions
-
-
-def test_half_precision_becomes_single() -> None:
-    """There is no bfloat16 in numpy."""
-    collected = Collected()
-    collected.add(torch.ones(2, dtype=torch.bfloat16))
-
-    assert collected.arrays().dtype == np.float32
-
-
-def test_nothing_collected_is_none() -> None:
-    """An evaluation without predictions has no arrays."""
-    assert Collected().arrays() is None

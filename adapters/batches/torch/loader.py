@@ -80,8 +80,9 @@ class OrderedLoader(KeepingLoader):
         super().__init__(dataset, batch_sampler=batch_sampler, generator=torch.Generator(), **options)
 
     def __iter__(self) -> Any:
-        batches = super().__iter__()
-        return (each.batch for each in batches if each.samples) if self._delivers else batches
+        if self._delivers:
+            return (each.batch for each in super().__iter__() if each.samples)
+        return self._batches(self.batch_sampler)
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """The batches of `epoch` from the sample at `position` on, or from where the loader was told to go on.
@@ -107,7 +108,7 @@ class OrderedLoader(KeepingLoader):
             standing.samples += size  # the epoch's last batch may be shorter, but nothing begins after it
             yield batch
 
-    def _batches(self, sampler: OrderedBatchSampler) -> Iterator[Any]:
+    def _batches(self, sampler: Any) -> Iterator[Any]:
         if self.num_workers > 0 or self.pin_memory:
             yield from super().__iter__()
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,11 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from hexloop.adapters.evaluator.torch.losses import BatchLosses
 from hexloop.adapters.evaluator.torch.outputs import EvalPrediction
-from hexloop.adapters.evaluator.torch.predictions import Collected, to_arrays
+from hexloop.adapters.evaluator.torch.predictions import Collected, InBatches, Joined
+from hexloop.adapters.evaluator.torch.room import Folder, Memory
+from hexloop.domain.errors import ConfigurationError
 
 Predict = Callable[..., tuple[Tensor | None, Any, Any]]
 """(model, inputs, prediction_loss_only, ignore_keys=...) -> loss, logits, labels."""
@@ -22,11 +25,13 @@ class EvaluationOptions:
     """What is computed and kept.
 
     prefix: before the name of every metric. loss_only: keep no predictions. ignore_keys: outputs to leave out.
-    accumulation_steps: batches after which predictions leave the device (None: at the end).
+    accumulation_steps: batches after which predictions leave the device (None: as soon as they are many).
     concatenate: give the metrics whole arrays and not lists of batches. by_batch: call them for each batch, with
-    `compute_result` True for the last. include: "inputs" and "loss" go to the metrics as well. filter_nan: leave losses
-    that are not finite out of the mean. main_input: the name of the inputs that "inputs" means.
-    dtype: cast the model to this type for the evaluation, which must not happen in training.
+    `compute_result` True for the last, and keep nothing, unless `keep` says so. include: "inputs" and "loss" go to
+    the metrics as well. filter_nan: leave losses that are not finite out of the mean. main_input: the name of the
+    inputs that "inputs" means. dtype: cast the model to this type first, which must not happen in training.
+    expected_rows: how many samples the loader gives; 0 where nobody knows. folder: where predictions are kept in mapped
+    files; in memory where None. preparation_seconds: what it took to prepare the model, a metric where not None.
     """
 
     prefix: str = "eval"
@@ -35,10 +40,21 @@ class EvaluationOptions:
     accumulation_steps: int | None = None
     concatenate: bool = True
     by_batch: bool = False
+    keep: bool = False
     include: Sequence[str] = ()
     filter_nan: bool = True
     main_input: str = "input_ids"
     dtype: torch.dtype | None = None
+    expected_rows: int = 0
+    folder: str | None = None
+    preparation_seconds: float | None = None
+
+    def collected(self) -> Collected:
+        """Who keeps predictions as these options say."""
+        if not self.concatenate:
+            return InBatches()
+        room = Memory() if self.folder is None else Folder(self.folder)
+        return Joined(room, self.expected_rows, waits=self.accumulation_steps is not None)
 
 
 def _as_they_are(logits: Any, labels: Any) -> Any:
@@ -47,7 +63,7 @@ def _as_they_are(logits: Any, labels: Any) -> Any:
 
 @define
 class TorchEvaluator:
-    """Answers the Evaluator port; `predictions`, `label_ids` and `samples` can be read after the last step."""
+    """Answers the Evaluator port; after `metrics`, `predictions`, `label_ids` and `samples` can be read."""
 
     model: nn.Module
     loader: Iterable[Any]
@@ -60,13 +76,16 @@ class TorchEvaluator:
     samples: int = field(default=0, init=False)
     predictions: Any = field(default=None, init=False)
     label_ids: Any = field(default=None, init=False)
-    _was_training: bool = field(default=False, init=False)
-    _losses: list[tuple[Tensor, int]] = field(factory=list, init=False)
-    _logits: Collected = field(factory=Collected, init=False)
-    _labels: Collected = field(factory=Collected, init=False)
-    _inputs: Collected = field(factory=Collected, init=False)
+    _modes: list[tuple[nn.Module, bool]] = field(factory=list, init=False)
+    _losses: BatchLosses = field(factory=BatchLosses, init=False)
+    _logits: Collected = field(init=False)
+    _labels: Collected = field(init=False)
+    _inputs: Collected = field(init=False)
     _held: EvalPrediction | None = field(default=None, init=False)
     _batches: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._forget()
 
     def batches(self) -> Generator[Any, None, None]:
         """The loader's batches, on the device."""
@@ -74,13 +93,11 @@ class TorchEvaluator:
 
     def begin(self) -> None:
         """Switch dropout and the like off, and cast where asked to."""
-        self._was_training = self.model.training
+        self._modes = [(module, module.training) for module in self.model.modules()]
         if self.options.dtype is not None:
             self.model.to(dtype=self.options.dtype)
         self.model.eval()
-        self.samples = self._batches = 0
-        self._losses, self._held = [], None
-        self._logits, self._labels, self._inputs = Collected(), Collected(), Collected()
+        self._forget()
 
     def step(self, batch: Any) -> int:
         """Predict one batch."""
@@ -88,73 +105,101 @@ class TorchEvaluator:
         rows = self.count_rows(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if loss is not None:
-            self._losses.append((loss, rows))
+            self._losses.add(loss, rows)
         if logits is not None:
             logits = self.preprocess_logits(logits, labels)
-        inputs = batch.get(options.main_input) if "inputs" in options.include else None
-        if options.by_batch and self.compute_metrics is not None:
-            self._compute_held(last=False)
-            self._held = self._prediction(logits, labels, inputs, loss)
-        else:
-            self._keep(logits, labels, inputs)
+        if options.by_batch:
+            self._measure(batch, loss, logits, labels, rows)
+        if options.keep or not options.by_batch:
+            self._keep(batch, logits, labels, rows)
         self.samples += rows
         self._batches += 1
+        if options.accumulation_steps and self._batches % options.accumulation_steps == 0:
+            for each in (self._losses, self._logits, self._labels, self._inputs):
+                each.to_host()
         return rows
 
-    def metrics(self) -> dict[str, float]:
-        """The user's metrics, then the mean loss over all samples, all under the prefix."""
-        self.predictions = self._logits.arrays(self.options.concatenate)
-        self.label_ids = self._labels.arrays(self.options.concatenate)
-        measured: dict[str, Any] = {}
-        if self._held is not None:
-            measured = self._compute_held(last=True)
-        elif self.compute_metrics is not None and self.predictions is not None and self.label_ids is not None:
-            inputs = self._inputs.arrays(self.options.concatenate)
-            losses = self._loss_array() if "loss" in self.options.include else None
-            measured = self.compute_metrics(EvalPrediction(self.predictions, self.label_ids, inputs, losses))
-        named = {self._named(name): _number(value) for name, value in measured.items()}
+    def metrics(self) -> dict[str, Any]:
+        """The user's metrics and the mean loss over all samples, all under the prefix. To be asked once."""
+        self.predictions, self.label_ids = self._logits.result(), self._labels.result()
+        measured = self._compute_held(last=True) if self.options.by_batch else self._compute()
+        named = {name: _plain(value) for name, value in measured.items()}
+        prefix = f"{self.options.prefix}_"
         if self._losses:
-            named[f"{self.options.prefix}_loss"] = self._mean_loss()
-        return named
+            named[f"{prefix}loss"] = self._losses.mean(self.options.filter_nan)
+        if self.options.preparation_seconds is not None:
+            named[f"{prefix}model_preparation_time"] = self.options.preparation_seconds
+        prefixed = {name: value for name, value in named.items() if name.startswith(prefix)}
+        return prefixed | {f"{prefix}{name}": value for name, value in named.items() if name not in prefixed}
 
     def end(self) -> None:
-        """Switch dropout and the like on again, where they were."""
-        if self._was_training:
-            self.model.train()
+        """Put every module back in the mode that it was in."""
+        if self._modes and self._modes[0][1]:
+            self.model.train()  # which a module may have made more of than a switch
+        for module, training in self._modes:
+            module.training = training
+        self._modes = []
 
-    def _keep(self, logits: Any, labels: Any, inputs: Any) -> None:
-        for collected, values in ((self._logits, logits), (self._labels, labels), (self._inputs, inputs)):
-            if values is not None:
-                collected.add(values)
-                if self.options.accumulation_steps and (self._batches + 1) % self.options.accumulation_steps == 0:
-                    collected.to_host()
+    def _forget(self) -> None:
+        self.samples = self._batches = 0
+        self.predictions = self.label_ids = self._held = None
+        self._losses = BatchLosses()
+        self._logits, self._labels, self._inputs = (self.options.collected() for _ in range(3))
 
-    def _prediction(self, logits: Any, labels: Any, inputs: Any, loss: Tensor | None) -> EvalPrediction:
-        return EvalPrediction(logits, labels, inputs, loss if "loss" in self.options.include else None)
+    def _keep(self, batch: Any, logits: Any, labels: Any, rows: int) -> None:
+        if logits is not None:
+            self._logits.add(logits, rows)
+        if labels is not None:
+            self._labels.add(labels, rows)
+        if "inputs" in self.options.include and isinstance(batch, Mapping):
+            self._inputs.add(batch.get(self.options.main_input), rows)
+
+    def _measure(self, batch: Any, loss: Tensor | None, logits: Any, labels: Any, rows: int) -> None:
+        """Hand the batch before this one to the metrics, as it was not the last."""
+        if self.compute_metrics is None or logits is None or labels is None:
+            return
+        self._compute_held(last=False)
+        include = self.options.include
+        losses = loss.repeat(max(rows, 1)) if "loss" in include and loss is not None else None
+        self._held = EvalPrediction(logits, labels, batch if "inputs" in include else None, losses)
 
     def _compute_held(self, last: bool) -> dict[str, Any]:
-        if self._held is None or self.compute_metrics is None:
+        held, self._held = self._held, None
+        if held is None or self.compute_metrics is None:
             return {}
-        return self.compute_metrics(self._held, compute_result=last) or {}
+        measured = self.compute_metrics(held, compute_result=last)
+        return _checked(measured) if last else {}
 
-    def _loss_array(self) -> Any:
-        return np.concatenate([np.repeat(to_arrays(loss), max(rows, 1)) for loss, rows in self._losses])
-
-    def _mean_loss(self) -> float:
-        losses = self._loss_array()
-        finite = np.isfinite(losses)
-        if self.options.filter_nan and finite.any():
-            losses = losses[finite]
-        return float(losses.mean())
-
-    def _named(self, name: str) -> str:
-        return name if name.startswith(f"{self.options.prefix}_") else f"{self.options.prefix}_{name}"
+    def _compute(self) -> dict[str, Any]:
+        if self.compute_metrics is None or self.predictions is None or self.label_ids is None:
+            return {}
+        losses: Any = None
+        if "loss" in self.options.include and self._losses:
+            losses = self._losses.by_row() if self.options.concatenate else self._losses.in_batches()
+        found = EvalPrediction(self.predictions, self.label_ids, self._inputs.result(), losses)
+        return _checked(self.compute_metrics(found))
 
 
-def _number(value: Any) -> Any:
-    """Plain numbers and lists for scalars and arrays of numpy and torch."""
+def _checked(measured: Any) -> dict[str, Any]:
+    if not isinstance(measured, dict):
+        raise ConfigurationError(
+            [
+                f"compute_metrics returned {type(measured).__name__}, but metrics go by names; "
+                "let it return a dictionary of names to numbers."
+            ]
+        )
+    return measured
+
+
+def _plain(value: Any) -> Any:
+    """Plain numbers and lists for scalars and arrays of numpy and torch, whatever they are nested in."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+        value = value.detach().float() if value.dtype == torch.bfloat16 else value.detach()
+        value = value.cpu().numpy()
     if isinstance(value, np.generic | np.ndarray):
         return value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return list(map(_plain, value))
     return value

@@ -20,15 +20,19 @@ class EvalPrediction:
         self.inputs = inputs
         self.losses = losses
 
-    def _elements(self) -> tuple[Any, ...]:
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Predictions and labels, and inputs and losses where there are any."""
         further = tuple(value for value in (self.inputs, self.losses) if value is not None)
         return (self.predictions, self.label_ids, *further)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._elements())
+        return iter(self.elements)
 
     def __getitem__(self, index: int) -> Any:
-        return self._elements()[index]
+        if not 0 <= index < len(self.elements):
+            raise IndexError(f"There are {len(self.elements)} parts of an evaluation's predictions, and no {index}.")
+        return self.elements[index]
 
 
 class EvalLoopOutput(NamedTuple):

@@ -9,15 +9,17 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.adapters.evaluator.torch.predictions import mapping_like, sequence_like
+
 
 def _detached(values: Any) -> Any:
-    """Without their graphs, and in float32 where mixed precision left half of it."""
+    """Without their graphs, in what they came in."""
     if isinstance(values, Tensor):
-        return values.detach().float() if values.dtype in (torch.bfloat16, torch.float16) else values.detach()
+        return values.detach()
     if isinstance(values, Mapping):
-        return {name: _detached(value) for name, value in values.items()}
+        return mapping_like(values, {name: _detached(value) for name, value in values.items()})
     if isinstance(values, tuple | list):
-        return tuple(map(_detached, values))
+        return sequence_like(values, list(map(_detached, values)))
     return values
 
 
@@ -28,13 +30,13 @@ class PredictionStep:
     compute_loss: from (model, inputs, return_outputs) to the loss, or to (loss, outputs).
     wrap: puts a forward pass under the run's number format.
     label_names: the inputs that are labels. ignored: outputs that are no predictions, unless a call names others.
-    loss_without_labels: the model has a loss although it takes no labels.
+    loss_without_labels: the model has a loss although it takes no labels; a batch's `return_loss` goes before that.
     """
 
     compute_loss: Callable[..., Any]
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
     label_names: Sequence[str] = ("labels",)
-    ignored: Sequence[str] = ("past_key_values",)
+    ignored: Sequence[str] = ()
     loss_without_labels: bool = False
 
     def __call__(
@@ -44,26 +46,32 @@ class PredictionStep:
 
         A single logits or labels tensor comes as it is, several as a tuple.
         """
-        ignored = {*(self.ignored if ignore_keys is None else ignore_keys), "loss"}
+        ignored = self.ignored if ignore_keys is None else ignore_keys
         labels = self._labels(inputs)
         loss: Tensor | None = None
         with torch.no_grad():
-            if labels is not None or self.loss_without_labels:
+            if labels is not None:
                 computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
                 loss = computed.detach().mean()
-                logits = _predictions(outputs, ignored, skip_first=True)
+                logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
             else:
-                logits = _predictions(self.wrap(model)(**inputs), ignored, skip_first=False)
+                logits = _predictions(self.wrap(model)(**inputs), set(ignored), skip_first=False)
         if prediction_loss_only:
             return loss, None, None
-        logits = _detached(logits)
+        logits = tuple(map(_detached, logits))
         return loss, logits[0] if len(logits) == 1 else logits, labels
 
     def _labels(self, inputs: Any) -> Any:
-        found = tuple(inputs.get(name) for name in self.label_names) if isinstance(inputs, Mapping) else ()
-        if not found or any(value is None for value in found):
+        """The labels; None where there is one missing, and with it the loss."""
+        if not isinstance(inputs, Mapping):
             return None
-        labels = _detached(found)
+        if not self.label_names:
+            asked = inputs.get("return_loss")
+            return () if (self.loss_without_labels if asked is None else asked) else None
+        found = tuple(inputs.get(name) for name in self.label_names)
+        if any(value is None for value in found):
+            return None
+        labels = tuple(map(_detached, found))
         return labels[0] if len(labels) == 1 else labels
 
 

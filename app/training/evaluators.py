@@ -1,0 +1,131 @@
+"""Whoever evaluates a Trainer's model, as its arguments and its hooks say."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchEvaluator
+from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
+from hexloop.adapters.trainable.torch.full_precision import in_full_precision
+from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.app.training.columns import returns_loss_unasked
+from hexloop.app.training.hooks import is_overridden
+from hexloop.app.training.loaders import expected_rows
+from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
+from hexloop.app.training.refusals import refuse_metrics
+from hexloop.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+def standard_prediction_step(trainer: Trainer) -> PredictionStep:
+    """The prediction step that `Trainer.prediction_step` is unless it is overridden.
+
+    A loss that divides by the item count in training does so here, where the items are those of one batch. What mixed
+    precision computes in half comes out in float32.
+    """
+    loss = loss_in_force(trainer)
+    precision = trainer.adapters.precision
+
+    def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
+        items = item_count(inputs, trainer.label_names, loss.shifted) if loss.normalises else None
+        return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
+
+    def wrap_in_full(forward: Any) -> Any:
+        wrapped = precision.wrap(forward)
+        return lambda *args, **kwargs: in_full_precision(wrapped(*args, **kwargs))
+
+    config = getattr(trainer.model, "config", None)
+    ignored = () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",))
+    return PredictionStep(
+        compute,
+        wrap_in_full if precision.name in HALF_FORMATS else precision.wrap,
+        trainer.label_names,
+        ignored,
+        not trainer.label_names and returns_loss_unasked(trainer.model),
+    )
+
+
+def make_evaluator(
+    trainer: Trainer, loader: Any, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str, keep: bool
+) -> TorchEvaluator:
+    """Whoever answers the Evaluator port for `loader`. `keep`: the predictions are wanted, whoever saw each batch's.
+
+    Raises ConfigurationError where the arguments ask for metrics that cannot be computed so.
+    """
+    args = trainer.args
+    refuse_metrics(args, trainer.compute_metrics)
+    trainer.callback_handler.eval_dataloader = loader
+    model = trainer.model_wrapped if trainer.is_in_train else _prepared(trainer)
+    rows = expected_rows(loader)
+    options = EvaluationOptions(
+        prefix=prefix,
+        loss_only=args.prediction_loss_only if loss_only is None else loss_only,
+        ignore_keys=ignore_keys,
+        accumulation_steps=args.eval_accumulation_steps,
+        concatenate=args.eval_do_concat_batches,
+        by_batch=args.batch_eval_metrics,
+        keep=keep,
+        include=args.include_for_metrics,
+        filter_nan=args.logging_nan_inf_filter,
+        main_input=trainer.main_input_name,
+        dtype=None if trainer.is_in_train else _full_evaluation_type(trainer),
+        expected_rows=rows or 0,
+        folder=_made(args.predictions_folder),
+        preparation_seconds=trainer.model_preparation_time,
+    )
+    known = "an unknown number of" if rows is None else rows
+    logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
+    overridden = is_overridden(trainer, "prediction_step")
+    return TorchEvaluator(
+        model,
+        loader,
+        trainer.prediction_step if overridden else standard_prediction_step(trainer),
+        transfer_to(trainer.adapters.device.name, non_blocking=True),
+        row_count,
+        trainer.compute_metrics,
+        trainer.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
+        options,
+    )
+
+
+def _prepared(trainer: Trainer) -> Any:
+    """The model outside of a run, on its device and in the mode for evaluation, in which it stays.
+
+    Where no run has prepared it yet, how long that took is noted in `model_preparation_time`, rounded to 4 decimals.
+    """
+    clock = trainer.adapters.clock
+    began = clock.monotonic()
+    model = trainer.place_model()
+    if trainer.model_preparation_time is None and trainer.state.global_step == 0:
+        trainer.model_preparation_time = round(clock.monotonic() - began, 4)
+    model.eval()
+    return model
+
+
+def _full_evaluation_type(trainer: Trainer) -> torch.dtype | None:
+    if trainer.args.bf16_full_eval:
+        return torch.bfloat16
+    return torch.float16 if trainer.args.fp16_full_eval else None
+
+
+def _made(folder: str | None) -> str | None:
+    """The folder, which is there now. Raises ConfigurationError where it cannot be."""
+    if folder is not None:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                [
+                    f"You chose predictions_folder={folder!r}, but there is no such folder and it cannot be made "
+                    f"({error}); choose another."
+                ]
+            ) from error
+    return folder

@@ -1,0 +1,328 @@
+"""Evaluations and predictions against the reference's: arrays, metrics, their names and their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tests.end_to_end.evaluation.both import assert_equal, by_both
+from tests.end_to_end.evaluation.models import FORMS, Giving, Passing, Points
+
+POINTS = Points(10)
+
+
+class Plain(Giving):
+    """One tensor of logits, computed in the type of the weights."""
+
+    main_input_name = "x"
+
+    def __init__(self) -> None:
+        super().__init__(FORMS["one tensor"])
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        return super().forward(x.to(self.line.weight.dtype), labels)
+
+
+PLAIN = Plain()
+
+
+def predicted(trainer: Any) -> Any:
+    return trainer.predict(POINTS)
+
+
+def evaluated(trainer: Any) -> Any:
+    return trainer.evaluate(POINTS)
+
+
+def measure(found: Any) -> dict[str, Any]:
+    """Metrics that differ where anything in the arrays does, one of which has its prefix already."""
+    predictions, labels = found.predictions, found.label_ids
+    return {
+        "error": ((predictions.sum(1) - labels) ** 2).mean(),
+        "eval_largest": predictions.max(),
+        "count": len(labels),
+        "nested": {"mean": predictions.mean()},
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_predictions_come_in_the_reference_s_arrays(form: str, tmp_path: Path) -> None:
+    """Whatever the model returns: the same nesting, shapes, types, padding and bits."""
+    assert_equal(*by_both(tmp_path, Giving(FORMS[form]), {}, predicted))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"eval_accumulation_steps": 1},
+        {"eval_accumulation_steps": 2},
+        {"eval_do_concat_batches": False},
+        {"eval_use_gather_object": True},
+        {"per_device_eval_batch_size": 10},
+        {"per_device_eval_batch_size": 3, "dataloader_num_workers": 2},
+    ],
+    ids=str,
+)
+def test_predictions_come_in_the_reference_s_arrays_with_every_argument(
+    form: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    """The same with arguments that say how predictions are kept."""
+    if form == "bytes of many widths" and "eval_accumulation_steps" in arguments:
+        pytest.skip("the reference cannot pad unsigned bytes in numpy")
+    if form == "a number a batch" and arguments.get("per_device_eval_batch_size") == 10:
+        pytest.skip("the reference gives no dimension to a number that came once: see the differences")
+    if "eval_do_concat_batches" in arguments and form == "a number a batch":
+        pytest.skip("the reference gives no dimension to numbers that are kept apart: see the differences")
+    assert_equal(*by_both(tmp_path, Giving(FORMS[form]), arguments, predicted))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"prediction_loss_only": True},
+        {"include_for_metrics": ["inputs", "loss"]},
+        {"logging_nan_inf_filter": False},
+        {"bf16_full_eval": True},
+        {"bf16": True},
+    ],
+    ids=str,
+)
+def test_metrics_are_the_reference_s(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """The same names in the same order, the same values, and the same entry in the history."""
+
+    def ask(trainer: Any) -> Any:
+        metrics = trainer.evaluate(POINTS)
+        return metrics, trainer.state.log_history, trainer.predict(POINTS).metrics
+
+    assert_equal(*by_both(tmp_path, PLAIN, arguments, ask, compute_metrics=measure))
+
+
+def test_what_metrics_are_given_is_what_the_reference_gives_them(tmp_path: Path) -> None:
+    """Predictions, labels, inputs and every row's loss, as arrays, and as lists of them where batches stay apart."""
+    seen: list[Any] = []
+
+    class Named(Giving):
+        main_input_name = "x"
+
+    def compute(found: Any) -> dict[str, float]:
+        seen.append((*found, found.inputs, found.losses, found.elements, found[0]))
+        return {}
+
+    for apart in (False, True):
+        arguments = {"include_for_metrics": ["inputs", "loss"], "eval_do_concat_batches": not apart}
+        by_both(tmp_path, Named(FORMS["two tensors"]), arguments, evaluated, compute_metrics=compute)
+        ours, theirs = seen[-2:]
+        assert_equal(ours, theirs)
+
+
+def test_batchwise_metrics_are_given_what_the_reference_gives_them(tmp_path: Path) -> None:
+    """Tensors of a batch, all its inputs, its rows' losses; the result is asked for at the last. Predictions are kept."""
+    calls: list[Any] = []
+
+    def compute(found: Any, compute_result: bool) -> dict[str, float]:
+        calls.append((found.predictions, found.label_ids, dict(found.inputs), found.losses, compute_result))
+        return {"calls": float(len(calls))} if compute_result else {"calls": -1.0}
+
+    def ask(trainer: Any) -> Any:
+        calls.clear()
+        metrics, loop = trainer.evaluate(POINTS), trainer.predict(POINTS)
+        return metrics, loop, list(calls)
+
+    arguments = {"batch_eval_metrics": True, "include_for_metrics": ["inputs", "loss"]}
+    ours, theirs = by_both(tmp_path, PLAIN, arguments, ask, compute_metrics=compute)
+    assert_equal(ours, theirs)
+    assert [call[-1] for call in ours[2]] == [False, False, True] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [(("labels",), None), (("labels", "more"), ["labels"]), (("target",), ["target"]), ((), None), (("labels",), [])],
+    ids=str,
+)
+def test_labels_go_by_their_names(names: tuple[str, ...], asked: list[str] | None, tmp_path: Path) -> None:
+    """One name, several, another; none in the data; none asked for. The loss and the labels are as in the reference."""
+
+    class Two(Giving):
+        def forward(self, x: Tensor, labels: Any = None, target: Any = None, more: Any = None) -> Any:
+            return super().forward(x, labels if target is None else target)
+
+    points = Points(10, names)
+    arguments = {"remove_unused_columns": False} | ({} if asked is None else {"label_names": asked})
+    ours, theirs = by_both(tmp_path, Two(FORMS["two tensors"]), arguments, lambda trainer: trainer.predict(points))
+    assert_equal(ours, theirs)
+
+
+def test_a_loss_without_labels_is_the_reference_s(tmp_path: Path) -> None:
+    """Where forward's `return_loss` is on, or a batch says so, the loss is measured, and the labels are none."""
+
+    class Unasked(Giving):
+        def forward(self, x: Tensor, return_loss: bool = True) -> Any:
+            return super().forward(x, x.sum(1))
+
+    class Asked(Giving):
+        def forward(self, x: Tensor, return_loss: bool = False) -> Any:
+            return super().forward(x, x.sum(1))
+
+    def collate(rows: list[Any]) -> Any:
+        return {"x": torch.stack([row["x"] for row in rows]), "return_loss": True}
+
+    form = FORMS["one tensor"]
+    assert_equal(*by_both(tmp_path, Unasked(form), {}, lambda trainer: trainer.predict(Points(10, ()))))
+    ours, theirs = by_both(
+        tmp_path, Asked(form), {}, lambda trainer: trainer.predict(Points(10, ())), data_collator=collate
+    )
+    assert_equal(ours, theirs)
+    assert "test_loss" in ours.metrics
+
+
+@pytest.mark.parametrize("ignored", [None, [], ["hidden"]], ids=str)
+def test_outputs_are_left_out_as_in_the_reference(ignored: list[str] | None, tmp_path: Path) -> None:
+    """By `ignore_keys`, by the configuration where there is one, and not at all without one; also of tuples."""
+
+    def ask(trainer: Any) -> Any:
+        return trainer.predict(POINTS, ignore_keys=ignored)
+
+    def give(x: Tensor, logits: Tensor) -> dict[str, Tensor]:
+        return {"logits": logits, "hidden": x, "past_key_values": x + 1}
+
+    class Configured:
+        keys_to_ignore_at_inference = ["hidden"]
+
+        def to_dict(self) -> dict[str, Any]:
+            return {}
+
+    configured = Giving(give)
+    configured.config = Configured()  # type: ignore[assignment]
+    for model in (Giving(give), configured, Giving(give, as_tuple=True)):
+        assert_equal(*by_both(tmp_path, model, {}, ask))
+
+
+def test_several_sets_are_evaluated_as_in_the_reference(tmp_path: Path) -> None:
+    """Dictionaries of sets, the Trainer's own or given, and a set by its name: the same names and values."""
+
+    def ask(trainer: Any) -> Any:
+        given = trainer.evaluate({"c": Points(3, seed=3)}, metric_key_prefix="test")
+        return trainer.evaluate(), given, trainer.evaluate("b"), trainer.state.log_history
+
+    sets = {"a": POINTS, "b": Points(6, seed=1)}
+    assert_equal(*by_both(tmp_path, PLAIN, {}, ask, compute_metrics=measure, eval_dataset=sets))
+
+
+def test_a_stream_is_evaluated_as_in_the_reference(tmp_path: Path) -> None:
+    """Data without a length give the same predictions and the same number of samples."""
+
+    def ask(trainer: Any) -> Any:
+        loader = trainer.get_eval_dataloader(Passing(12))
+        return trainer.predict(Passing(12)), trainer.evaluation_loop(loader, "Prediction")
+
+    ours, theirs = by_both(tmp_path, Giving(FORMS["wider from batch to batch"]), {}, ask)
+    assert_equal(ours, theirs)
+    assert ours[1].num_samples == 12
+
+
+@pytest.mark.parametrize("when", ["before", "after", "both"])
+def test_names_of_metrics_around_training_are_the_reference_s(when: str, tmp_path: Path) -> None:
+    """Evaluated before a run, in it and after it: the time that preparing the model took is told when it is there."""
+
+    def ask(trainer: Any) -> Any:
+        names = []
+        if when != "after":
+            names.append(list(trainer.evaluate()))
+        trainer.train()
+        if when != "before":
+            names.append(list(trainer.evaluate()))
+        return names, [sorted(entry) for entry in trainer.state.log_history if "eval_loss" in entry]
+
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "save_strategy": "no"}
+    parts = {"compute_metrics": measure, "train_dataset": POINTS, "eval_dataset": POINTS}
+    assert_equal(*by_both(tmp_path, PLAIN, arguments, ask, **parts))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"eval_strategy": "steps", "eval_steps": 2, "eval_delay": 3},
+        {"eval_strategy": "epoch", "eval_delay": 2, "num_train_epochs": 3},
+        {"eval_strategy": "epoch", "eval_on_start": True},
+        {"eval_strategy": "steps", "eval_steps": 0.25},
+        {"eval_on_start": True},
+    ],
+    ids=str,
+)
+def test_evaluations_come_when_the_reference_s_do(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """By steps, by epochs, by a ratio, late, and before the first step."""
+
+    def ask(trainer: Any) -> Any:
+        trainer.train()
+        return [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+
+    arguments = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "save_strategy": "no", **arguments}
+    ours, theirs = by_both(tmp_path, PLAIN, arguments, ask, train_dataset=POINTS, eval_dataset=POINTS)
+    assert ours == theirs != []
+
+
+def test_logits_and_labels_are_worked_on_as_in_the_reference(tmp_path: Path) -> None:
+    """`preprocess_logits_for_metrics` is given the same, and predictions are what it returns, of whatever form."""
+
+    def work(logits: Any, labels: Any) -> Any:
+        return (logits[0].argmax(-1), {"sum": logits[1].sum((1, 2)) + labels})
+
+    ours, theirs = by_both(
+        tmp_path, Giving(FORMS["two tensors"]), {}, predicted, preprocess_logits_for_metrics=work
+    )
+    assert_equal(ours, theirs)
+
+
+def test_a_step_of_one_s_own_is_used_as_in_the_reference(tmp_path: Path) -> None:
+    """`prediction_step` may return anything in tensors, and no loss or no labels."""
+
+    def derive(kind: Any) -> Any:
+        class Own(kind):  # type: ignore[misc]
+            def prediction_step(self, model: Any, inputs: Any, loss_only: Any, ignore_keys: Any = None) -> Any:
+                assert not loss_only
+                return None, {"rows": [inputs["x"], inputs["x"].long()]}, None
+
+        return Own
+
+    assert_equal(*by_both(tmp_path, PLAIN, {}, predicted, derive=derive))
+
+
+def test_a_loader_of_one_s_own_is_used_as_in_the_reference(tmp_path: Path) -> None:
+    """Batches of another size, from the user's own loader, give the same predictions and as many samples."""
+
+    def derive(kind: Any) -> Any:
+        class Own(kind):  # type: ignore[misc]
+            def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+                return DataLoader(POINTS, batch_size=5)
+
+        return Own
+
+    def ask(trainer: Any) -> Any:
+        return trainer.evaluation_loop(trainer.get_eval_dataloader(), "Prediction")
+
+    ours, theirs = by_both(tmp_path, PLAIN, {}, ask, derive=derive)
+    assert_equal((ours.predictions, ours.label_ids, ours.num_samples), (theirs[0], theirs[1], theirs[3]))
+    assert ours.metrics["eval_loss"] == pytest.approx(theirs.metrics["eval_loss"])
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_loss_that_is_not_finite_counts_as_in_the_reference(filtered: bool, tmp_path: Path) -> None:
+    """Left out of the mean, or not, as `logging_nan_inf_filter` says."""
+
+    class Broken(Giving):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            found = super().forward(x, labels)
+            return {**found, "loss": found["loss"] / (x[0, 0] > 0)}
+
+    ours, theirs = by_both(tmp_path, Broken(FORMS["one tensor"]), {"logging_nan_inf_filter": filtered}, evaluated)
+    assert np.isfinite(theirs["eval_loss"]) == filtered
+    assert_equal(ours, theirs)
