@@ -39,6 +39,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
         return
     control.should_epoch_stop = False
     yield EpochBegan(state.step, state.epoch)
+    control.set_due([])
     with closing(windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
         for window in epoch_windows:
             yield StepBegan(state.step)

@@ -1,12 +1,64 @@
-"""The default flow of a run."""
+"""The default flow of a run: when the arguments say to log, evaluate and save."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from attrs import evolve
+
 from hexloop.app.callbacks.base import TrainerCallback
+from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.run_fields import NO_PLAN
+from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.domain.state import RunState
+from hexloop.domain.triggers import Interval, Trigger, Triggers
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Stands for the run's triggers: while it is among the callbacks, the arguments say when to log, evaluate and save.
+    """Sets the switches that the arguments make due, at the end of each step and each epoch.
 
-    A marker without events of its own, since the triggers belong to the loop and run without any callback.
+    While one as it stands is among the callbacks, the run's own triggers do this, and neither method is called. A
+    subclass that overrides one of them decides instead, and may leave it to `super()` when that is to be as usual.
     """
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        """Switch on what is due after this step, by the rhythms of the arguments and of `state`."""
+        plan = evolve(NO_PLAN, total_steps=state.max_steps)
+        _triggers(args, state).after_step(RunState(step=state.global_step), plan, control)
+        return control
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        """Switch on what is due at the end of this epoch."""
+        triggers = _triggers(args, state)
+        control.should_log |= triggers.log.at_epoch_end()
+        control.should_evaluate |= triggers.evaluate.at_epoch_end() and state.epoch >= args.eval_delay
+        control.should_save |= triggers.save.at_epoch_end()
+        return control
+
+
+FLOW_EVENTS = ("on_step_end", "on_epoch_end")
+"""Where the default flow decides."""
+
+
+def is_default_flow(callback: object) -> bool:
+    """Whether `callback` is the default flow as it stands, which the run's own triggers do."""
+    if not isinstance(callback, DefaultFlowCallback):
+        return False
+    return all(
+        getattr(getattr(callback, event), "__func__", None) is getattr(DefaultFlowCallback, event)
+        for event in FLOW_EVENTS
+    )
+
+
+def _triggers(args: Any, state: TrainerState) -> Triggers:
+    return Triggers(
+        _trigger(args.logging_strategy, state.logging_steps),
+        _trigger(args.eval_strategy, state.eval_steps),
+        _trigger(args.save_strategy, state.save_steps),
+        args.logging_first_step,
+        args.eval_delay,
+    )
+
+
+def _trigger(strategy: Any, every: float) -> Trigger:
+    return Trigger(Interval(str(getattr(strategy, "value", strategy))), int(every))

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from hexloop.app.callbacks.base import EVENTS, TrainerCallback
 from hexloop.app.callbacks.control import TrainerControl
-from hexloop.app.callbacks.flow import DefaultFlowCallback
+from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.app.callbacks.watched_list import WatchedList
 
@@ -86,7 +86,7 @@ class CallbackHandler:
     @property
     def has_default_flow(self) -> bool:
         """Whether the arguments say when to log, evaluate and save."""
-        return any(isinstance(callback, DefaultFlowCallback) for callback in self._callbacks)
+        return any(map(is_default_flow, self._callbacks))
 
     def add_callback(self, callback: object) -> None:
         """Call this callback too, after the others; warns where there is one of its class."""
@@ -176,11 +176,13 @@ def _instance(callback: object) -> object:
 
 
 def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
-    """What `callbacks` have for `event`, but for the methods of the base classes, which do nothing."""
+    """What `callbacks` have for `event`, but for the base classes' methods, which do nothing, and the default flow."""
     # A callback written for the reference library inherits its base class, which is loaded in that case only.
     reference = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
     idle = (getattr(TrainerCallback, event), getattr(reference, event, None))
     for callback in callbacks:
+        if event in FLOW_EVENTS and is_default_flow(callback):
+            continue
         listener = getattr(callback, event, None)
         if listener is not None and getattr(listener, "__func__", listener) not in idle:
             yield listener

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from hexloop.app.callbacks.base import TrainerCallback
 from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.given_up import GivenUpOnFailure
 from hexloop.app.callbacks.printer import readable
 from hexloop.app.callbacks.trainer_state import TrainerState
 
@@ -36,7 +36,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Show a bar that stands where the run does."""
         if self._shows(state):
-            with _GivenUpOnFailure(self):
+            with GivenUpOnFailure(self):
                 self.close()
                 self.training_bar = _bar(total=state.max_steps, initial=state.global_step)
                 self.current_step = state.global_step
@@ -44,7 +44,7 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move the bar on."""
         if self.training_bar is not None:
-            with _GivenUpOnFailure(self):
+            with GivenUpOnFailure(self):
                 self.training_bar.update(state.global_step - self.current_step)
                 self.current_step = state.global_step
 
@@ -54,8 +54,8 @@ class ProgressCallback(TrainerCallback):
         """Move the bar of held-out batches on; there is none where nobody knows how many batches there are."""
         if not self._shows(state):
             return
-        with _GivenUpOnFailure(self):
-            if self.prediction_bar is None and (batches := _length(eval_dataloader)) is not None:
+        with GivenUpOnFailure(self):
+            if self.prediction_bar is None and (batches := batch_count(eval_dataloader)) is not None:
                 self.prediction_bar = _bar(total=batches, leave=self.training_bar is None)
             if self.prediction_bar is not None:
                 self.prediction_bar.update(1)
@@ -80,7 +80,7 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         """Write `logs` above the bar, on standard output."""
         if self.training_bar is not None and logs is not None:
-            with _GivenUpOnFailure(self):
+            with GivenUpOnFailure(self):
                 self.training_bar.write(str({name: self._shortened(value) for name, value in readable(logs).items()}))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -92,24 +92,11 @@ class ProgressCallback(TrainerCallback):
         self._close_prediction_bar()
         bar, self.training_bar = self.training_bar, None
         if bar is not None:
-            with _GivenUpOnFailure(self):
+            with GivenUpOnFailure(self):
                 bar.close()
 
-    def _close_prediction_bar(self) -> None:
-        bar, self.prediction_bar = self.prediction_bar, None
-        if bar is not None:
-            with _GivenUpOnFailure(self):
-                bar.close()
-
-    def _shows(self, state: TrainerState) -> bool:
-        return state.is_world_process_zero and not self._given_up
-
-    def _shortened(self, value: Any) -> Any:
-        if isinstance(value, str) and len(value) > self.max_str_len:
-            return f"<{len(value)} characters, more than max_str_len={self.max_str_len}>"
-        return value
-
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Show nothing from now on, and say why."""
         for bar in (self.training_bar, self.prediction_bar):
             if bar is not None:
                 bar.disable = True  # else it would draw once more when it is collected
@@ -121,28 +108,22 @@ class ProgressCallback(TrainerCallback):
             stacklevel=4,
         )
 
+    def _close_prediction_bar(self) -> None:
+        bar, self.prediction_bar = self.prediction_bar, None
+        if bar is not None:
+            with GivenUpOnFailure(self):
+                bar.close()
 
-class _GivenUpOnFailure:
-    """What fails inside ends the progress bars of `callback`, and nothing else."""
+    def _shows(self, state: TrainerState) -> bool:
+        return state.is_world_process_zero and not self._given_up
 
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: ProgressCallback) -> None:
-        self._callback = callback
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._callback._give_up(error)
-        return True
+    def _shortened(self, value: Any) -> Any:
+        if isinstance(value, str) and len(value) > self.max_str_len:
+            return f"<{len(value)} characters, more than max_str_len={self.max_str_len}>"
+        return value
 
 
-def _length(batches: Any) -> int | None:
+def batch_count(batches: Any) -> int | None:
     """How many batches there are, None where nobody knows."""
     try:
         return len(batches)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TrainerState,
     )
     from hexloop.app.callbacks.early_stopping import EarlyStoppingCallback
+    from hexloop.app.callbacks.notebook.callback import NotebookProgressCallback
     from hexloop.app.callbacks.printer import PrinterCallback
     from hexloop.app.callbacks.progress import ProgressCallback
     from hexloop.app.foreign import export_checkpoint, import_checkpoint
@@ -112,6 +113,7 @@ _HOMES = {
     "TrainerControl": "hexloop.app.callbacks",
     "TrainerState": "hexloop.app.callbacks",
     "EarlyStoppingCallback": "hexloop.app.callbacks.early_stopping",
+    "NotebookProgressCallback": "hexloop.app.callbacks.notebook.callback",
     "PrinterCallback": "hexloop.app.callbacks.printer",
     "ProgressCallback": "hexloop.app.callbacks.progress",
     "export_checkpoint": "hexloop.app.foreign",
@@ -204,6 +206,7 @@ __all__ = [
     "Logged",
     "MicroStepEnded",
     "NewerSchemaError",
+    "NotebookProgressCallback",
     "OptimizerNames",
     "ParallelMode",
     "Paused",

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.parity.compare import assert_close, assert_same_log
 from tests.end_to_end.parity.data import samples_for
 from tests.end_to_end.parity.models import make_model
-from tests.end_to_end.parity.runs import Outcome, run_both
+from tests.end_to_end.parity.runs import EVENTS, SWITCHES, Outcome, run_both
 
 STEPS: dict[str, Any] = {"eval_strategy": "steps", "save_strategy": "steps"}
 EPOCHS: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
@@ -70,6 +70,7 @@ def assert_alike(ours: Outcome, reference: Outcome, folder: Path, cut_short: boo
         for each in (ours, reference):
             each.events = [(event, step, switches[1:]) for event, step, _epoch, switches in each.events]
     assert ours.events == reference.events
+    assert ours.keywords == reference.keywords
     assert_same_log(ours.log, reference.log, 1e-6, exact=("step", "epoch"))
     for name in STATE:
         assert getattr(ours.trainer.state, name) == getattr(reference.trainer.state, name), name
@@ -107,31 +108,33 @@ def test_stopping_early(tmp_path: Path) -> None:
     assert all(weights.equal(reference.weights[name]) for name, weights in ours.weights.items())
 
 
+EARLY = ("on_init_end", "on_train_begin", "on_epoch_begin")
+"""What comes before the first step."""
+
+
 def setter(event: str, switch: str) -> Callable[[Any], list[Any]]:
-    """Callbacks that set a switch at `event` after steps 3 to 11."""
+    """Callbacks that set a switch at `event` after steps 3 to 9, before the first step at those that come then."""
+    first = 0 if event in EARLY else 3
 
     def listen(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if 3 <= state.global_step < 12:
+        if first <= state.global_step < 10:
             setattr(control, switch, True)
 
     return lambda library: [type("Setter", (library.TrainerCallback,), {event: listen})()]
 
 
-ACTIONS = ("should_log", "should_evaluate", "should_save")
-ANYWHERE = (
-    "on_step_end",
-    "on_log",
-    "on_evaluate",
-    "on_prediction_step",
-    "on_save",
-    "on_epoch_end",
-    "on_optimizer_step",
-)
-DECISIONS = [
-    *((event, switch) for event in ANYWHERE for switch in (*ACTIONS, "should_training_stop", "should_epoch_stop")),
-    *(("on_step_begin", switch) for switch in ACTIONS),
-    *(("on_train_begin", switch) for switch in (*ACTIONS, "should_training_stop", "should_epoch_stop")),
-]
+DECISIONS = [(event, switch) for event in EVENTS if event != "on_push_begin" for switch in SWITCHES]
+STOPS = ("should_training_stop", "should_epoch_stop")
+WITHIN_A_STEP = ("on_epoch_begin", "on_step_begin", "on_substep_end")
+DECIDED_OTHERWISE = {
+    ("on_train_begin", "should_training_stop"): "hexloop then takes no step, the reference a part of one",
+    **{
+        (event, stop): "hexloop completes the step, the reference breaks it off"
+        for event in WITHIN_A_STEP
+        for stop in STOPS
+    },
+}
+"""With accumulation; tests of their own say how."""
 QUICK_DECISIONS = {
     ("on_evaluate", "should_epoch_stop"),
     ("on_step_end", "should_training_stop"),
@@ -143,13 +146,74 @@ QUICK_DECISIONS = {
 
 @pytest.mark.parametrize(
     ("event", "switch"),
-    [pytest.param(*each, marks=() if each in QUICK_DECISIONS else pytest.mark.matrix) for each in DECISIONS],
+    [
+        pytest.param(*each, marks=() if each in QUICK_DECISIONS else pytest.mark.matrix)
+        for each in DECISIONS
+        if each not in DECIDED_OTHERWISE
+    ],
 )
 def test_decisions_of_a_callback(event: str, switch: str, tmp_path: Path) -> None:
     """A switch that a callback sets has the same consequences at the same time."""
     arguments = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 6}
-    ours, reference = train_both(tmp_path, arguments, callbacks=setter(event, switch))
+    held_out = samples_for("convolution", 12, seed=2)
+    ours, reference = train_both(
+        tmp_path,
+        arguments,
+        callbacks=setter(event, switch),
+        afterwards=lambda trainer: (trainer.evaluate(), trainer.predict(held_out)),
+    )
     assert_alike(ours, reference, tmp_path, cut_short=switch == "should_epoch_stop")
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("event", ["on_epoch_begin", "on_step_begin"])
+def test_stopping_at_the_beginning_of_a_step(event: str, stop: str, tmp_path: Path) -> None:
+    """Where a step is one batch, both libraries take that step and then stop."""
+    ours, reference = train_both(tmp_path, {"logging_steps": 1}, callbacks=setter(event, stop))
+    assert_alike(ours, reference, tmp_path, cut_short=stop == "should_epoch_stop")
+
+
+def test_evaluation_on_start_and_prediction(tmp_path: Path) -> None:
+    """An evaluation before the first step, and what is evaluated and predicted after the last, are told of alike."""
+    several = {"few": samples_for("convolution", 10, seed=2), "many": samples_for("convolution", 21, seed=3)}
+    ours, reference = train_both(
+        tmp_path,
+        {"eval_on_start": True, "eval_strategy": "epoch", "save_strategy": "epoch", "gradient_accumulation_steps": 4},
+        eval_dataset=several,
+        afterwards=lambda trainer: (trainer.evaluate(several["few"]), trainer.predict(several["many"])),
+    )
+    assert ours.events[2][0] == "on_prediction_step", "nothing was evaluated before the first epoch"
+    assert ours.events[-1][0] == "on_predict"
+    assert_alike(ours, reference, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:EarlyStoppingCallback ends the run some evaluations after")
+@pytest.mark.parametrize("saved", [4, pytest.param(8, marks=pytest.mark.matrix)])
+def test_resuming(saved: int, tmp_path: Path) -> None:
+    """A run that goes on in the middle of an epoch, from a checkpoint each library wrote, is told of alike."""
+    arguments = {
+        **STEPS,
+        **BY_ACCURACY,
+        "eval_steps": 3,
+        "save_steps": 4,
+        "gradient_accumulation_steps": 3,
+        "num_train_epochs": 3,
+        "logging_steps": 2,
+    }
+    for resume_from in (None, f"checkpoint-{saved}"):
+        ours, reference = train_both(
+            tmp_path,
+            arguments,
+            callbacks=lambda library: [library.EarlyStoppingCallback(5)],
+            resume_from=resume_from,
+        )
+        for each in (
+            ours,
+            reference,
+        ):  # the loss of a whole run is another after a resume, which is a listed difference
+            each.log[-1].pop("train_loss")
+        assert_alike(ours, reference, tmp_path)
+    assert ours.events[1][:3] == ("on_train_begin", saved, pytest.approx(saved / 6))
 
 
 def test_several_evaluation_sets(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class Outcome:
     """One run.
 
     log: everything logged. output: what `train` gave. weights: by name, after the run. gradients: by name, as the
-    first update found them. events: (event, step, epoch, switches) as a callback saw them.
+    first update found them. events: (event, step, epoch, switches) as a callback saw them. keywords: what came with
+    each of them by keyword, as (name, whether it was None).
     """
 
     trainer: Any = None
@@ -45,6 +46,7 @@ class Outcome:
     weights: dict[str, Tensor] = field(factory=dict)
     gradients: dict[str, Tensor] = field(factory=dict)
     events: list[tuple[Any, ...]] = field(factory=list)
+    keywords: list[tuple[str, tuple[tuple[str, bool], ...]]] = field(factory=list)
 
     def series(self, name: str) -> list[float]:
         """What was logged under a name, in order."""
@@ -58,6 +60,7 @@ def recorder(library: Any, outcome: Outcome) -> Any:
         def listen(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
             switches = tuple(getattr(control, switch) for switch in SWITCHES)
             outcome.events.append((event, state.global_step, state.epoch, switches))
+            outcome.keywords.append((event, tuple(sorted((name, each is None) for name, each in keywords.items()))))
             if event == "on_pre_optimizer_step" and state.global_step == 0:
                 found = keywords["model"].named_parameters()
                 outcome.gradients = {name: each.grad.clone() for name, each in found if each.grad is not None}
@@ -71,11 +74,13 @@ def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, An
     """Train a copy of `model`.
 
     parts: further arguments of the Trainer. `callbacks` is called with the library and gives those to add; `derive` is
-    called with its Trainer and gives the class to train with.
+    called with its Trainer and gives the class to train with; `resume_from` names the checkpoint in `folder` to go on
+    from; `afterwards` is called with the Trainer when the run is over.
     """
     torch.set_num_threads(1)
     outcome = Outcome()
     further = parts.pop("callbacks", lambda _library: [])(library)
+    resume_from, afterwards = parts.pop("resume_from", None), parts.pop("afterwards", lambda _trainer: None)
     outcome.trainer = parts.pop("derive", lambda trainer: trainer)(library.Trainer)(
         model=deepcopy(model),
         args=library.TrainingArguments(output_dir=str(folder), **{**BOTH, **arguments}),
@@ -83,7 +88,8 @@ def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, An
         **parts,
     )
     outcome.trainer.remove_callback(library.PrinterCallback)
-    outcome.output = outcome.trainer.train()
+    outcome.output = outcome.trainer.train(resume_from and str(folder / resume_from))
+    afterwards(outcome.trainer)
     outcome.log = outcome.trainer.state.log_history
     outcome.weights = {name: each.detach().clone() for name, each in outcome.trainer.model.named_parameters()}
     return outcome

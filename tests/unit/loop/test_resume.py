@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.events import CheckpointPublished, EpochEnded, EvaluationBegan, StepEnded
+from hexloop.domain.best import BestMetric
+from hexloop.domain.events import (
+    CheckpointPublished,
+    EpochBegan,
+    EpochEnded,
+    EvaluationBegan,
+    Saved,
+    StepBegan,
+    StepEnded,
+    TrainBegan,
+)
 from hexloop.domain.loop import train
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.testing import MemoryStorage
@@ -139,3 +149,26 @@ def test_the_first_evaluation_comes_once() -> None:
     again = make_small(evaluate_first=True, triggers=every(save=4), storage=small.storage)
     resume(again, "checkpoint-4")
     assert not [event for event in again.events() if isinstance(event, EvaluationBegan)]
+
+
+def test_the_first_evaluation_decides_nothing() -> None:
+    """What is measured before the first step is no best metric, and switches nothing on."""
+    small = make_small(evaluate_first=True, triggers=every(save=4), best=BestMetric("loss", greater_is_better=False))
+    for event in train(small.run):
+        assert not isinstance(event, EvaluationBegan) or not small.run.control.should_evaluate
+    assert small.run.state.best_metric is None
+
+
+def test_what_is_switched_on_before_the_first_step_is_switched_off_with_it() -> None:
+    """A log, an evaluation and a save asked for when a run or an epoch begins are seen, and not done."""
+    for early in (TrainBegan, EpochBegan):
+        small = make_small(epochs=1)
+        seen: list[list[str]] = []
+        for event in train(small.run):
+            if isinstance(event, early):
+                small.run.control.set_due(["log", "evaluate", "save"])
+            if isinstance(event, (EpochBegan, StepBegan)):
+                seen.append(small.run.control.due())
+            assert not isinstance(event, (EvaluationBegan, Saved))
+        assert seen[0] == ["log", "evaluate", "save"]
+        assert not any(seen[1:])

@@ -1,0 +1,183 @@
+"""NotebookProgressCallback shows a run as a bar and a table, and cannot end it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import IPython.display
+import pytest
+from attrs import define, field
+
+from hexloop.app.callbacks import TrainerControl, TrainerState
+from hexloop.app.callbacks.notebook.bar import Bar, as_time
+from hexloop.app.callbacks.notebook.callback import NotebookProgressCallback, in_notebook
+from hexloop.app.callbacks.notebook.table import MetricsTable
+from hexloop.testing import ManualClock
+
+CONTROL = TrainerControl()
+BY_STEPS, BY_EPOCHS, NEVER = (SimpleNamespace(eval_strategy=each) for each in ("steps", "epoch", "no"))
+
+
+@define
+class Screen:
+    """What a notebook shows: pages in the order in which they were first shown, each as it was last updated."""
+
+    pages: list[str] = field(factory=list)
+    drawings: int = 0
+
+    def display(self, page: Any, display_id: bool) -> Any:
+        self.pages.append(page.data)
+        self.drawings += 1
+        return SimpleNamespace(update=partial(self.update, len(self.pages) - 1))
+
+    def update(self, place: int, page: Any) -> None:
+        self.pages[place] = page.data
+        self.drawings += 1
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """Stands where IPython hands pages to the notebook."""
+    shown = Screen()
+    monkeypatch.setattr(IPython.display, "display", shown.display)
+    return shown
+
+
+def cells(page: str) -> list[list[str]]:
+    """The table of a page, row by row, its head first."""
+    rows = page.split("<tr")[1:]
+    return [[cell.split("<")[0] for cell in row.replace("<th>", "<td>").split("<td>")[1:]] for row in rows]
+
+
+def test_a_row_for_each_evaluation(screen: Screen) -> None:
+    """It stands under the step, with the last training loss and the metrics, times apart."""
+    callback, state = NotebookProgressCallback(), TrainerState(max_steps=4, num_train_epochs=2)
+    callback.on_train_begin(BY_STEPS, state, CONTROL)
+    assert cells(screen.pages[0]) == [["Step", "Training Loss", "Validation Loss"]]
+    state.global_step = 2
+    callback.on_evaluate(
+        BY_STEPS, state, CONTROL, metrics={"eval_loss": 2.0, "eval_f1_score": 0.5, "eval_runtime": 3.0}
+    )
+    state.global_step = 4
+    state.log_history.append({"loss": 1.5, "step": 4})
+    metrics = {"eval_loss": 1.0, "eval_f1_score": 0.75, "eval_samples_per_second": 3.0, "epoch": 2.0}
+    callback.on_evaluate(BY_STEPS, state, CONTROL, metrics=metrics)
+    callback.on_train_end(BY_STEPS, state, CONTROL)
+    assert cells(screen.pages[0]) == [
+        ["Step", "Training Loss", "Validation Loss", "F1 Score"],
+        ["2", "No log", "2.000000", "0.500000"],
+        ["4", "1.500000", "1.000000", "0.750000"],
+    ]
+    assert len(screen.pages) == 1
+    assert "epoch" in metrics, "the metrics are the caller's"
+
+
+def test_several_evaluation_sets_share_a_row(screen: Screen) -> None:
+    """What is measured at the same step on another set joins the row, under the names of both."""
+    callback, state = NotebookProgressCallback(), TrainerState(max_steps=4)
+    callback.on_train_begin(BY_EPOCHS, state, CONTROL)
+    state.epoch = 1.0
+    callback.on_evaluate(BY_EPOCHS, state, CONTROL, metrics={"eval_few_loss": 2.0})
+    callback.on_evaluate(BY_EPOCHS, state, CONTROL, metrics={"eval_many_loss": 1.0})
+    assert cells(screen.pages[0]) == [
+        ["Epoch", "Training Loss", "Validation Loss", "Few Loss", "Many Loss"],
+        ["1", "No log", "No log", "2.000000", "1.000000"],
+    ]
+
+
+def test_a_row_for_each_log_where_nothing_is_evaluated(screen: Screen) -> None:
+    """Logs without a loss, such as those at the end, bring no row."""
+    callback, state = NotebookProgressCallback(), TrainerState(max_steps=4)
+    callback.on_train_begin(NEVER, state, CONTROL)
+    for step, logs in ((2, {"loss": 0.5}), (4, {"loss": 0.25}), (4, {"train_loss": 0.4})):
+        state.global_step = step
+        callback.on_log(NEVER, state, CONTROL, logs=logs)
+    assert cells(screen.pages[0]) == [["Step", "Training Loss"], ["2", "0.500000"], ["4", "0.250000"]]
+
+
+def test_an_evaluation_outside_a_run_has_a_table_of_its_own(screen: Screen) -> None:
+    """So has what is predicted a bar, which ends with the prediction."""
+    callback, state = NotebookProgressCallback(), TrainerState()
+    for _batch in range(2):
+        callback.on_prediction_step(NEVER, state, CONTROL, eval_dataloader=["batch"] * 2)
+    callback.on_evaluate(NEVER, state, CONTROL, metrics={"eval_loss": 2.0})
+    assert [cells(page) for page in screen.pages if "<table" in page] == [
+        [["Step", "Training Loss", "Validation Loss"], ["0", "No log", "2.000000"]]
+    ]
+    callback.on_prediction_step(NEVER, state, CONTROL, eval_dataloader=["batch"] * 3)
+    assert "value='1' max='3'" in screen.pages[-1]
+    callback.on_predict(NEVER, state, CONTROL, metrics={})
+    callback.on_prediction_step(NEVER, state, CONTROL, eval_dataloader=iter(()))
+    assert callback.prediction_bar is None
+
+
+def test_it_is_drawn_five_times_a_second_at_most(screen: Screen) -> None:
+    """Of a hundred steps of ten milliseconds each, every twentieth is shown, and the last at the end."""
+    clock = ManualClock()
+    callback, state = NotebookProgressCallback(clock.monotonic), TrainerState(max_steps=100, num_train_epochs=1)
+    callback.on_train_begin(NEVER, state, CONTROL)
+    for step in range(1, 96):
+        clock.advance(0.01)
+        state.global_step = step
+        callback.on_step_end(NEVER, state, CONTROL)
+    assert screen.drawings <= 1 + 95 // 20
+    callback.on_train_end(NEVER, state, CONTROL)
+    assert "value='95' max='100'" in screen.pages[0]
+
+
+def test_a_bar_tells_how_long_the_rest_takes() -> None:
+    """Its rate is measured from where it began, which a resumed run does not do at 0."""
+    clock = ManualClock()
+    bar = Bar(total=20, done=10, comment="Epoch 1/2", clock=clock.monotonic)
+    assert bar.label() == "[10/20 00:00, Epoch 1/2]"
+    clock.advance(8.0)
+    bar.done = 14
+    assert bar.label() == "[14/20 00:08 &lt; 00:12, 0.50 it/s, Epoch 1/2]"
+    assert [as_time(seconds) for seconds in (0, 61.9, 3600)] == ["00:00", "01:01", "1:00:00"]
+
+
+def test_text_is_shown_as_it_is() -> None:
+    """A metric may be text, and no text is HTML."""
+    table = MetricsTable(["Step"])
+    table.enter({"Step": 1, "a<b": "<script>"})
+    assert "a&lt;b" in table.html()
+    assert "&lt;script&gt;" in table.html()
+
+
+def test_a_display_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning says so, and nothing more is shown."""
+
+    def failing(page: Any, display_id: bool) -> None:
+        raise OSError("the notebook is gone")
+
+    monkeypatch.setattr(IPython.display, "display", failing)
+    callback, state = NotebookProgressCallback(), TrainerState(max_steps=4)
+    with pytest.warns(UserWarning, match="the notebook is gone.*disable_tqdm=True"):
+        callback.on_train_begin(BY_STEPS, state, CONTROL)
+    callback.on_step_end(BY_STEPS, state, CONTROL)
+    callback.on_prediction_step(BY_STEPS, state, CONTROL, eval_dataloader=[1])
+    callback.on_log(BY_STEPS, state, CONTROL, logs={"loss": 1.0})
+    callback.on_evaluate(BY_STEPS, state, CONTROL, metrics={})
+    callback.on_train_end(BY_STEPS, state, CONTROL)
+
+
+def test_other_processes_show_nothing(screen: Screen) -> None:
+    """Only the first process of all draws."""
+    callback, state = NotebookProgressCallback(), TrainerState(is_world_process_zero=False, max_steps=4)
+    callback.on_train_begin(BY_STEPS, state, CONTROL)
+    callback.on_evaluate(BY_STEPS, state, CONTROL, metrics={"eval_loss": 1.0})
+    callback.on_train_end(BY_STEPS, state, CONTROL)
+    assert screen.pages == []
+
+
+def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a process without IPython is one, nor IPython in a terminal."""
+    assert not in_notebook()
+    terminal: dict[str, object] = {}
+    for config, expected in ((terminal, False), ({"IPKernelApp": {}}, True)):
+        shell = SimpleNamespace(get_ipython=partial(SimpleNamespace, config=config))
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+        assert in_notebook() is expected
