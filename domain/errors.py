@@ -30,6 +30,10 @@ class RunStateError(HexloopError, RuntimeError):
     """Something was asked of a run that its present state does not allow (a second `train` while one is live, say)."""
 
 
+class NotFiniteError(HexloopError, ValueError):
+    """A run that was to be watched for numbers that are not finite met some; the message says where."""
+
+
 class CheckpointError(HexloopError):
     """A checkpoint that is missing, incomplete or damaged; the message names those that are good."""
 

@@ -14,6 +14,7 @@ from attrs import define, field
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.training.attachments import attached
 from hexloop.app.training.checkpoints import (
     RunCheckpoints,
     make_store,
@@ -83,6 +84,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         adapters.device.seed(trainer.args.seed)
         with refusals:
             model = trainer.place_model()
+            undo.enter_context(attached(trainer, model))
         with refusals:
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)

@@ -1,0 +1,52 @@
+"""What a run attaches to its model, and takes off again at its end."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hexloop.adapters.trainable.torch.embedding_noise import add_embedding_noise
+from hexloop.adapters.trainable.torch.overflow import OverflowWatch
+from hexloop.app.arguments.choices import DebugOption
+from hexloop.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+@contextmanager
+def attached(trainer: Trainer, model: Any) -> Iterator[None]:
+    """Kernels, noise on the embeddings, a watch for overflows: each where the arguments ask for it.
+
+    Raises ConfigurationError where the model has no place for one, or a package is missing.
+    """
+    args = trainer.args
+    with ExitStack() as attachments:
+        if args.use_liger_kernel:
+            apply_liger_kernels(model, args.liger_kernel_config)
+        if args.neftune_noise_alpha is not None:
+            attachments.callback(add_embedding_noise(model, args.neftune_noise_alpha))
+        if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
+            attachments.callback(OverflowWatch().watch(model))
+        yield
+
+
+def apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:
+    """Let the layers of a transformers model be computed by the liger-kernel package's; they stay so.
+
+    choice: which layers, by the package's own names. Raises ConfigurationError where the package is not installed, or
+    the model is none of transformers'.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # what a PEFT wrapper wraps
+    problem = None
+    if importlib.util.find_spec("liger_kernel") is None:
+        problem = "the package liger-kernel is not installed; pip install liger-kernel"
+    elif getattr(getattr(inner, "config", None), "model_type", None) is None:
+        problem = f"{type(inner).__name__} is no model of transformers, whose layers alone it knows; leave it out"
+    if problem is not None:
+        raise ConfigurationError([f"You chose use_liger_kernel=True, but {problem}."])
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model=inner, **(choice or {}))
