@@ -17,8 +17,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from hexloop.app.arguments.documents import Document, KeyPath, Place
 from hexloop.app.arguments.introspection import annotations_of
 from hexloop.app.arguments.names import unknown_argument
+from hexloop.app.arguments.old_names import OLD_NAMES
 from hexloop.app.arguments.problems import enumeration
 from hexloop.app.arguments.structure import from_document
+from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.arguments.translation import is_old
 
 T = TypeVar("T")
 
@@ -46,13 +49,28 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
         group = parser.add_argument_group(_heading(owner))
         for field in fields:
             _add_option(group, field, annotations_of(cls).get(field.name, str))
+    _add_old_options(parser, cls)
+
+
+def _add_old_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add, unseen, the options that earlier releases had."""
+    for name in old_names_of(cls):
+        shape: dict[str, Any] = {"help": argparse.SUPPRESS}
+        if OLD_NAMES[name].kind is bool:
+            shape |= {"nargs": "?", "const": "true"}
+        _add_spellings(parser, name, name, shape)
+
+
+def old_names_of(cls: type[Any]) -> list[str]:
+    """The names of earlier releases that `cls` takes for others, if it is a class of training arguments."""
+    return [name for name in OLD_NAMES if issubclass(cls, TrainingArguments) and is_old(cls, name)]
 
 
 def override(document: Document, cls: type[Any], chosen: argparse.Namespace, at: KeyPath = ()) -> None:
     """Put the options that were given into `document`, into the mapping at the end of the path `at`."""
-    for field in dataclasses.fields(cls):
-        if hasattr(chosen, field.name):
-            document.put((*at, field.name), getattr(chosen, field.name), Place(f"--{field.name}"))
+    for name in [*(field.name for field in dataclasses.fields(cls)), *old_names_of(cls)]:
+        if hasattr(chosen, name):
+            document.put((*at, name), getattr(chosen, name), Place(f"--{name}"))
 
 
 def unknown_options(cls: type[Any], others: Sequence[str]) -> list[str]:
@@ -101,7 +119,7 @@ def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], k
     _add_spellings(group, field.name, field.name, {"help": _help(field, origins[0]), **shape})
 
 
-def _add_spellings(group: argparse._ArgumentGroup, name: str, destination: str, shape: dict[str, Any]) -> None:
+def _add_spellings(group: argparse._ActionsContainer, name: str, destination: str, shape: dict[str, Any]) -> None:
     group.add_argument(f"--{name}", dest=destination, default=argparse.SUPPRESS, **shape)
     if "_" in name:
         unseen = {**shape, "help": argparse.SUPPRESS}

@@ -7,34 +7,50 @@ come until `__post_init__` has looked at all of them at once; from then on each 
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Container, Mapping
 from dataclasses import Field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hexloop.app.arguments.dataclass_face import show_as_dataclass
 from hexloop.app.arguments.declare import Declaration
 from hexloop.app.arguments.introspection import declarations, default_of, rules, takes
 from hexloop.app.arguments.names import unknown_argument
+from hexloop.app.arguments.old_names import OLD_NAMES
 from hexloop.app.arguments.problems import Problem, RefusalError, problem
+from hexloop.app.arguments.translation import is_old, translated, warn_of_kept
 from hexloop.domain.errors import ConfigurationError
 
 
-class Arguments:
+class TakingOldNames(ABCMeta):
+    """The class of classes of arguments: a call may name arguments as earlier releases did.
+
+    It stands in front of any constructor, whether attrs, dataclasses or a user wrote it. It derives from ABCMeta, so
+    that a subclass may also be an abstract class.
+    """
+
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        """Make one. Names that are no argument are refused together with whatever is wrong with the others."""
+        kind: Any = cls
+        warn_of_kept(kind, named)
+        named, refused = translated(kind, named, {"output_dir": values[0]} if values else {})
+        unknown = {name: value for name, value in named.items() if not takes(kind, name)}
+        if not (unknown or refused):
+            return super().__call__(*values, **named)
+        known = {name: value for name, value in named.items() if name not in unknown}
+        told = [unknown_argument(name, value, kind.__dataclass_fields__) for name, value in unknown.items()]
+        raise ConfigurationError(
+            [*told, *refused, *problems_of(lambda: super(TakingOldNames, cls).__call__(*values, **known))]
+        )
+
+
+class Arguments(metaclass=TakingOldNames):
     """Base of argument groups. To make one raises `ConfigurationError` with every problem there is."""
 
     __attrs_attrs__: ClassVar[Any]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     _made = False
-
-    def __new__(cls, *values: Any, **named: Any) -> Self:
-        """Refuse names that are no argument, together with whatever is wrong with the others."""
-        unknown = {name: value for name, value in named.items() if not takes(cls, name)}
-        if unknown:
-            known = {name: value for name, value in named.items() if name not in unknown}
-            refused = [unknown_argument(name, value, cls.__dataclass_fields__) for name, value in unknown.items()]
-            raise ConfigurationError([*refused, *problems_of(lambda: cls(*values, **known))])
-        return super().__new__(cls)
 
     def __attrs_post_init__(self) -> None:
         self.__post_init__()
@@ -64,7 +80,10 @@ class Arguments:
         Raises:
             ConfigurationError: with a problem for each value that is refused.
         """
-        accepted, problems = {}, []
+        kind: type = type(self)
+        warn_of_kept(kind, values)
+        accepted: dict[str, Any] = {}
+        values, problems = translated(kind, values, vars(self))
         for name, value in values.items():
             if name not in self._declared:
                 problems.append(unknown_argument(name, value, self._declared))
@@ -84,10 +103,25 @@ class Arguments:
     if not TYPE_CHECKING:  # a type checker that saw it would let every misspelt attribute pass
 
         def __setattr__(self, name: str, value: object) -> None:
-            if self._made and name in self._declared:
+            if self._made and (name in self._declared or is_old(type(self), name)):
                 self.assign(**{name: value})
+            elif is_old(type(self), name):
+                self._take_old(name, value)
             else:
                 super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in OLD_NAMES:
+                return OLD_NAMES[name].reads(self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _take_old(self, name: str, value: object) -> None:
+        """What a subclass's own `__post_init__` says by an old name, before it calls this class's."""
+        present, problems = translated(type(self), {name: value}, vars(self))
+        if problems:
+            raise ConfigurationError(problems)
+        for each, meant in present.items():
+            setattr(self, each, meant)
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments by name, enumerations as their values, and what is called a token left out of sight."""

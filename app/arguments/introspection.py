@@ -26,12 +26,15 @@ def annotations_of(cls: type) -> dict[str, Any]:
 
 
 def takes(cls: type[Any], name: str) -> bool:
-    """Whether `cls(...)` takes an argument of that name."""
-    field = cls.__dataclass_fields__.get(name)
-    if field is not None and field.init:
-        return True
+    """Whether `cls(...)` takes an argument of that name, if only because it takes any."""
     parameters = inspect.signature(cls.__init__).parameters
-    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return names_itself(cls, name) or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def names_itself(cls: Any, name: str) -> bool:
+    """Whether `cls` has an argument of that name."""
+    field = cls.__dataclass_fields__.get(name)
+    return (field is not None and field.init) or name in inspect.signature(cls.__init__).parameters
 
 
 def default_of(cls: type[Any], name: str) -> Any:

@@ -6,7 +6,7 @@ from hexloop.app.arguments.checks import at_least, one_of
 from hexloop.app.arguments.declare import argument, argument_group
 from hexloop.app.arguments.group import Arguments
 
-BACKENDS = ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")
+BACKENDS = ("nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl")
 """The ways in which torch's processes talk to each other that the reference library knows."""
 
 

@@ -69,6 +69,10 @@ class Reporting(Arguments):
         help="trackers that receive the logs, by name; all for every one that is installed, none for nobody",
     )
     run_name: str | None = argument(default=None, help="name of the run, as trackers show it")
+    logging_dir: str | None = argument(
+        default=None,
+        help="old: TensorBoard's folder; a new one for each run, in runs/ of the output folder, if not given",
+    )
     disable_tqdm: bool | None = argument(
         default=None, help="show no progress bar; if not given, only when hexloop's logger is quieter than warnings"
     )

@@ -14,4 +14,7 @@ class Scripts(Arguments):
     do_eval: bool = argument(
         default=False, help="whether the script should evaluate; set by itself where eval_strategy is not no"
     )
+    overwrite_output_dir: bool = argument(
+        default=False, help="old: whether a script may train into a folder that holds checkpoints already"
+    )
     do_predict: bool = argument(default=False, help="whether the script should predict on the test set")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import TrainingArguments as ReferenceArguments
 
 from hexloop.app.arguments.choices import ParallelMode
+from hexloop.app.arguments.old_names import KEPT
 from hexloop.app.arguments.own import Own
 from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.arguments.training import TrainingArguments
@@ -119,7 +120,7 @@ def test_dictionaries_are_the_reference_s() -> None:
     ours = TrainingArguments("out", **given)
     theirs: Any = ReferenceArguments("out", **given)
     own = {"loss_weighting", "keyed_data_randomness", "save_async", "save_when_busy", "resume_despite"}
-    own |= {"journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
+    own |= {"predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
     assert set(Own.__dataclass_fields__) == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),
@@ -127,7 +128,7 @@ def test_dictionaries_are_the_reference_s() -> None:
         (ours.to_sanitized_dict(), theirs.to_sanitized_dict()),
     ):
         assert own <= mine.keys()
-        assert mine.pop("past_index") == -1
+        assert [str(mine.pop(name)) for name in KEPT] == ["None", "False", "-1"]
         assert {name: value for name, value in mine.items() if name not in own} == {
             name: reference[name] for name in mine.keys() - own
         }
