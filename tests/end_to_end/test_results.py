@@ -17,7 +17,7 @@ from transformers.trainer_pt_utils import metrics_format
 import hexloop
 from hexloop.adapters.collectives.single import SingleProcessCollectives
 from tests.end_to_end.small.models import net, rows
-from tests.end_to_end.small.trainers import small_trainer
+from tests.end_to_end.small.trainers import DEFAULTS, small_trainer
 
 TRAINED = {
     "train_runtime": 4021.4567,
@@ -101,7 +101,8 @@ def test_a_second_run_of_a_script_keeps_what_the_first_one_found(tmp_path: Path)
 
 def test_metrics_are_saved_below_a_url(tmp_path: Path) -> None:
     """Where the output folder is a URL, the files are there, and are brought up to date there."""
-    trainer = small_trainer(Path("memory://results-of-a-script"))
+    arguments = hexloop.TrainingArguments(output_dir="memory://results-of-a-script", **DEFAULTS)
+    trainer = hexloop.Trainer(net(), arguments, loggers=[])
     trainer.save_metrics("train", {"train_loss": 1.0})
     trainer.save_metrics("eval", {"eval_loss": 2.0})
     text = b"".join(trainer.adapters.storage.read("all_results.json"))
