@@ -72,7 +72,7 @@ def _said(cls: type, name: str, value: object) -> Any:
         return _accepted(cls, name, default_of(cls, name))
 
 
-_OURS = ("hexloop.app.arguments", "cattrs", "dataclasses", "attr.", "<attrs")
+_OURS = ("hexloop.app.arguments", "hexloop.app.parser", "cattrs", "dataclasses", "attr.", "<attrs")
 
 
 def _warn(name: str, sentence: str) -> None:

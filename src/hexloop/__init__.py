@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hexloop.app.arguments import TrainingArguments
+    from hexloop.app.arguments.accelerator_config import AcceleratorConfig
     from hexloop.app.arguments.choices import (
         DebugOption,
+        FSDPOption,
+        HPSearchBackend,
         HubStrategy,
         IntervalStrategy,
         OptimizerNames,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from hexloop.app.callbacks.progress import ProgressCallback
     from hexloop.app.foreign import export_checkpoint, import_checkpoint
     from hexloop.app.last_checkpoint import get_last_checkpoint
+    from hexloop.app.parser import HfArg, HfArgumentParser
     from hexloop.app.reproducibility import enable_full_determinism, set_seed
     from hexloop.app.schedules import (
         get_adafactor_schedule,
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
         DataError,
         HexloopError,
         NewerSchemaError,
+        NotFiniteError,
         RunStateError,
         StorageError,
         StorageFullError,
@@ -99,7 +104,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TrainingArguments": "hexloop.app.arguments",
+    "AcceleratorConfig": "hexloop.app.arguments.accelerator_config",
     "DebugOption": "hexloop.app.arguments.choices",
+    "FSDPOption": "hexloop.app.arguments.choices",
+    "HPSearchBackend": "hexloop.app.arguments.choices",
     "HubStrategy": "hexloop.app.arguments.choices",
     "IntervalStrategy": "hexloop.app.arguments.choices",
     "OptimizerNames": "hexloop.app.arguments.choices",
@@ -119,6 +127,8 @@ _HOMES = {
     "export_checkpoint": "hexloop.app.foreign",
     "import_checkpoint": "hexloop.app.foreign",
     "get_last_checkpoint": "hexloop.app.last_checkpoint",
+    "HfArg": "hexloop.app.parser",
+    "HfArgumentParser": "hexloop.app.parser",
     "enable_full_determinism": "hexloop.app.reproducibility",
     "set_seed": "hexloop.app.reproducibility",
     "get_adafactor_schedule": "hexloop.app.schedules",
@@ -152,6 +162,7 @@ _HOMES = {
     "DataError": "hexloop.domain.errors",
     "HexloopError": "hexloop.domain.errors",
     "NewerSchemaError": "hexloop.domain.errors",
+    "NotFiniteError": "hexloop.domain.errors",
     "RunStateError": "hexloop.domain.errors",
     "StorageError": "hexloop.domain.errors",
     "StorageFullError": "hexloop.domain.errors",
@@ -178,6 +189,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AcceleratorConfig",
     "AnyEvent",
     "CallbackHandler",
     "CheckpointError",
@@ -200,12 +212,17 @@ __all__ = [
     "EvaluationInterrupted",
     "Event",
     "ExportableState",
+    "FSDPOption",
+    "HPSearchBackend",
     "HexloopError",
+    "HfArg",
+    "HfArgumentParser",
     "HubStrategy",
     "IntervalStrategy",
     "Logged",
     "MicroStepEnded",
     "NewerSchemaError",
+    "NotFiniteError",
     "NotebookProgressCallback",
     "OptimizerNames",
     "ParallelMode",

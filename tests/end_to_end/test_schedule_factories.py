@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -138,11 +138,11 @@ def test_schedulers_that_take_a_metric(name: str) -> None:
 
 def test_rates_that_adafactor_makes_for_itself() -> None:
     """The scheduler shows the reference's rates after each step, and the initial one before."""
-    shown = []
+    shown, adafactor = [], cast(Any, transformers.Adafactor)
     for library in (hexloop, optimization):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
-        optimizer = transformers.Adafactor(model.parameters(), scale_parameter=True, relative_step=True, lr=None)
+        optimizer: Any = adafactor(model.parameters(), scale_parameter=True, relative_step=True, lr=None)
         scheduler = library.get_adafactor_schedule(optimizer, initial_lr=0.3)
         seen = [scheduler.get_last_lr()]
         for _ in range(5):
@@ -223,4 +223,4 @@ def test_what_cannot_be_made_is_refused(call: Any, wanted: str) -> None:
 def test_greedy_wants_an_optimizer() -> None:
     """What is none is refused at once."""
     with pytest.raises(TypeError, match="dict is no torch optimizer"):
-        hexloop.get_greedy_schedule({})
+        hexloop.get_greedy_schedule(cast(Any, {}))

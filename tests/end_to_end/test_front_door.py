@@ -1,0 +1,264 @@
+"""What is imported from `hexloop` itself: the names that a script or an embedding application needs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import trainer_utils, training_args
+
+import hexloop
+from hexloop.domain import errors, events
+
+FACTS = (Path(__file__).parents[1] / "reference" / "api.md").read_text(encoding="utf-8")
+
+OF_THAT_LIBRARY = "a collator that is usable from transformers as it is"
+LATER = "an issue of its own"
+OTHER_BACK_END = "of a back end that hexloop does not have"
+
+NOT_EXPORTED: Mapping[str, str] = {
+    "Seq2SeqTrainer": "exported with sequence-to-sequence training",
+    "Seq2SeqTrainingArguments": "exported with sequence-to-sequence training",
+    "TFTrainingArguments": OTHER_BACK_END,
+    **dict.fromkeys(
+        (
+            "DataCollatorMixin",
+            "pad_without_fast_tokenizer_warning",
+            "torch_default_data_collator",
+            "numpy_default_data_collator",
+            "DataCollatorForTokenClassification",
+            "DataCollatorForMultipleChoice",
+            "DataCollatorForSeq2Seq",
+            "DataCollatorForLanguageModeling",
+            "to_numpy",
+            "DataCollatorForPermutationLanguageModeling",
+            "DataCollatorWithFlattening",
+        ),
+        OF_THAT_LIBRARY,
+    ),
+    **dict.fromkeys(
+        re.findall(r"\b(?!Trainer)\w+Callback\b", FACTS.split("logger integrations")[1].split("\n")[0]), LATER
+    ),
+}
+"""Names of the reference's interface that `hexloop` does not offer, and why."""
+
+FURTHER = (
+    "set_seed",
+    "enable_full_determinism",
+    "EvalPrediction",
+    "EvalLoopOutput",
+    "PredictionOutput",
+    "TrainOutput",
+    "get_last_checkpoint",
+    "ParallelMode",
+)
+
+
+def names_of_the_reference() -> set[str]:
+    """The classes, values, factories and collators that the facts about its interface list."""
+    headings = set(re.findall(r"^## (\w+)$", FACTS, re.MULTILINE)) - {"Values"}
+    values = set(re.findall(r"^- (\w+?)(?: adds)?: ", FACTS, re.MULTILINE))
+    factories = set(re.findall(r"\b(get_\w+(?:schedule\w*|scheduler))\(", FACTS))
+    collators = set(re.findall(r"\w+", FACTS.split("that pads with a tokenizer): ")[1].split("\n")[0]))
+    loggers = set(re.findall(r"\w+Callback\b", FACTS.split("logger integrations")[1].split("\n")[0]))
+    return headings | values | factories | collators | loggers | set(FURTHER)
+
+
+def test_every_public_name_of_the_reference_is_there() -> None:
+    """Each can be imported from hexloop, or is listed with the reason why not; none is both."""
+    names = names_of_the_reference()
+    assert len(names) > 50
+    missing = {name for name in names if not hasattr(hexloop, name)}
+    assert missing == {name for name in NOT_EXPORTED if not hasattr(hexloop, name)}
+
+
+def test_what_embeds_the_loop_finds_its_errors_and_events() -> None:
+    """Every error class and every event of the domain is on the front door, and is the domain's own."""
+    for module in (errors, events):
+        own = {
+            name: each
+            for name, each in inspect.getmembers(module, inspect.isclass)
+            if each.__module__ == module.__name__
+        }
+        assert len(own) >= 10
+        assert {name: getattr(hexloop, name) for name in own} == own
+    assert hexloop.AnyEvent == events.AnyEvent
+
+
+def test_the_lists_of_names_agree() -> None:
+    """What is exported, what can be loaded and what type checkers are told is the same."""
+    assert set(hexloop.__all__) == set(hexloop._HOMES)
+    assert all(getattr(hexloop, name) is not None for name in hexloop.__all__)
+    told = re.search(r"if TYPE_CHECKING:\n(.*?)\n__version__", inspect.getsource(hexloop), re.DOTALL)
+    assert told is not None
+    imported = set(re.findall(r"\b\w+\b", re.sub(r"from [\w.]+ import", "", told[1])))
+    assert imported == set(hexloop._HOMES)
+
+
+def test_importing_it_is_cheap() -> None:
+    """Neither the package nor its plain values load torch, numpy or transformers."""
+    program = (
+        "import hexloop, sys\n"
+        "hexloop.IntervalStrategy, hexloop.ConfigurationError, hexloop.StepEnded, hexloop.HfArgumentParser\n"
+        "hexloop.TrainingArguments, hexloop.get_last_checkpoint\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "accelerate", "transformers"} & set(done.stdout.split())
+
+
+ENUMERATIONS = (
+    "FSDPOption",
+    "HPSearchBackend",
+    "IntervalStrategy",
+    "SaveStrategy",
+    "HubStrategy",
+    "SchedulerType",
+    "OptimizerNames",
+    "DebugOption",
+    "ParallelMode",
+)
+
+
+@pytest.mark.parametrize("name", ENUMERATIONS)
+def test_enumerations_are_the_reference_s(name: str) -> None:
+    """The members have the reference's names and values."""
+    ours, theirs = getattr(hexloop, name), getattr(training_args, name, None) or getattr(trainer_utils, name)
+    assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}
+
+
+@pytest.mark.parametrize("name", ["EvalLoopOutput", "PredictionOutput", "TrainOutput"])
+def test_outputs_are_named_tuples_as_there(name: str) -> None:
+    """Fields have the same names, in the same order."""
+    ours, theirs = getattr(hexloop, name), getattr(trainer_utils, name)
+    assert issubclass(ours, tuple)
+    assert ours._fields == theirs._fields
+
+
+@pytest.mark.parametrize("further", [{}, {"inputs": 3}, {"losses": 4}, {"inputs": 3, "losses": 4}])
+def test_predictions_unpack_as_there(further: dict[str, Any]) -> None:
+    """An EvalPrediction gives the same elements, one after the other and by their number."""
+    ours, theirs = (library.EvalPrediction(1, 2, **further) for library in (hexloop, transformers))
+    assert tuple(ours) == tuple(theirs)
+    assert [ours[number] for number in range(len(tuple(ours)))] == list(theirs)
+    with pytest.raises(IndexError):
+        ours[len(tuple(ours))]
+
+
+def drawn() -> tuple[Any, ...]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_seeds_are_the_reference_s() -> None:
+    """The same seed gives the same draws from python, numpy and torch."""
+    hexloop.set_seed(11)
+    ours = drawn()
+    transformers.set_seed(11)
+    assert drawn() == ours
+    hexloop.set_seed(12)
+    assert drawn() != ours
+
+
+STATE_OF_A_PROCESS = """
+import os, sys, torch, {library}
+{call}
+names = ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC",
+         "FLASH_ATTENTION_DETERMINISTIC")
+print([os.environ.get(name) for name in names], torch.are_deterministic_algorithms_enabled(),
+      torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.deterministic,
+      torch.backends.cudnn.benchmark, float(torch.rand(())))
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "enable_full_determinism(5, warn_only=True)",
+        pytest.param("set_seed(5, deterministic=True)", marks=pytest.mark.matrix),
+    ],
+)
+def test_determinism_is_the_reference_s(call: str) -> None:
+    """In a process of its own, the environment, torch's switches and the first draw are the same."""
+    printed = []
+    for library in ("hexloop", "transformers"):
+        program = STATE_OF_A_PROCESS.format(library=library, call=f"{library}.{call}")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        printed.append(ended.stdout)
+    assert printed[0] == printed[1]
+    assert "True" in printed[0]
+
+
+def test_the_last_checkpoint(tmp_path: Path) -> None:
+    """It is the folder with the highest step, as in the reference; files and other names are passed over."""
+    assert hexloop.get_last_checkpoint(tmp_path) is None
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-old", "xcheckpoint-99", "checkpoint-", "runs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-500").write_text("no folder")
+    last, theirs = hexloop.get_last_checkpoint(str(tmp_path)), cast(Any, trainer_utils)
+    assert last == theirs.get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    with pytest.raises(FileNotFoundError):
+        hexloop.get_last_checkpoint(tmp_path / "nowhere")
+
+
+def test_the_last_checkpoint_of_a_url(tmp_path: Path) -> None:
+    """A URL is asked through its storage, and the answer is a URL."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.mkdirs("/runs/checkpoint-3")
+    memory.pipe("/runs/checkpoint-12/manifest.json", b"{}")
+    try:
+        assert hexloop.get_last_checkpoint("memory://runs") == "memory://runs/checkpoint-12"
+    finally:
+        memory.rm("/runs", recursive=True)
+
+
+class Row:
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+ROWS: list[list[Any]] = [
+    [{"label": 1, "x": [1, 2]}, {"label": 0, "x": [3, 4]}],
+    [{"label": 0.5, "x": 1.5, "name": "a", "none": None}, {"label": 1.5, "x": 2.5, "name": "b", "none": None}],
+    [{"label_ids": [1, 2], "x": np.ones(2)}, {"label_ids": [3, 4], "x": np.zeros(2)}],
+    [{"label_ids": [0.5], "x": np.float32(1)}, {"label_ids": [1.5], "x": np.float32(2)}],
+    [{"labels": 3, "x": True}, {"labels": 4, "x": False}],
+    [Row(label=np.int64(3), x=[1.0]), Row(label=np.int64(4), x=[2.0])],
+]
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=range(len(ROWS)))
+@pytest.mark.parametrize("kind", ["pt", "np"])
+def test_batches_are_the_reference_s(rows: list[Any], kind: str) -> None:
+    """The default collator, as a function and as an object, makes the same tensors or arrays."""
+    theirs = transformers.default_data_collator(rows, return_tensors=kind)
+    for ours in (
+        hexloop.default_data_collator(rows, return_tensors=kind),
+        hexloop.DefaultDataCollator(return_tensors=kind)(rows),
+        hexloop.DefaultDataCollator()(rows, return_tensors=kind),
+    ):
+        assert list(ours) == list(theirs)
+        for name, value in theirs.items():
+            assert type(ours[name]) is type(value)
+            assert (ours[name].dtype, ours[name].tolist()) == (value.dtype, value.tolist()), name
+
+
+def test_tensors_of_another_kind_are_refused() -> None:
+    """The error names the kinds that there are."""
+    with pytest.raises(errors.ConfigurationError, match="return_tensors='tf'"):
+        hexloop.default_data_collator([{"x": 1}], return_tensors="tf")
