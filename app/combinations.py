@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.environment import is_on, processes
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.parallelism import ParallelismCapabilities
 
@@ -62,6 +63,37 @@ REFUSALS = (
         "the device {device.kind} computes in {precisions} only",
         "set fp16_full_eval=False",
     ),
+    Refusal(
+        lambda setting: bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED"),
+        "DeepSpeed (deepspeed, or the environment variable ACCELERATE_USE_DEEPSPEED)",
+        "hexloop has no adapter for it yet",
+        "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
+    ),
+    Refusal(
+        lambda setting: bool(setting.args.fsdp) or is_on("ACCELERATE_USE_FSDP"),
+        "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP)",
+        "hexloop has no adapter for it yet",
+        "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
+    ),
+    Refusal(
+        lambda setting: setting.args.parallelism_config is not None or is_on("ACCELERATE_USE_PARALLELISM_CONFIG"),
+        "several dimensions of devices (parallelism_config, or the environment variable "
+        "ACCELERATE_USE_PARALLELISM_CONFIG)",
+        "hexloop trains on one device yet",
+        "leave it out",
+    ),
+    Refusal(
+        lambda setting: setting.args.world_size == 1 and (processes() > 1 or setting.args.local_rank > 0),
+        "several processes (the environment variable WORLD_SIZE={processes}, local_rank={args.local_rank})",
+        "hexloop trains in one process yet, so that each would train a model of its own",
+        "start the script by itself, without a launcher",
+    ),
+    Refusal(
+        lambda setting: setting.args.push_to_hub,
+        "push_to_hub=True",
+        "hexloop does not publish on the hub yet",
+        "leave it out, and upload the output folder with `hf upload` afterwards",
+    ),
 )
 
 
@@ -71,10 +103,12 @@ def refused_combinations(
     """A sentence for each row of the table that applies."""
     setting = Setting(args, device, precision, parallelism)
     words = {
+        "args": args,
         "device": device,
         "precision": precision,
         "precisions": ", ".join(sorted(device.precisions)),
         "parallelism": parallelism,
+        "processes": processes(),
     }
     return [
         f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(words)

@@ -150,9 +150,9 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
     from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 
     device_type = device.name.partition(":")[0]
-    if args.bf16:
+    if args.mixed_precision == "bf16":
         return Bf16Precision(device_type)
-    if args.fp16:
+    if args.mixed_precision == "fp16":
         return Fp16Precision(device_type)
     return PlainPrecision(precision_name(args))
 
@@ -229,7 +229,7 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]
 def _tensorboard(args: TrainingArguments) -> Logger:
     from hexloop.adapters.logger.tensorboard import TensorBoard
 
-    return TensorBoard()
+    return TensorBoard(args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR"))
 
 
 LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {

@@ -7,9 +7,11 @@ import json
 import logging
 import math
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from hexloop.app.arguments.choices import ParallelMode
+from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.every import EveryArgument
 from hexloop.app.arguments.reporting import LOG_LEVELS
 from hexloop.app.arguments.surroundings import SINGLE_PROCESS, Surroundings, found_device
@@ -38,18 +40,27 @@ class DerivedValues(EveryArgument):
         """The device of this process."""
         import torch
 
-        if self.use_cpu:
+        if self._on_the_processor:
             return torch.device("cpu")
         return torch.device(self.surroundings.device or found_device())
 
     @property
     def n_gpu(self) -> int:
         """The GPUs that this process trains on; 0 on the processor."""
-        if self.use_cpu:
+        if self._on_the_processor:
             return 0
         if self.surroundings.n_gpu is not None:
             return self.surroundings.n_gpu
         return 0 if self.device.type == "cpu" else 1
+
+    @property
+    def _on_the_processor(self) -> bool:
+        return self.use_cpu or is_on("ACCELERATE_USE_CPU")
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        """`ddp_timeout` as torch takes it."""
+        return timedelta(seconds=self.ddp_timeout)
 
     @property
     def parallel_mode(self) -> ParallelMode:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
-from hexloop.app.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+from hexloop.app.arguments.choices import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hexloop.app.arguments.every import EveryArgument
 from hexloop.app.arguments.problems import RefusalError, problem
 from hexloop.domain.errors import ConfigurationError
@@ -49,8 +49,10 @@ class GroupedSetters(EveryArgument):
         accumulation_steps: int | None = None,
         delay: float | None = None,
         loss_only: bool = False,
+        *,
+        jit_mode: bool | None = None,
     ) -> Self:
-        """Evaluation. Sets `do_eval` where the strategy is not `no`; `delay` None is no delay."""
+        """Evaluation. Sets `do_eval` where the strategy is not `no`; `delay` None is no delay; `jit_mode` is old."""
         _some_steps(strategy, steps)
         self.assign(
             do_eval=strategy != IntervalStrategy.NO,
@@ -60,12 +62,18 @@ class GroupedSetters(EveryArgument):
             eval_accumulation_steps=accumulation_steps,
             eval_delay=0 if delay is None else delay,
             prediction_loss_only=loss_only,
+            **_old(jit_mode_eval=jit_mode),
         )
         return self
 
-    def set_testing(self, batch_size: int = 8, loss_only: bool = False) -> Self:
-        """Prediction on a held-out dataset. Sets `do_predict`."""
-        self.assign(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
+    def set_testing(self, batch_size: int = 8, loss_only: bool = False, *, jit_mode: bool | None = None) -> Self:
+        """Prediction on a held-out dataset. Sets `do_predict`; `jit_mode` is old."""
+        self.assign(
+            do_predict=True,
+            per_device_eval_batch_size=batch_size,
+            prediction_loss_only=loss_only,
+            **_old(jit_mode_eval=jit_mode),
+        )
         return self
 
     def set_save(
@@ -107,6 +115,27 @@ class GroupedSetters(EveryArgument):
         )
         return self
 
+    def set_push_to_hub(
+        self,
+        model_id: str,
+        strategy: str | HubStrategy = "every_save",
+        token: str | None = None,
+        private_repo: bool | None = None,
+        always_push: bool = False,
+        revision: str | None = None,
+    ) -> Self:
+        """Publishing on the hub. Sets `push_to_hub`."""
+        self.assign(
+            push_to_hub=True,
+            hub_model_id=model_id,
+            hub_strategy=strategy,
+            hub_token=token,
+            hub_private_repo=private_repo,
+            hub_always_push=always_push,
+            hub_revision=revision,
+        )
+        return self
+
     def set_optimizer(
         self,
         name: str | OptimizerNames = "adamw_torch",
@@ -135,9 +164,17 @@ class GroupedSetters(EveryArgument):
         num_epochs: float = 3.0,
         max_steps: int = -1,
         warmup_steps: float = 0,
+        *,
+        warmup_ratio: float | None = None,
     ) -> Self:
-        """The learning-rate schedule and the length of the run."""
-        self.assign(lr_scheduler_type=name, num_train_epochs=num_epochs, max_steps=max_steps, warmup_steps=warmup_steps)
+        """The learning-rate schedule and the length of the run; `warmup_ratio` is old."""
+        self.assign(
+            lr_scheduler_type=name,
+            num_train_epochs=num_epochs,
+            max_steps=max_steps,
+            warmup_steps=warmup_steps,
+            **_old(warmup_ratio=warmup_ratio),
+        )
         return self
 
     def set_dataloader(
@@ -171,6 +208,11 @@ class GroupedSetters(EveryArgument):
             data_seed=sampler_seed,
         )
         return self
+
+
+def _old(**given: Any) -> dict[str, Any]:
+    """What was given of the parameters of earlier releases, for `assign` to translate."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _some_steps(strategy: str, steps: float) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import attrs
 
+from hexloop.app.arguments.environment import word
+
 
 def _nobody_to_wait_for() -> None:
     return None
@@ -35,9 +37,12 @@ SINGLE_PROCESS = Surroundings()
 
 
 def found_device() -> str:
-    """The device that torch offers a single process: the first GPU of whatever make, else the processor."""
+    """The device that the environment names, or that torch offers a single process: the first GPU, or the processor."""
     import torch
 
+    named = word("ACCELERATE_TORCH_DEVICE", "")
+    if named:
+        return named
     if torch.cuda.is_available():
         return "cuda:0"
     if torch.backends.mps.is_available():

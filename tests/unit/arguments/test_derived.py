@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -153,6 +154,11 @@ def test_the_printed_form_shows_every_argument() -> None:
     assert "\n    output_dir='out',\n" in printed
     assert "\n    eval_strategy='epoch',\n" in printed
     assert len(printed.splitlines()) == len(TrainingArguments.__dataclass_fields__) + 2
+
+
+def test_the_timeout_is_a_span_of_time() -> None:
+    """`ddp_timeout_delta` is the number of seconds as torch takes it."""
+    assert TrainingArguments("out", ddp_timeout=90).ddp_timeout_delta == timedelta(minutes=1, seconds=30)
 
 
 @pytest.mark.parametrize(("given", "format_"), [({"bf16": True}, "bf16"), ({"fp16": True}, "fp16"), ({}, "no")])

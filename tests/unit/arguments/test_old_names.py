@@ -330,6 +330,31 @@ def test_every_old_name_is_read() -> None:
         TrainingArguments("out").nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
+SETTERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("set_lr_scheduler", {"name": "cosine", "warmup_ratio": 0.1}, {"warmup_steps": 0.1}),
+    ("set_lr_scheduler", {"warmup_ratio": 0.0, "warmup_steps": 7}, {"warmup_steps": 7}),
+    ("set_evaluate", {"strategy": "epoch", "jit_mode": False}, {"eval_strategy": "epoch"}),
+    ("set_testing", {"batch_size": 3, "jit_mode": False}, {"per_device_eval_batch_size": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "modern"), SETTERS, ids=str)
+def test_setters_take_what_they_took(name: str, given: dict[str, Any], modern: dict[str, Any]) -> None:
+    """A keyword that a setter of an earlier release had warns and has its modern effect."""
+    made, told = told_by(lambda: getattr(TrainingArguments("out"), name)(**given))
+    assert {each: getattr(made, each) for each in modern} == modern
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
+def test_a_setter_refuses_what_is_no_more() -> None:
+    """A keyword of an earlier release that asks for what is no more is refused, and nothing is set."""
+    made = TrainingArguments("out")
+    with pytest.raises(ConfigurationError, match=r"jit_mode_eval=True.*torch_compile"):
+        made.set_evaluate(strategy="epoch", jit_mode=True)
+    assert changed(made) == {}
+
+
 KEPT_VALUES: dict[str, Any] = {"logging_dir": "logs", "overwrite_output_dir": True, "past_index": 1}
 
 

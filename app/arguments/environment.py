@@ -1,0 +1,50 @@
+"""The environment variables that the arguments heed, by the names that the reference library and its launcher use."""
+
+from __future__ import annotations
+
+import os
+
+from hexloop.app.arguments.conversion import TRUTH
+from hexloop.app.arguments.problems import shown
+from hexloop.domain.errors import ConfigurationError
+
+VARIABLES = {
+    "ACCELERATE_USE_CPU": "trains on the processor, as use_cpu does",
+    "ACCELERATE_TORCH_DEVICE": "names the device to train on, as torch spells it, unless use_cpu is given",
+    "ACCELERATE_MIXED_PRECISION": "no, bf16 or fp16: the number format of training where the arguments give none",
+    "ACCELERATE_DYNAMO_BACKEND": "compiles the model, as torch_compile_backend does, where the arguments do not",
+    "ACCELERATE_DYNAMO_MODE": "what that compilation aims at, as torch_compile_mode",
+    "TENSORBOARD_LOGGING_DIR": "the folder that report_to='tensorboard' writes to",
+    "WORLD_SIZE": "how many processes a launcher has started: more than one is refused",
+    "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, which is refused, as deepspeed is",
+    "ACCELERATE_USE_FSDP": "turns FSDP on, which is refused, as fsdp is",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "turns several dimensions of devices on, which is refused, as "
+    "parallelism_config is",
+}
+"""What each does."""
+
+
+def is_on(name: str) -> bool:
+    """The truth value of a variable, False where it is not set. Raises ConfigurationError where it is none."""
+    value = os.environ.get(name, "").strip().lower()
+    truth = {**TRUTH, "": False, "y": True, "t": True, "n": False, "f": False}.get(value)
+    if truth is None:
+        raise ConfigurationError(
+            [f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."]
+        )
+    return truth
+
+
+def word(name: str, unset: str) -> str:
+    """The value of a variable in small letters; `unset` where it is not set, or empty."""
+    return os.environ.get(name, "").strip().lower() or unset
+
+
+def processes() -> int:
+    """How many processes a launcher says that it started. Raises ConfigurationError where it says no number."""
+    value = word("WORLD_SIZE", "1")
+    if not value.isdigit():
+        raise ConfigurationError(
+            [f"The environment variable WORLD_SIZE is {value!r}, but it takes a number of processes; unset it."]
+        )
+    return int(value)

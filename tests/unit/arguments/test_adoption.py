@@ -1,0 +1,75 @@
+"""Training arguments of the reference library are taken for hexloop's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Seq2SeqTrainingArguments as ReferenceSeq2SeqArguments
+from transformers import TrainingArguments as ReferenceArguments
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.adoption import adopted
+from hexloop.domain.errors import ConfigurationError
+
+GIVEN: list[dict[str, Any]] = [
+    {},
+    {"learning_rate": 1e-3, "optim": "sgd", "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}},
+    {"eval_strategy": "steps", "logging_steps": 50, "save_strategy": "steps", "load_best_model_at_end": True},
+    {"debug": "underflow_overflow", "report_to": "tensorboard", "include_num_input_tokens_seen": True},
+    {"hub_model_id": "me/model", "hub_token": "secret", "hub_strategy": "checkpoint"},
+    {"torch_compile": True, "activation_checkpointing": True, "accelerator_config": {"even_batches": False}},
+    {"warmup_steps": 0.1, "save_steps": 0.25, "max_steps": 20, "neftune_noise_alpha": 5},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_they_say_the_same(given: dict[str, Any], tmp_path: Path) -> None:
+    """Arguments of the reference library become those that hexloop makes of the same keywords."""
+    theirs = ReferenceArguments(str(tmp_path), use_cpu=True, **given)
+    made = adopted(theirs, TrainingArguments)
+    assert type(made) is TrainingArguments
+    assert made == TrainingArguments(str(tmp_path), use_cpu=True, **given)
+
+
+def test_hexloop_s_own_are_left_alone() -> None:
+    """Arguments of hexloop, and of any class derived from them, stay the objects that they are."""
+    arguments = TrainingArguments("out")
+    assert adopted(arguments, TrainingArguments) is arguments
+
+
+@dataclasses.dataclass
+class Extended(ReferenceArguments):
+    beta: float = 0.1
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        return 1
+
+
+def test_what_hexloop_does_not_know_is_refused_by_name() -> None:
+    """A field and a method of a subclass that nobody would heed are refused, together with bad values."""
+    theirs = Extended("out", use_cpu=True, beta=0.2, save_total_limit=0)  # type: ignore[call-arg, unused-ignore]
+    with pytest.raises(ConfigurationError) as caught:
+        adopted(theirs, TrainingArguments)
+    beta, method, limit = caught.value.problems
+    assert beta.startswith("You chose beta=0.2, but there is no argument of that name")
+    assert "Extended, which defines get_warmup_steps anew" in method
+    assert beta.endswith("derive Extended from hexloop.TrainingArguments.")
+    assert limit.startswith("You chose save_total_limit=0")
+
+
+def test_arguments_of_another_task_name_the_class_that_takes_them() -> None:
+    """Arguments for generation, given to a Trainer that does not generate, are answered with the class that does."""
+    generating = ReferenceSeq2SeqArguments("out", use_cpu=True, predict_with_generate=True)
+    with pytest.raises(ConfigurationError, match="use Seq2SeqTrainingArguments"):
+        adopted(generating, TrainingArguments)
+    assert adopted(ReferenceSeq2SeqArguments("out", use_cpu=True), TrainingArguments).output_dir == "out"
+
+
+@pytest.mark.parametrize("args", [3, "out", {"output_dir": "out"}, TrainingArguments])
+def test_what_is_no_arguments_is_refused(args: Any) -> None:
+    """Anything else in their place is refused in one sentence."""
+    with pytest.raises(ConfigurationError, match="a Trainer takes TrainingArguments"):
+        adopted(args, TrainingArguments)
