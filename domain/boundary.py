@@ -68,7 +68,16 @@ def end_epoch(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
 
 
 def settle(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
-    """Do what is due at this boundary, in order: log, evaluate, save, and last what somebody asked for.
+    """Do what is due at this boundary, and last what somebody asked for."""
+    yield from settle_due(run)
+    if run.agreement.waiting and not run.stopped:
+        yield from heed(run)
+    if not run.stopped:
+        run.control.set_due([])
+
+
+def settle_due(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Do what is due, in order: log, evaluate, save.
 
     A callback may switch a later action on while an earlier one is done.
     """
@@ -83,10 +92,6 @@ def settle(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     if control.should_save and not run.stopped:
         control.should_save = False
         yield from save(run)
-    if run.agreement.waiting and not run.stopped:
-        yield from heed(run)
-    if not run.stopped:
-        control.set_due([])
 
 
 def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
@@ -185,7 +190,6 @@ def finish(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         run.clock.monotonic() - session.at,
         samples=state.samples - session.samples,
         steps=state.step - session.step,
-        tokens=(state.tokens - session.tokens) or None,
     )
     further = run.further_figures()
     metrics["total_flos"] = state.operations

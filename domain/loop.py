@@ -40,7 +40,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     control.should_epoch_stop = False
     yield EpochBegan(state.step, state.epoch)
     control.set_due([])
-    with closing(windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
+    with closing(run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
         for window in epoch_windows:
             yield StepBegan(state.step)
             items = learner.count_items(window)
@@ -61,16 +61,3 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
             if control.should_epoch_stop:
                 break
     end_pass(run)
-
-
-def windows(batches: Generator[Batch, None, None], accumulation: int) -> Generator[list[Batch], None, None]:
-    """The batches in groups of `accumulation`, the last of which may be smaller; reads no batch before its turn."""
-    with closing(batches):
-        window: list[Batch] = []
-        for batch in batches:
-            window.append(batch)
-            if len(window) == accumulation:
-                yield window
-                window = []
-        if window:
-            yield window

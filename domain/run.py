@@ -16,6 +16,7 @@ from hexloop.domain.plan import Plan
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Triggers
+from hexloop.domain.windows import windows
 from hexloop.ports.batches import Batches
 from hexloop.ports.clock import Clock
 from hexloop.ports.learner import Learner
@@ -116,6 +117,7 @@ class Run(Generic[Batch, Loss]):
     evaluate, checkpoints: what the actions "evaluate" and "save" do.
     counters: called with every micro-batch that was trained on (tokens, floating-point operations).
     further_figures: what else is told of the whole run at its end, beside its speed and its loss.
+    windows: puts micro-batches together, each group for one optimizer step.
     evaluate_first: evaluate before the first step. cleanups: called at the end, however it came.
     next_due: no trigger fires before this step; set it to 0 after a change of `triggers`.
     gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
@@ -140,6 +142,7 @@ class Run(Generic[Batch, Loss]):
     best: BestMetric = field(factory=BestMetric)
     counters: Sequence[Callable[[Batch], None]] = ()
     further_figures: Callable[[], Mapping[str, float]] = dict
+    windows: Callable[[Generator[Batch, None, None], int], Generator[list[Batch], None, None]] = windows
     evaluate_first: bool = False
     agreement: Agreement = field()
     cleanups: Sequence[Callable[[], None]] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hexloop.app.accelerator import Accelerator
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.training.memory_metrics import MemoryStages
@@ -37,6 +38,27 @@ class TrainerAttributes:
     optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None
     label_names: list[str]
     main_input_name: str
+    is_model_parallel: bool
+    """Whether the model is spread over several devices of this process."""
+
+    place_model_on_device: bool
+    """Whether the Trainer moves the model; a subclass may write it after the constructor."""
+
+    model_accepts_loss_kwargs: bool
+    """Whether forward takes the number of items; a subclass may write it after the constructor."""
+
+    can_return_loss: bool
+    """Whether forward gives a loss without labels."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What overridden hooks ask for: backward, unwrap_model, device and the like, answered by the adapters."""
+        last = getattr(self.session.learner, "last_of_window", True) if self.session is not None else True
+        return Accelerator(self.adapters, last)
+
+    hp_name: Callable[[Any], str] | None = None
+    """What names the trials of a search."""
+
     ignore_keys_for_eval: list[str] | None
     control: TrainerControl
     state: TrainerState

@@ -8,8 +8,8 @@ from typing import Any
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import used_columns
-from hexloop.app.training.hooks import standard
-from hexloop.app.training.loaders import LoaderMaker, example_count
+from hexloop.app.training.hooks import is_overridden, standard
+from hexloop.app.training.loaders import LoaderMaker, example_count, sampler_of
 from hexloop.domain.errors import ConfigurationError
 
 
@@ -20,7 +20,12 @@ class Data(TrainerAttributes):
         """The batches of the training data."""
         if self.train_dataset is None:
             raise ConfigurationError(["You asked to train, but the Trainer has no data; pass train_dataset."])
-        return self._loader_maker().training(self.train_dataset, self._train_batch_size)
+        maker = self._loader_maker()
+        if is_overridden(self, "_get_train_sampler"):
+            sampler = sampler_of(self._get_train_sampler, self.train_dataset)
+            if sampler is not None:
+                return maker.sampled(self.train_dataset, self._train_batch_size, sampler)
+        return maker.training(self.train_dataset, self._train_batch_size)
 
     @property
     def _train_batch_size(self) -> int:
@@ -40,16 +45,36 @@ class Data(TrainerAttributes):
             dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ConfigurationError(["You asked to evaluate, but the Trainer has no data for it; pass eval_dataset."])
-        return self._loader_maker().evaluation(dataset)
+        return self._evaluation_loader(dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The batches of `test_dataset`."""
-        return self._loader_maker().evaluation(test_dataset)
+        return self._evaluation_loader(test_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
         """How many samples a loader gives; its length times the batch size where its data set has no length."""
         count = example_count(dataloader)
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
+
+    def _evaluation_loader(self, dataset: Any) -> Any:
+        maker = self._loader_maker()
+        sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
+        if sampler is None:
+            return maker.evaluation(dataset)
+        return maker.sampled(dataset, self.args.eval_batch_size, sampler)
+
+    @standard
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """A sampler of the training data's indices in the run's order; None where they can only be read in turn.
+
+        Overridden, its sampler decides the order, unless it gives None.
+        """
+        return self._loader_maker().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    @standard
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        """A sampler of the data set's indices, one after the other; None where they can only be read in turn."""
+        return self._loader_maker().evaluation_sampler(eval_dataset)
 
     def _loader_maker(self) -> LoaderMaker:
         columns = used_columns(self.model, self.label_names)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hexloop.adapters.trainable.torch.optimizers import choose_optimizer, decayed_names, make_optimizer
+from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
+from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
 from hexloop.app.training.hooks import is_overridden, standard
 from hexloop.app.training.learning_rates import make_learning_rates
 from hexloop.app.training.placement import place_model
@@ -25,9 +27,18 @@ class Making(TrainerAttributes):
             raise ConfigurationError(["model_init returned None; let it return the model."])
         return model
 
+    def note_model(self) -> None:
+        """Find out of the model what subclasses read, and may write after the constructor."""
+        devices = {each for each in (getattr(self.model, "hf_device_map", None) or {}).values() if each != "disk"}
+        self.is_model_parallel = len(devices - {"cpu"}) > 1
+        asked = self.args.place_model_on_device
+        self.place_model_on_device = not devices if asked is None else asked
+        self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
+        self.can_return_loss = returns_loss_unasked(self.model)
+
     def place_model(self) -> Any:
         """The model on its device, with what the arguments ask of its memory."""
-        return place_model(self.model, self.args, self.adapters.device)
+        return place_model(self.model, self.args, self.adapters.device, self.place_model_on_device)
 
     @property
     def makes_optimizer(self) -> bool:
@@ -44,8 +55,11 @@ class Making(TrainerAttributes):
     @standard
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
-        self.create_optimizer(self.model_wrapped)
-        self.create_scheduler(num_training_steps, self.optimizer)
+        if is_overridden(self, "create_optimizer"):
+            self.create_optimizer()  # the reference's earlier releases passed nothing, and overrides take nothing
+        else:
+            self.create_optimizer(self.model_wrapped)
+        self.create_scheduler(num_training_steps=num_training_steps)
 
     @standard
     def create_optimizer(self, model: Any = None) -> Any:
@@ -85,8 +99,32 @@ class Making(TrainerAttributes):
             args.adam_epsilon,
             args.optim_args,
             args.device.type,
+            model,
         )
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """The names of the parameters that weight decay applies to: no bias, no normalisation."""
         return decayed_names(model)
+
+    def get_num_trainable_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """The rate of each parameter group. Raises ConfigurationError where there is no optimizer yet."""
+        return [group["lr"] for group in self._made_optimizer().param_groups]
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """The parameter group that a parameter is in, None where it is in none; without one, each group's parameters.
+
+        Raises ConfigurationError where there is no optimizer yet.
+        """
+        groups = self._made_optimizer().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(each is param for each in group["params"])), None)
+
+    def _made_optimizer(self) -> Any:
+        if self.optimizer is None:
+            raise ConfigurationError(["The Trainer has no optimizer yet; call create_optimizer() or train() first."])
+        return self.optimizer

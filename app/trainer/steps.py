@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.training.columns import takes_any_keyword
 from hexloop.app.training.counters import operations_by_parameters
 from hexloop.app.training.hooks import standard
 from hexloop.app.training.losses import LossChoice, choose_loss
@@ -36,7 +40,43 @@ class Steps(TrainerAttributes):
     @property
     def loss_choice(self) -> LossChoice:
         """The loss that the arguments and the model make for."""
-        return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func)
+        found, told = takes_any_keyword(self.model), self.model_accepts_loss_kwargs
+        divides = None if found == told else told
+        return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func, divides)
+
+    @standard
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None
+    ) -> tuple[list[Any], Any]:
+        """The next `num_batches` micro-batches, or as many as are left, and the items in them, left on the device.
+
+        The count is None where the loss needs none, and where no run is live. Overridden, it gives every window.
+        """
+        samples = list(islice(epoch_iterator, num_batches))
+        if not samples or self.session is None:
+            return samples, None
+        return samples, self.session.standard.count_items(samples)
+
+    @property
+    def current_gradient_accumulation_steps(self) -> int:
+        """The micro-batches of the present optimizer step, which may be fewer at the end of an epoch."""
+        length = getattr(self.session.learner, "window_length", None) if self.session is not None else None
+        return self.args.gradient_accumulation_steps if length is None else length
+
+    @standard
+    def compute_loss_context_manager(self) -> ExitStack:
+        """What the loss is computed in. Overridden, that of every step and every prediction is."""
+        with ExitStack() as contexts:
+            contexts.enter_context(self.autocast_smart_context_manager())
+            return contexts.pop_all()
+
+    @standard
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """A context in which the model computes in the run's number format. Overridden, every loss is computed in it.
+
+        A step that is not overridden computes in that format anyway.
+        """
+        return self.accelerator.autocast()
 
     @standard
     def floating_point_ops(self, inputs: Any) -> float:

@@ -10,20 +10,24 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 from torch import Tensor
 
 from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
-from hexloop.app.accelerator import Accelerator
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.adoption import adopted
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
-from hexloop.app.trainer.data import Data
+from hexloop.app.remarks import say_what_has_no_effect
+from hexloop.app.trainer.former import Former, without_old_names
 from hexloop.app.trainer.making import Making
 from hexloop.app.trainer.results import Results
+from hexloop.app.trainer.seams import Seams
+from hexloop.app.trainer.sizes import Sizes
 from hexloop.app.trainer.steps import Steps
-from hexloop.app.training import evaluating, reporting, saving
+from hexloop.app.training import evaluating, reporting
 from hexloop.app.training.batch_size import find_batch_size
 from hexloop.app.training.callbacks import all_callbacks
 from hexloop.app.training.columns import find_label_names
 from hexloop.app.training.driving import follow
 from hexloop.app.training.evaluators import standard_prediction_step
 from hexloop.app.training.hooks import standard
+from hexloop.app.training.internals import refuse_overridden_internals
 from hexloop.app.training.live import seeded
 from hexloop.app.training.memory_metrics import measured, memory_stages_for
 from hexloop.app.training.refusals import Refusals, refuse_metrics
@@ -43,7 +47,7 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
-class Trainer(Steps, Making, Data, Results):
+class Trainer(Steps, Making, Sizes, Results, Seams, Former):
     """Trains, evaluates and predicts with the reference library's constructor, methods and hooks.
 
     Every method may be overridden; what a subclass leaves alone costs nothing. Adapters may be injected by keyword
@@ -75,9 +79,13 @@ class Trainer(Steps, Making, Data, Results):
         optimizers: tuple[Any, Any] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        *,
+        tokenizer: Any = None,
         **injected: Unpack[Injected],
     ) -> None:
-        self.args = self.arguments_class() if args is None else args
+        if tokenizer is not None:
+            processing_class = self.take_tokenizer(tokenizer, processing_class)
+        self.args = self.arguments_class() if args is None else adopted(args, self.arguments_class)
         with Refusals() as refusals:
             if (model is None) == (model_init is None):
                 raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
@@ -85,14 +93,18 @@ class Trainer(Steps, Making, Data, Results):
             self.adapters = choose_adapters(self.args, injected)
             self.memory = memory_stages_for(self.args, self.adapters.device)
         with refusals:
+            refuse_overridden_internals(type(self), Trainer)
+        with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self.memory.begin("init")
         self.model_init = model_init
         set_log_level(self.args)
+        say_what_has_no_effect(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         self.model_wrapped = self.model
+        self.note_model()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -126,14 +138,18 @@ class Trainer(Steps, Making, Data, Results):
         resume_from_checkpoint: str | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
+        **kwargs: Any,
     ) -> TrainOutput:
         """Train to the end, waiting while the run is paused.
 
         resume_from_checkpoint: a checkpoint's folder, True for the newest good one in the output folder, or "auto" for
         that one if there is any: the run then starts or goes on, whichever fits, and one that is finished is not
-        trained again.
+        trained again. `model_path` is its old name.
         Raises RunStateError while another run of this Trainer is live.
         """
+        if kwargs:
+            given = without_old_names("train", kwargs, {"model_path": "resume_from_checkpoint"})
+            resume_from_checkpoint = given["resume_from_checkpoint"]
         ended: TrainEnded | None = None
         with closing(self.stream(resume_from_checkpoint, ignore_keys_for_eval)) as events:
             for event in events:
@@ -247,7 +263,9 @@ class Trainer(Steps, Making, Data, Results):
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
         """The loss, the logits and the labels of a batch, each None where there is none or it is not asked for."""
-        return standard_prediction_step(self)(model, inputs, prediction_loss_only, ignore_keys)
+        step = standard_prediction_step(self)
+        predicted: tuple[Tensor | None, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
+        return predicted
 
     def evaluation_in_training(self) -> Evaluation:
         """The evaluation that the loop asks for when one is due."""
@@ -266,7 +284,7 @@ class Trainer(Steps, Making, Data, Results):
     @standard
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and the processing class to a folder (the output folder where None)."""
-        saving.save_model(self, output_dir or str(self.args.output_dir))
+        self._save(output_dir or str(self.args.output_dir))
 
     def new_run_name(self) -> str:
         """A name that no other run has."""
@@ -285,11 +303,3 @@ class Trainer(Steps, Making, Data, Results):
     def remove_callback(self, callback: Any) -> None:
         """Take out a callback, or the first of a class."""
         self.callback_handler.remove_callback(callback)
-
-    # Where this process stands
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """What overridden hooks ask for: backward, unwrap_model, device and the like, answered by the adapters."""
-        last = getattr(self.session.learner, "last_of_window", True) if self.session is not None else True
-        return Accelerator(self.adapters, last)

@@ -7,6 +7,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, ConfigurationError
-from hexloop.domain.events import AnyEvent
+from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 from hexloop.domain.step import StandardLearner
@@ -52,7 +53,8 @@ class RunCheckpoints:
     def __init__(self, trainer: Trainer, store: CheckpointStore) -> None:
         self._trainer = trainer
         self._store = store
-        self.load_best = store.load_best
+        self._required = True
+        self._taken: list[AnyEvent] = []
         self.collect = store.collect
         self.finish = store.finish
         self.close = store.close
@@ -69,15 +71,48 @@ class RunCheckpoints:
             self._store.prepare()
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Take a checkpoint; see `Checkpoints.save`."""
+        """Take a checkpoint, by an overridden `_save_checkpoint` where there is one; see `Checkpoints.save`."""
+        if not is_overridden(self._trainer, "_save_checkpoint"):
+            return self._save(state, required)
+        return self._save_by_override(state, required)
+
+    def take(self, state: RunState) -> None:
+        """Take a checkpoint on behalf of an overridden `_save_checkpoint`."""
+        self._taken.extend(self._save(state, self._required))
+
+    def load_best(self, state: RunState) -> None:
+        """Put the weights of the best checkpoint in force, by an overridden `_load_best_model` where there is one."""
+        own = is_overridden(self._trainer, "_load_best_model") and self._trainer.args.load_best_model_at_end
+        if own and state.best_checkpoint is not None:
+            self._trainer._load_best_model()
+        else:
+            self._store.load_best(state)
+
+    def load_best_now(self, state: RunState) -> None:
+        """Put the weights of the best checkpoint in force, where the run is to end with them."""
+        self._store.load_best(state)
+
+    def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
+        """Callbacks hear of the save when the method has returned, whatever it did."""
+        self._required, self._taken = required, []
+        try:
+            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+        finally:
+            self._required, told = True, self._taken
+        if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in told):
+            yield Saved(state.step, checkpoint_name(state.step))
+        yield from told
+
+    def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
         if self._trainer.session is not None:
             self._trainer.session.settle_counters()
-        state.callbacks = callbacks_state(self._trainer)
+        state.callbacks = callbacks_state(self._trainer, saving=True)
         self._choose_way()
         return self._store.save(state, required)
 
     def _choose_way(self) -> None:
-        heard = self._trainer.callback_handler.overriding("on_save") or is_overridden(self._trainer, "save_model")
+        own = any(is_overridden(self._trainer, name) for name in ("save_model", "_save", "_save_checkpoint"))
+        heard = self._trainer.callback_handler.overriding("on_save") or own
         self._store.behind = self._trainer.args.save_async and not heard
 
 
@@ -180,14 +215,16 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
     restore_callbacks(trainer, state.callbacks, trainer.args.restore_callback_states_from_checkpoint)
 
 
-def callbacks_state(trainer: Trainer) -> dict[str, Any]:
-    """What the trainer's callbacks keep, by the name of their class."""
-    return export_states(_stateful(trainer))
+def callbacks_state(trainer: Trainer, saving: bool = False) -> dict[str, Any]:
+    """What the trainer's callbacks keep, by the name of their class; with its switches, as they are while `saving`."""
+    switches = replace(trainer.control, should_save=saving or trainer.control.should_save)
+    return export_states([*trainer.callback_handler.callbacks, switches])
 
 
 def restore_callbacks(trainer: Trainer, states: Mapping[str, Any], made_anew: bool = False) -> None:
     """Let each callback remember what `states` says; or, `made_anew`, let one that is made from it take its place."""
-    restored = restore_states(_stateful(trainer), states)[:-1]  # the switches are in the state's `due`
+    stateful = [*trainer.callback_handler.callbacks, trainer.control]
+    restored = restore_states(stateful, states)[:-1]  # the switches are in `due`
     if made_anew:
         trainer.callback_handler.callbacks = restored
     else:
@@ -199,11 +236,6 @@ def _refuse_foreign_ones(storage: Storage) -> None:
     folder = storage.capabilities.local_folder
     for step in checkpoint_steps(storage) if folder is not None else []:
         refuse_foreign(os.path.join(folder or "", checkpoint_name(step)))
-
-
-def _stateful(trainer: Trainer) -> list[Any]:
-    """Whoever may keep something in a checkpoint under the name of its class, as the reference library writes them."""
-    return [*trainer.callback_handler.callbacks, trainer.control]
 
 
 def _resume_folder(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, folder: str) -> RunState | None:

@@ -35,6 +35,15 @@ def returns_loss_unasked(model: Any) -> bool:
     return parameter is not None and parameter.default is True
 
 
+def takes_any_keyword(model: Any) -> bool:
+    """What the reference library goes by: whether forward takes any keyword, and so the number of items, or says so."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    declared = getattr(inner, "accepts_loss_kwargs", None)
+    if declared is not None:
+        return bool(declared)
+    return any(each.kind is each.VAR_KEYWORD for each in forward_parameters(model).values())
+
+
 def shifts_by_loss_type(model: Any) -> bool:
     """What the reference library goes by: whether the type of the model's loss is one of those that shift labels."""
     encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)

@@ -6,6 +6,8 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from hexloop.app.training.boundaries import Dispatch, asking_at_boundaries
+from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.live import seeded
 from hexloop.app.training.session import open_session
 from hexloop.domain.events import AnyEvent
@@ -28,7 +30,10 @@ def follow(trainer: Trainer, resume_from: str | bool | None, run_name: str | Non
         if run_name is None:
             renew_model(trainer)
         session = open_session(trainer, resume_from, run_name)
+        dispatch: Dispatch
         dispatch, take_control = trainer.dispatcher.dispatch, session.control.take
+        if is_overridden(trainer, "_maybe_log_save_evaluate"):
+            dispatch = asking_at_boundaries(trainer, session, dispatch)
         with closing(train(session.run)) as events:
             for event in events:
                 dispatch(event)

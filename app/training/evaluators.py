@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchE
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.items import item_count
-from hexloop.app.training.columns import returns_loss_unasked
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.loaders import expected_rows
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
@@ -25,11 +25,21 @@ if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
 
 
-def standard_prediction_step(trainer: Trainer) -> PredictionStep:
+def standard_prediction_step(trainer: Trainer) -> Callable[..., Any]:
     """The prediction step that `Trainer.prediction_step` is unless it is overridden.
 
-    A loss that divides by the item count in training does so here, where the items are those of one batch. What mixed
-    precision computes in half comes out in float32.
+    Of an overridden `_prepare_inputs` it predicts what that makes of a batch.
+    """
+    step = _prediction_step(trainer)
+    if not is_overridden(trainer, "_prepare_inputs"):
+        return step
+    return lambda model, inputs, *given, **named: step(model, trainer._prepare_inputs(inputs), *given, **named)
+
+
+def _prediction_step(trainer: Trainer) -> PredictionStep:
+    """A loss that divides by the item count in training does so here, where the items are those of one batch.
+
+    What mixed precision computes in half comes out in float32.
     """
     loss = loss_in_force(trainer)
     precision = trainer.adapters.precision
@@ -49,7 +59,7 @@ def standard_prediction_step(trainer: Trainer) -> PredictionStep:
         wrap_in_full if precision.name in HALF_FORMATS else precision.wrap,
         trainer.label_names,
         ignored,
-        not trainer.label_names and returns_loss_unasked(trainer.model),
+        not trainer.label_names and trainer.can_return_loss,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any, SupportsFloat, TypeVar
 
 from torch import Tensor
@@ -40,9 +42,11 @@ class OverriddenTrainingStep:
         self.standard = standard
         self.window_items: Any = None
         self.last_of_window = True
+        self.window_length: int | None = None
 
     def count_items(self, window: Sequence[Any]) -> object:
         """As the standard learner counts."""
+        self.window_length = len(window)
         return self.standard.count_items(window)
 
     def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
@@ -59,3 +63,38 @@ class OverriddenTrainingStep:
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """As the standard learner does."""
         self.standard.set_learning_rates(rates)
+
+
+class OverriddenBatchSamples:
+    """A learner whose windows, and the items in each, are what the user's `get_batch_samples` gives.
+
+    Where that counts nothing, `learner` does.
+    """
+
+    def __init__(self, learner: Learner[Any, Tensor], get_batch_samples: Callable[..., Any], device: Any) -> None:
+        self.learner = learner
+        self.micro_step = learner.micro_step
+        self.update = learner.update
+        self.set_learning_rates = learner.set_learning_rates
+        takes_device = "device" in inspect.signature(get_batch_samples).parameters
+        self._get = partial(get_batch_samples, device=device) if takes_device else get_batch_samples
+        self._count: object = None
+
+    @property
+    def last_of_window(self) -> bool:
+        """As the learner has it."""
+        return getattr(self.learner, "last_of_window", True)
+
+    def windows(self, batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        """The user's windows of a pass over the data."""
+        with closing(batches):
+            while True:
+                window, self._count = self._get(batches, accumulation)
+                if not window:
+                    return
+                yield list(window)
+
+    def count_items(self, window: Sequence[Any]) -> object:
+        """The user's count of the present window."""
+        counted = self.learner.count_items(window)
+        return counted if self._count is None else self._count

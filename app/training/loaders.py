@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import frozen
+from torch.utils.data import DataLoader
 
 from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, length_of
 from hexloop.adapters.batches.torch.collate import WithoutColumns
+from hexloop.adapters.batches.torch.index_sampler import IndexSampler
 from hexloop.adapters.batches.torch.keyed import KeyedDataset
 from hexloop.adapters.batches.torch.loader import OrderedLoader, is_iterable
 from hexloop.adapters.batches.torch.order import VectorisedPermutation
@@ -56,6 +59,37 @@ class LoaderMaker:
             dataset, self.args.eval_batch_size, lambda data, _epoch: Sequential(len(data)), None, keeps_workers=False
         )
 
+    def sampled(self, dataset: Any, batch_size: int, sampler: Any) -> Any:
+        """Batches in the order of a `sampler` of somebody else's, in torch's own loader."""
+        dataset, collate = self._fitted(dataset)
+        return DataLoader(
+            dataset, batch_size, sampler=sampler, drop_last=self.args.dataloader_drop_last, **self._options(collate)
+        )
+
+    def training_sampler(self, dataset: Any) -> IndexSampler | None:
+        """The indices of the training data in the order that the arguments name; None where they have none."""
+        if dataset is None or is_iterable(dataset):
+            return None
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return IndexSampler(lambda epoch: self._order(dataset, seed, epoch))
+
+    def evaluation_sampler(self, dataset: Any) -> IndexSampler | None:
+        """The indices of a data set, one after the other; None where they have none."""
+        return None if is_iterable(dataset) else IndexSampler(lambda _epoch: Sequential(len(dataset)))
+
+    def _options(self, collate: Callable[[list[Any]], Any], keeps_workers: bool = True) -> dict[str, Any]:
+        """What every loader is told alike."""
+        args = self.args
+        return {
+            "collate_fn": collate,
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and self.pins_memory,
+            "persistent_workers": args.dataloader_persistent_workers and keeps_workers,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "in_order": args.dataloader_in_order,
+        }
+
     def _loader(
         self,
         dataset: Any,
@@ -66,15 +100,7 @@ class LoaderMaker:
     ) -> OrderedLoader | StreamLoader:
         args = self.args
         dataset, collate = self._fitted(dataset)
-        options: dict[str, Any] = {
-            "collate_fn": collate,
-            "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory and self.pins_memory,
-            "persistent_workers": args.dataloader_persistent_workers and keeps_workers,
-            "multiprocessing_context": args.dataloader_multiprocessing_context,
-            "prefetch_factor": args.dataloader_prefetch_factor,
-            "in_order": args.dataloader_in_order,
-        }
+        options = self._options(collate, keeps_workers)
         keyed = key_seed is not None and (args.dataloader_num_workers > 0 or args.keyed_data_randomness)
         if is_iterable(dataset):
             if key_seed is not None and args.train_sampling_strategy == "group_by_length":
@@ -133,6 +159,11 @@ class LoaderMaker:
                 f"{column!r} nor {self.main_input!r}; add one, or set length_column_name."
             ]
         )
+
+
+def sampler_of(method: Callable[..., Any], dataset: Any) -> Any:
+    """What an overridden method gives for `dataset`, which only newer releases of the reference library hand to it."""
+    return method(dataset) if inspect.signature(method).parameters else method()
 
 
 def batches_of(

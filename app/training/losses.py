@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.loss import (
@@ -17,7 +17,12 @@ from hexloop.adapters.trainable.torch.loss import (
     takes_item_count,
 )
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.training.columns import is_causal_language_model, shifts_by_loss_type, shifts_labels
+from hexloop.app.training.columns import (
+    is_causal_language_model,
+    shifts_by_loss_type,
+    shifts_labels,
+    takes_any_keyword,
+)
 from hexloop.app.training.hooks import is_overridden
 
 if TYPE_CHECKING:
@@ -37,16 +42,23 @@ class LossChoice:
 
 
 def choose_loss(
-    model: Any, args: TrainingArguments, label_names: Sequence[str], compute_loss_func: Callable[..., Any] | None
+    model: Any,
+    args: TrainingArguments,
+    label_names: Sequence[str],
+    compute_loss_func: Callable[..., Any] | None,
+    divides: bool | None = None,
 ) -> LossChoice:
     """The user's function, smoothed labels, or the loss that the model returns, in this order.
+
+    divides: whether the model's own loss divides by the item count, where somebody says so.
 
     With `loss_weighting="reference"` items are counted by the reference library's rules. A model divides by the count
     where its forward takes any keyword argument. The first label of a row, which a shifted loss never compares with
     anything, is left out of the count by the type of the model's loss, whatever the loss that is computed does.
     """
     exact = args.loss_weighting == "exact"
-    divides = takes_item_count(model) if exact else _takes_any_keyword(model)
+    if divides is None:
+        divides = takes_item_count(model) if exact else takes_any_keyword(model)
     shifted = shifts_labels(model) if exact else shifts_by_loss_type(model)
     if compute_loss_func is not None:
         return LossChoice(FunctionLoss(compute_loss_func, label_names), True, shifted)
@@ -57,20 +69,16 @@ def choose_loss(
     return LossChoice(ModelLoss(divides), divides, shifted)
 
 
-def _takes_any_keyword(model: Any) -> bool:
-    declared = getattr(model, "accepts_loss_kwargs", None)
-    if declared is not None:
-        return bool(declared)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-
-
 def loss_in_force(trainer: Trainer) -> LossChoice:
     """The loss that the Trainer's `compute_loss` gives, overridden or not.
 
     An overridden one is taken to divide by the item count where the model's own loss does and it takes the count,
     unless `loss_is_scaled_for_ga` says otherwise. Under mixed precision it sees what the model returns in float32.
     """
+    return _in_own_context(trainer, _loss_in_force(trainer))
+
+
+def _loss_in_force(trainer: Trainer) -> LossChoice:
     choice = trainer.loss_choice
     if not is_overridden(trainer, "compute_loss"):
         return choice
@@ -84,6 +92,31 @@ def loss_in_force(trainer: Trainer) -> LossChoice:
     if trainer.adapters.precision.name in HALF_FORMATS:
         compute = _with_outputs_in_full(compute)
     return LossChoice(compute, normalises, choice.shifted)
+
+
+def _in_own_context(trainer: Trainer, choice: LossChoice) -> LossChoice:
+    """The loss, computed in the contexts of a subclass."""
+    names = ("compute_loss_context_manager", "autocast_smart_context_manager")
+    if not any(is_overridden(trainer, name) for name in names):
+        return choice
+
+    def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        with trainer.compute_loss_context_manager():
+            return choice.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+
+    return evolve(choice, compute=compute)
+
+
+def preparing(trainer: Trainer, choice: LossChoice) -> LossChoice:
+    """The loss of what an overridden `_prepare_inputs` makes of a batch."""
+    if not is_overridden(trainer, "_prepare_inputs"):
+        return choice
+
+    def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        prepared = trainer._prepare_inputs(inputs)
+        return choice.compute(model, prepared, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+
+    return evolve(choice, compute=compute)
 
 
 def _takes_count(compute_loss: Callable[..., Any]) -> bool:

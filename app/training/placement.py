@@ -9,18 +9,17 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 
 
-def place_model(model: Any, args: TrainingArguments, device: Device) -> Any:
-    """The model, moved to `device` unless the arguments forbid it or the model is spread over devices already.
+def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:
+    """The model, moved to `device` where it `moves`.
 
     Raises ConfigurationError where activation checkpointing is asked of a model that cannot do it.
     """
     if args.activation_checkpointing:
         _checkpoint_activations(model, args.activation_checkpointing_kwargs)
     config: Any = getattr(model, "config", None)
-    if not args.use_cache and hasattr(config, "use_cache"):
-        config.use_cache = False
-    placed_already = getattr(model, "hf_device_map", None) is not None
-    if args.place_model_on_device is not False and not placed_already:
+    if hasattr(config, "save_pretrained"):
+        config.use_cache = args.use_cache
+    if moves:
         model.to(device.name)
     return model
 

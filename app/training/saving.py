@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,22 +26,24 @@ STATE = "trainer_state.json"
 CHUNK = 1 << 20
 
 
-def save_model(trainer: Trainer, folder: str) -> None:
+def save_model(trainer: Trainer, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
     """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder.
 
+    state_dict: the weights, where they are others than the model's own.
     Where `folder` is a URL, the files are written here first, and what is there of their names is replaced.
     """
     if is_elsewhere(folder):
         with tempfile.TemporaryDirectory() as here:
-            save_model(trainer, here)
+            save_model(trainer, here, state_dict)
             replace(storage_of(trainer, folder), _files_in(here))
         return
     os.makedirs(folder, exist_ok=True)
     model = trainer.adapters.parallelism.unwrap(trainer.model)
     if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": state_dict}))
     else:
-        tensors = {name: tensor.detach().contiguous() for name, tensor in ModelState(model).named_tensors().items()}
+        named = ModelState(model).named_tensors() if state_dict is None else state_dict
+        tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     _save_processing_class(trainer, folder)
     Path(folder, ARGUMENTS).write_text(trainer.args.to_json_string() + "\n", encoding="utf-8")
@@ -65,7 +67,7 @@ def companion_files(trainer: Trainer) -> Iterator[File]:
     yield _text(ARGUMENTS, trainer.args.to_json_string())
     yield _state_file(trainer)
     with tempfile.TemporaryDirectory() as folder:
-        if is_overridden(trainer, "save_model"):
+        if is_overridden(trainer, "save_model") or is_overridden(trainer, "_save"):
             trainer.save_model(folder, _internal_call=True)
         else:
             _save_configuration(trainer.adapters.parallelism.unwrap(trainer.model), folder)
@@ -102,14 +104,17 @@ def _save_configuration(model: Any, folder: str) -> None:
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         config.architectures = [type(model).__name__]
+        config.dtype = str(model.dtype).removeprefix("torch.")
         config.save_pretrained(folder)
     if hasattr(model, "can_generate") and model.can_generate() and getattr(model, "generation_config", None):
         model.generation_config.save_pretrained(folder)
 
 
 def _save_processing_class(trainer: Trainer, folder: str) -> None:
-    if hasattr(trainer.processing_class, "save_pretrained"):
-        trainer.processing_class.save_pretrained(folder)
+    """The processing class, or where there is none the tokenizer of the collator."""
+    processing_class: Any = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
 
 
 def _text(name: str, text: str) -> File:

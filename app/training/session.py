@@ -17,6 +17,7 @@ from hexloop.adapters.trainable.torch.trainable import TorchTrainable
 from hexloop.app.training.attachments import attached
 from hexloop.app.training.checkpoints import (
     RunCheckpoints,
+    callbacks_state,
     make_store,
     prepare_after_first_update,
     refuse_unwritable,
@@ -24,16 +25,17 @@ from hexloop.app.training.checkpoints import (
 )
 from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
 from hexloop.app.training.evaluating import evaluation_apart
-from hexloop.app.training.hooks import OverriddenTrainingStep, is_overridden
+from hexloop.app.training.hooks import OverriddenBatchSamples, OverriddenTrainingStep, is_overridden
 from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
-from hexloop.app.training.losses import loss_in_force
+from hexloop.app.training.losses import loss_in_force, preparing
 from hexloop.app.training.outcome import watch_outcome
 from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
+from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
 from hexloop.app.wiring import Adapters
@@ -57,6 +59,7 @@ class Session:
     control: LiveControl
     standard: StandardLearner[Any, Any]
     learner: Learner[Any, Any]
+    checkpoints: RunCheckpoints
     counters: list[TokenCounter] = field(factory=list)
 
     def settle_counters(self) -> None:
@@ -84,6 +87,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         adapters.device.seed(trainer.args.seed)
         with refusals:
             model = trainer.place_model()
+            align_special_tokens(model, trainer.processing_class)
             undo.enter_context(attached(trainer, model))
         with refusals:
             loader = trainer.get_train_dataloader()
@@ -97,11 +101,13 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         standard, learner = _learner(trainer, adapters, wrapped)
         run = _run(trainer, adapters, plan, batches, learner)
         run.state.run = run_name or run.state.run
+        run.windows = getattr(learner, "windows", run.windows)
         store = make_store(trainer, run, adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
         prepare_after_first_update(standard, checkpoints)
         trainer.control.should_training_stop = False  # an earlier run left it on
-        session = Session(run, control, standard, learner, [each for each in run.counters if hasattr(each, "settle")])  # type: ignore[misc]
+        session = Session(run, control, standard, learner, checkpoints)
+        session.counters += [each for each in run.counters if hasattr(each, "settle")]  # type: ignore[misc]
         undo.callback(trainer.end_session)
         _attach(trainer, session, loader)
         restore(trainer, run, store, resume_from)
@@ -152,7 +158,7 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
 
 def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
     """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
-    choice = loss_in_force(trainer)
+    choice = preparing(trainer, loss_in_force(trainer))
     trainable = TorchTrainable(
         wrapped,
         trainer.optimizer,
@@ -169,9 +175,12 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
         before_optimizer_step=_before_optimizer_step(trainer),
         after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
     )
+    learner: Any = standard
     if is_overridden(trainer, "training_step"):
-        return standard, OverriddenTrainingStep(standard, wrapped, trainer.training_step)
-    return standard, standard
+        learner = OverriddenTrainingStep(standard, wrapped, trainer.training_step)
+    if is_overridden(trainer, "get_batch_samples"):
+        learner = OverriddenBatchSamples(learner, trainer.get_batch_samples, trainer.args.device)
+    return standard, learner
 
 
 def _before_optimizer_step(trainer: Trainer) -> Callable[[], None]:
@@ -243,6 +252,7 @@ def _attach(trainer: Trainer, session: Session, loader: Any) -> None:
     trainer.session = session
     trainer.state.follow(session.run)
     trainer.state.train_batch_size = trainer._train_batch_size
+    session.run.state.callbacks = callbacks_state(trainer)
     handler = trainer.callback_handler
     handler.model, handler.optimizer = trainer.model, trainer.optimizer
     handler.lr_scheduler, handler.train_dataloader = trainer.lr_scheduler, loader

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hexloop.domain.control import Control
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import AnyEvent, EpochBegan, EpochEnded, Logged, MicroStepEnded, StepBegan, StepEnded
-from hexloop.domain.loop import train, windows
+from hexloop.domain.loop import train
+from hexloop.domain.windows import windows
 from hexloop.testing import InMemoryBatches
 from tests.unit.loop.small import ROWS, every, make_small, names
 
