@@ -21,17 +21,25 @@ def log(trainer: Trainer, logs: dict[str, float]) -> None:
     """Complete `logs` in place with the epoch, and with the tokens seen where they are counted; enter and show them."""
     state = trainer.state
     logs["epoch"] = state.epoch
-    if trainer.args.include_num_input_tokens_seen != "no" and trainer.session is not None:
-        trainer.session.settle_counters()
-        session = trainer.session.run.session
-        seconds = trainer.adapters.clock.monotonic() - session.at
-        logs["num_input_tokens_seen"] = state.num_input_tokens_seen
-        logs |= speed_metrics("train", seconds, tokens=state.num_input_tokens_seen - session.tokens)
+    if trainer.args.include_num_input_tokens_seen != "no":
+        _add_tokens(trainer, logs)
     state.log_history.append({**logs, "step": state.global_step})
     trainer.control.should_log = False
     trainer.dispatcher.call("on_log", logs=logs)
     if trainer.watchers is not None:
         trainer.watchers.write(Record(state.global_step, state.epoch, dict(logs)))
+
+
+def _add_tokens(trainer: Trainer, logs: dict[str, float]) -> None:
+    """The tokens seen so far; in a log of training also how many a second."""
+    session = trainer.session
+    if session is not None:
+        session.settle_counters()
+    logs["num_input_tokens_seen"] = tokens = trainer.state.num_input_tokens_seen
+    if session is not None and "loss" in logs:
+        began = session.run.session
+        seconds = trainer.adapters.clock.monotonic() - began.at
+        logs |= speed_metrics("train", seconds, tokens=tokens - began.tokens)
 
 
 def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...]:
