@@ -1,4 +1,4 @@
-"""The torch optimizers by the reference library's names, and which parameters weight decay leaves out."""
+"""The making of an optimizer over a model, and which parameters weight decay leaves out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
-
-from hexloop.domain.errors import ConfigurationError
+from torch.optim import Optimizer
 
 UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters that weight decay leaves out, besides all those of a LayerNorm; the reference library's rule."""
+
+INSTEAD_OF_GROUPS = ("params", "model", "optimizer_dict")
+"""Options that an optimizer is made over, instead of the groups; of several the last counts."""
 
 
 def decayed_names(model: nn.Module) -> list[str]:
@@ -41,59 +42,21 @@ def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) 
     ]
 
 
-def choose_optimizer(
-    name: str,
-    learning_rate: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    further: str | None,
-    device_type: str,
-) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class of the optimizer that `name` stands for, and its arguments; `further` ones are "name=value,...".
-
-    Raises ConfigurationError for a name whose optimizer hexloop does not make.
-    """
-    adam: dict[str, Any] = {"lr": learning_rate, "betas": betas, "eps": epsilon}
-    plain: dict[str, Any] = {"lr": learning_rate}
-    known: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
-        "adamw_torch": (AdamW, adam),
-        "adamw_torch_fused": (AdamW, {**adam, "fused": device_type in ("cpu", "cuda", "mps", "xpu")}),
-        "sgd": (SGD, plain),
-        "adagrad": (Adagrad, plain),
-        "rmsprop": (RMSprop, plain),
-    }
-    if name not in known:
-        raise ConfigurationError(
-            [
-                f"You chose optim={name!r}, which hexloop does not make itself yet; choose one of "
-                f"{', '.join(known)}, or pass optimizers=(optimizer, None) or optimizer_cls_and_kwargs to the Trainer."
-            ]
-        )
-    optimizer_class, arguments = known[name]
-    for assignment in filter(None, (further or "").replace(" ", "").split(",")):
-        key, _, text = assignment.partition("=")
-        arguments[key] = _parse(text)
-    return optimizer_class, arguments
-
-
-def _parse(text: str) -> Any:
-    """The number, boolean or text that an option's text means."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
-
-
 def make_optimizer(
     model: nn.Module,
-    optimizer_class: type[Any],
+    optimizer_class: Any,
     options: Mapping[str, Any],
     decayed: list[str],
     weight_decay: float,
 ) -> Any:
-    """The optimizer over the model's trainable parameters."""
-    return optimizer_class(parameter_groups(model, decayed, weight_decay), **options)
+    """The optimizer over the model's trainable parameters.
+
+    What is no class of optimizers is a factory: it is called without an argument, and what it gives with the model and
+    the options. An optimizer that is made over something of its own names it among the options: "params" (groups),
+    "model", or "optimizer_dict" (an optimizer for each parameter).
+    """
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+        return optimizer_class()(model, **options)
+    over = [options[name] for name in INSTEAD_OF_GROUPS if name in options]
+    left = {name: value for name, value in options.items() if name not in INSTEAD_OF_GROUPS}
+    return optimizer_class(over[-1] if over else parameter_groups(model, decayed, weight_decay), **left)
