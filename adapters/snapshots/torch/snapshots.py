@@ -10,10 +10,8 @@ from attrs import evolve
 from torch import Tensor
 
 from hexloop.adapters.snapshots.torch.host_copier import HostCopier
+from hexloop.adapters.snapshots.torch.host_memory import room_for
 from hexloop.ports.state import Part
-
-PAGE = 4096
-"""The smallest unit of memory that an operating system hands out, in bytes."""
 
 OPTIMIZER = "optimizer"
 """The owner whose tensors nothing but the optimizer's update changes."""
@@ -44,9 +42,8 @@ class TorchSnapshots:
         ]
 
         def make_room() -> None:
-            for place, tensor in wanted:
-                with self._reserving:
-                    self._buffer(place, tensor)
+            with self._reserving:
+                self._make_buffers(wanted)
 
         return make_room
 
@@ -102,14 +99,22 @@ class TorchSnapshots:
 
     def _buffer(self, place: tuple[str, str], tensor: Tensor) -> Tensor:
         """Room for a tensor, each page of which the operating system has handed out."""
-        buffer = self._buffers.get(place)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            pinned = tensor.device.type == "cuda"
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-            if buffer.numel():
-                buffer.view(-1).view(torch.uint8)[::PAGE] = 0
-            self._buffers[place] = buffer
-        return buffer
+        self._make_buffers([(place, tensor)])
+        return self._buffers[place]
+
+    def _make_buffers(self, wanted: Iterable[tuple[tuple[str, str], Tensor]]) -> None:
+        """Make room for those tensors that have none."""
+        missing = [(place, tensor) for place, tensor in wanted if not self._fits(self._buffers.get(place), tensor)]
+        in_host_memory = {place: tensor for place, tensor in missing if tensor.device.type != "cuda"}
+        if in_host_memory:
+            self._buffers.update(zip(in_host_memory, room_for(list(in_host_memory.values())), strict=True))
+        for place, tensor in missing:
+            if place not in in_host_memory:
+                self._buffers[place] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    @staticmethod
+    def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
+        return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
 
 
 def _bytes(tensor: Tensor) -> memoryview:
