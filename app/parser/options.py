@@ -47,14 +47,14 @@ def add_field(group: ArgumentParser | _ArgumentGroup, field: Field) -> None:
 
 
 def add_opposite(group: ArgumentParser | _ArgumentGroup, field: Field, help: str | None = SUPPRESS) -> None:
-    """Add `--no_name`, which switches the field off. Raises ArgumentError where an option has that name."""
-    names = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
+    """Add `--no_name`, which switches the field off."""
     default = SUPPRESS if field.default is MISSING else field.default
+    names = spellings(f"--no_{field.name}")
     group.add_argument(*names, dest=field.name, action="store_const", const=False, default=default, help=help)
 
 
 def add_old_name(parser: ArgumentParser, name: str) -> None:
-    """Add an option, unseen, for a name of older releases. Raises ArgumentError where an option has that name."""
+    """Add an option, unseen, for a name of older releases."""
     alone: dict[str, Any] = {"nargs": "?", "const": True} if reading_of(OLD_NAMES[name].kind).is_truth else {}
     parser.add_argument(*spellings(f"--{name}"), dest=name, default=SUPPRESS, help=SUPPRESS, **alone)
 

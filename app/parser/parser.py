@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, Namespace
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hexloop.app.arguments.documents import Document
@@ -17,7 +17,7 @@ from hexloop.app.arguments.reading import read_json, read_yaml
 from hexloop.app.arguments.translation import is_old
 from hexloop.app.parser.fields import Field, fields_of
 from hexloop.app.parser.files import words_of_files
-from hexloop.app.parser.options import add_field, add_old_name, add_opposite, is_truth
+from hexloop.app.parser.options import add_field, add_old_name, add_opposite, is_truth, spellings
 from hexloop.app.parser.unknown import refusal_of_key, unknown_words
 from hexloop.domain.errors import ConfigurationError
 
@@ -149,9 +149,14 @@ class HfArgumentParser(ArgumentParser):
         """Add the options that give way to those of the same name that classes have or that were added."""
         for fields, old_names in zip(self._fields, self._old_names, strict=True):
             for field in fields:
-                if is_truth(field) and field.default is not True:
-                    _add_unless_taken(add_opposite, self, field)
-            old_names[:] = [name for name in old_names if _add_unless_taken(add_old_name, self, name)]
+                if is_truth(field) and field.default is not True and self._is_free(f"no_{field.name}"):
+                    add_opposite(self, field)
+            old_names[:] = [name for name in old_names if self._is_free(name)]
+            for name in old_names:
+                add_old_name(self, name)
+
+    def _is_free(self, name: str) -> bool:
+        return not {*spellings(f"--{name}")} & {*self._option_names()}
 
     def _option_names(self) -> list[str]:
         return [option for action in self._actions for option in action.option_strings]
@@ -178,12 +183,3 @@ def _leave_to_others(fields: list[list[Field]]) -> None:
 
 def _old_names(cls: type[Any]) -> list[str]:
     return [name for name in OLD_NAMES if is_old(cls, name)] if issubclass(cls, Arguments) else []
-
-
-def _add_unless_taken(add: Callable[[ArgumentParser, Any], None], parser: ArgumentParser, what: Any) -> bool:
-    """Whether the option could be added, which gives way to one of its name that is there."""
-    try:
-        add(parser, what)
-    except ArgumentError:
-        return False
-    return True

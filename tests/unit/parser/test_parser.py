@@ -154,6 +154,16 @@ def test_an_added_option_takes_precedence_over_an_old_name() -> None:
     assert not arguments.overwrite_output_dir
 
 
+@pytest.mark.parametrize("handler", ["error", "resolve"])
+def test_an_added_option_stays_whatever_the_conflict_handler(handler: str) -> None:
+    """What only earlier releases had never takes the place of what a script added."""
+    parser = HfArgumentParser(TrainingArguments, conflict_handler=handler)
+    parser.add_argument("--no-cuda", dest="cuda", action="store_false")
+    parser.add_argument("--no_bf16", dest="narrow", action="store_false")
+    *_, namespace = parser.parse_args_into_dataclasses(["--output_dir", "o", "--no-cuda", "--no_bf16"])
+    assert vars(namespace) == {"cuda": False, "narrow": False}
+
+
 def test_old_names_of_arguments() -> None:
     """What a script was given for an earlier release still means the same, with a warning."""
     line = "--output_dir o --evaluation_strategy steps --per-gpu-train-batch-size 3 --no_cuda --eval_steps 5"

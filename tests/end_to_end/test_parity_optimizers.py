@@ -1,0 +1,301 @@
+"""Every optimizer that hexloop makes by name, beside the reference's: what it is made of, and what it learns."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import hexloop
+from hexloop import ConfigurationError, Trainer, TrainingArguments
+from hexloop.adapters.trainable.torch.optimizer_table import MADE, OPTIMIZERS, choose_optimizer
+from tests.end_to_end.parity.compare import Tolerance, assert_same_log, assert_same_weights
+from tests.end_to_end.parity.data import samples_for
+from tests.end_to_end.parity.models import make_model
+from tests.end_to_end.parity.runs import run_both
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+
+STEPS = 12
+"""Updates of a comparison: enough for every kind of state to be used again."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "adamw_torch": {"learning_rate": 3e-3, "adam_beta1": 0.8, "adam_epsilon": 1e-6},
+    "adamw_torch_fused": {"learning_rate": 3e-3, "adam_beta2": 0.95},
+    "sgd": {"learning_rate": 0.1, "optim_args": "momentum=0.9, nesterov=True"},
+    "sgd, dampened": {"learning_rate": 0.1, "optim_args": "momentum=0.8,dampening=0.1"},
+    "adagrad": {"learning_rate": 1e-2, "optim_args": "lr_decay=0.01,eps=1e-8"},
+    "rmsprop": {"learning_rate": 1e-3, "optim_args": "momentum=0.5,alpha=0.9,eps=1e-6,centered=1"},
+    "adafactor": {"learning_rate": 1e-2},
+}
+
+
+def arguments_of(case: str, **further: Any) -> dict[str, Any]:
+    common = {"optim": case.partition(",")[0], "max_steps": STEPS, "per_device_train_batch_size": 4}
+    return {**common, "weight_decay": 0.05, "warmup_steps": 3, **CASES[case], **further}
+
+
+def test_every_optimizer_is_compared() -> None:
+    """The cases are those that hexloop makes."""
+    assert {case.partition(",")[0] for case in CASES} == set(MADE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_alike(case: str, tmp_path: Path) -> None:
+    """The same losses, norms and rates are logged, and the weights end the same."""
+    model, data = make_model("convolution"), samples_for("convolution", 60)
+    ours, reference = run_both(tmp_path, model, arguments_of(case), train_dataset=data)
+    losses = ours.series("loss")
+    assert len(losses) == STEPS
+    assert min(losses[6:]) < losses[0], "it learned nothing, so nothing was compared"
+    steps = [[entry for entry in outcome.log if "loss" in entry] for outcome in (ours, reference)]
+    assert {"loss", "grad_norm", "learning_rate"} <= steps[0][0].keys()
+    assert_same_log(steps[0], steps[1], 1e-5)
+    assert_same_weights(ours.weights, reference.weights, Tolerance(model=1e-5))
+    assert type(ours.trainer.optimizer) is type(reference.trainer.optimizer.optimizer)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_class_and_its_arguments(case: str, tmp_path: Path) -> None:
+    """What `get_optimizer_cls_and_kwargs` gives is what the reference gives."""
+    given = arguments_of(case, output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    made, kwargs = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments(**given))
+    theirs = transformers.Trainer.get_optimizer_cls_and_kwargs(transformers.TrainingArguments(**given))
+    assert (made, kwargs) == theirs
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "rmsprop": {"optim": "rmsprop", "optim_args": "momentum=0.5,centered=true"},
+    "adagrad": {"optim": "adagrad", "optim_args": "lr_decay=0.01"},
+    "adafactor": {"optim": "adafactor", "weight_decay": 0.01},
+    "adafactor, scaled": {"optim": "adafactor", "optim_args": "scale_parameter=True,beta1=0.9"},
+}
+
+
+@pytest.mark.parametrize("given", RESUMED.values(), ids=RESUMED)
+def test_a_run_goes_on_exactly(given: dict[str, Any], tmp_path: Path) -> None:
+    """A checkpoint without a pickle holds the optimizer's whole state: the rest of the run is the same, bit by bit."""
+    saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 8, "num_train_epochs": 2, **given}
+    whole = small_trainer(tmp_path / "whole", **saving)
+    whole.train()
+    rest = small_trainer(tmp_path / "rest", **saving)
+    rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert rest.state.global_step == 8
+    assert same_weights(weights(whole), weights(rest))
+    assert history(whole) == history(rest)
+    assert not list((tmp_path / "whole").rglob("*.pt"))
+
+
+@pytest.mark.parametrize("name", [member.value for member in hexloop.OptimizerNames])
+def test_every_name_is_known(name: str) -> None:
+    """Each of the reference's names is made, or refused with what to install or to choose instead."""
+    if name in MADE:
+        assert issubclass(choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, None, "cpu")[0], torch.optim.Optimizer)
+        return
+    with pytest.raises(ConfigurationError, match=rf"You chose optim='{name}', but .*; (install|choose) ") as caught:
+        choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, None, "cpu")
+    assert len(caught.value.problems) == 1
+
+
+def test_the_table_has_no_name_twice() -> None:
+    """It holds the names of the fifth release, and those that only the fourth had."""
+    assert OPTIMIZERS.keys() - {member.value for member in hexloop.OptimizerNames} == {"adamw_hf", "adamw_apex_fused"}
+
+
+def test_adafactor_without_transformers() -> None:
+    """Where transformers is not installed, the error says what to install."""
+    program = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer\n"
+        "choose_optimizer('adafactor', 0.1, (0.9, 0.99), 1e-8, None, 'cpu')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "not installed; install hexloop[transformers], or choose adamw_torch." in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("sgd", "momentun=0.9", "SGD has no momentun; did you mean momentum?"),
+        ("sgd", "lr=0.9", "lr is not set there; use learning_rate"),
+        ("rmsprop", "zzz=1,qqq=2", "RMSprop has no zzz; choose among .*RMSprop has no qqq"),
+        ("adafactor", "relative_step=True", "relative_step makes a rate of its own"),
+        ("sdg", None, "no optimizer of that name; did you mean 'sgd'"),
+    ],
+)
+def test_options_that_an_optimizer_does_not_have(name: str, text: str | None, wanted: str) -> None:
+    """They are refused, all at once, where the reference passes them over."""
+    with pytest.raises(ConfigurationError, match=f"(?s){wanted}"):
+        choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, text, "cpu")
+
+
+def test_a_decay_that_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    """The groups have their own; the log says so."""
+    with caplog.at_level(logging.WARNING, "hexloop"):
+        _, options = choose_optimizer("sgd", 0.1, (0.9, 0.99), 1e-8, "weight_decay=0.1,nesterov=YES,momentum=1", "cpu")
+    assert options == {"lr": 0.1, "weight_decay": 0.1, "nesterov": True, "momentum": 1.0}
+    assert "weight_decay in optim_args has no effect" in caplog.text
+
+
+class TwoRates(Trainer):
+    """Groups with a rate each, made by a `create_optimizer` without arguments, as it was in earlier releases."""
+
+    def create_optimizer(self) -> Any:  # type: ignore[override]
+        first, *others = self.model.parameters()
+        groups = [{"params": [first], "lr": 0.2}, {"params": others}]
+        self.optimizer = torch.optim.SGD(groups, lr=0.1)
+        return self.optimizer
+
+
+def test_rates_and_groups(tmp_path: Path) -> None:
+    """The methods of earlier releases tell of the optimizer's groups; each group's rate goes down from its own."""
+    trainer = small_trainer(tmp_path, TwoRates, max_steps=4)
+    for ask in (trainer.get_learning_rates, trainer.get_optimizer_group):
+        with pytest.raises(ConfigurationError, match="no optimizer yet; call create_optimizer"):
+            ask()
+    trainer.create_optimizer()
+    first, second, *_ = trainer.model.parameters()
+    assert trainer.get_learning_rates() == [0.2, 0.1]
+    assert trainer.get_optimizer_group(second) is trainer.optimizer.param_groups[1]
+    assert trainer.get_optimizer_group(torch.zeros(1)) is None
+    assert trainer.get_optimizer_group()[0] == [first]
+    count = sum(each.numel() for each in trainer.model.parameters())
+    assert trainer.get_num_trainable_parameters() == count
+    first.requires_grad = False
+    assert trainer.get_num_trainable_parameters() == count - first.numel()
+    first.requires_grad = True
+    trainer.train()
+    assert [entry["learning_rate"] for entry in trainer.state.log_history[:4]] == pytest.approx([0.2, 0.15, 0.1, 0.05])
+    assert trainer.get_learning_rates() == [0.0, 0.0]
+
+
+class OverWholeModel(torch.optim.SGD):
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        super().__init__(list(model.parameters())[:1], lr=lr)
+
+
+class OfMany(torch.optim.SGD):
+    def __init__(self, each: dict[Any, torch.optim.Optimizer], lr: float) -> None:
+        super().__init__(list(each), lr=lr)
+
+
+class Factory:
+    """What the reference calls a factory: made without arguments, then called with the model and the options."""
+
+    def __call__(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(list(model.parameters())[:3], **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda model: (torch.optim.SGD, {"lr": 0.1}), [2, 2]),
+        (lambda model: (torch.optim.SGD, {"lr": 0.1, "params": [{"params": list(model.parameters())[1:]}]}), [3]),
+        (lambda model: (OverWholeModel, {"lr": 0.1, "model": model}), [1]),
+        (lambda model: (OfMany, {"lr": 0.1, "optimizer_dict": {next(iter(model.parameters())): None}}), [1]),
+        (lambda model: (Factory, {"lr": 0.1}), [3]),
+    ],
+    ids=["class", "params", "model", "optimizer_dict", "factory"],
+)
+def test_an_optimizer_class_and_its_options(make: Any, sizes: list[int], tmp_path: Path) -> None:
+    """The optimizer is made over the groups, or over what its options name; the options that were passed stay whole."""
+    counts = []
+    for library in (hexloop, transformers):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        given = make(model)
+        options = dict(given[1])
+        args = library.TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to="none")
+        trainer = cast(Any, library.Trainer)(model=model, args=args, optimizer_cls_and_kwargs=given)
+        optimizer = trainer.create_optimizer()
+        counts.append([len(group["params"]) for group in optimizer.param_groups])
+        if library is hexloop:
+            assert given[1] == options
+    assert counts == [sizes, sizes]
+
+
+@pytest.mark.parametrize("metric", [None, "eval_loss"])
+def test_a_scheduler_that_needs_metrics(metric: str | None, tmp_path: Path) -> None:
+    """One that the user passes gets the metric of each evaluation, and the loss where none was chosen."""
+    seen = []
+    for library in (hexloop, transformers):
+        model = make_model("convolution")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+        given = {"metric_for_best_model": metric if library is hexloop else "loss", "max_steps": 9, "logging_steps": 1}
+        args = library.TrainingArguments(
+            str(tmp_path / library.__name__),
+            eval_strategy="steps",
+            eval_steps=3,
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            save_strategy="no",
+            train_sampling_strategy="sequential",
+            **given,
+        )
+        trainer = cast(Any, library.Trainer)(
+            model=model,
+            args=args,
+            train_dataset=samples_for("convolution", 60),
+            eval_dataset=samples_for("convolution", 12, seed=1),
+            optimizers=(optimizer, scheduler),
+        )
+        trainer.train()
+        seen.append([entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry])
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) > 1
+
+
+def test_adafactor_that_makes_its_own_rates(tmp_path: Path) -> None:
+    """With its schedule the rates are logged as in the reference; without one the way to it is shown."""
+    logs = []
+    for library in (hexloop, transformers):
+        model = make_model("convolution")
+        adafactor = cast(Any, transformers.Adafactor)
+        optimizer = adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
+        schedule = (hexloop if library is hexloop else transformers.optimization).get_adafactor_schedule(optimizer)
+        args = library.TrainingArguments(
+            str(tmp_path / library.__name__),
+            max_steps=8,
+            logging_steps=1,
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            save_strategy="no",
+            train_sampling_strategy="sequential",
+        )
+        trainer = cast(Any, library.Trainer)(
+            model=model, args=args, train_dataset=samples_for("convolution", 64), optimizers=(optimizer, schedule)
+        )
+        trainer.train()
+        logs.append([(entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history if "loss" in entry])
+    assert [pair[1] for pair in logs[0]] == pytest.approx([pair[1] for pair in logs[1]], rel=1e-5)
+    assert [pair[0] for pair in logs[0]] == pytest.approx([pair[0] for pair in logs[1]], rel=1e-5)
+    model = make_model("convolution")
+    optimizer = cast(Any, transformers.Adafactor)(model.parameters(), lr=None)
+    trainer = small_trainer(tmp_path, parts={"model": model, "optimizers": (optimizer, None)}, max_steps=1)
+    with pytest.raises(ConfigurationError, match="get_adafactor_schedule"):
+        trainer.train()
+
+
+def test_rates_of_a_schedule_are_shares_of_the_optimizer_s(tmp_path: Path) -> None:
+    """With an optimizer of the user's, lr_end is measured in that one's rate and not in the arguments', as there."""
+    rates = []
+    for library in (hexloop, transformers):
+        model = make_model("convolution")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        given: dict[str, Any] = {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 0.1}}
+        args = library.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **given)
+        trainer = cast(Any, library.Trainer)(model=model, args=args, optimizers=(optimizer, None))
+        scheduler = trainer.create_scheduler(num_training_steps=10, optimizer=optimizer)
+        for _ in range(5):
+            optimizer.step()
+            scheduler.step()
+        rates.append(scheduler.get_last_lr())
+    assert rates[0] == rates[1] == [pytest.approx(0.3)]
