@@ -39,6 +39,21 @@ class Accelerator:
         return self.adapters.collectives.world_size
 
     @property
+    def local_process_index(self) -> int:
+        """This process among those of its machine; in one process 0."""
+        return self.process_index
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this process is the first of its machine."""
+        return self.local_process_index == 0
+
+    @property
+    def mixed_precision(self) -> str:
+        """fp16, bf16, or no."""
+        return self.adapters.precision.name if self.adapters.precision.name in HALVES else "no"
+
+    @property
     def is_main_process(self) -> bool:
         """Whether this process is the first of the run."""
         return self.process_index == 0
@@ -71,6 +86,29 @@ class Accelerator:
         """The tensors of all processes made one; in one process the tensor times `scale`."""
         self._refuse_several("reduce")
         return tensor * scale
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """The tensor of this process, as long as the longest; in one process the tensor itself."""
+        self._refuse_several("pad_across_processes")
+        return tensor
+
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """The model as it is; see `prepare`."""
+        return model
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+        """Scale gradients down to `max_norm` in place; gives their norm before. For full precision only."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print, in the first process alone."""
+        if self.is_main_process:
+            print(*values, **options)
+
+    def free_memory(self, *objects: Any) -> tuple[Any, ...]:
+        """Give back what the device's allocator keeps for later; the objects are let go of."""
+        self.adapters.device.release_memory()
+        return (None,) * len(objects)
 
     def wait_for_everyone(self) -> None:
         """Wait until every process is here."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import takes_any_keyword
-from hexloop.app.training.counters import operations_by_parameters
+from hexloop.app.training.counters import measured_operations, operations_in
 from hexloop.app.training.hooks import standard
 from hexloop.app.training.losses import LossChoice, choose_loss
 from hexloop.domain.errors import RunStateError
@@ -80,5 +80,15 @@ class Steps(TrainerAttributes):
 
     @standard
     def floating_point_ops(self, inputs: Any) -> float:
-        """The floating-point operations of forward and backward on `inputs`, estimated; 0 where that is not known."""
-        return operations_by_parameters(self.model)(inputs)
+        """The floating-point operations of forward and backward on `inputs`.
+
+        As the model says, or by its parameters where it is one of transformers', else measured. Overridden, it is
+        asked about every micro-batch.
+        """
+        told = operations_in(self.model)
+        return measured_operations(self.model, inputs) if told is None else told(inputs)
+
+    def store_flos(self) -> None:
+        """Bring `state.total_flos` up to date; logs of the end and checkpoints do so themselves."""
+        if self.session is not None:
+            self.session.settle_counters()

@@ -23,14 +23,14 @@ from hexloop.app.trainer.steps import Steps
 from hexloop.app.training import evaluating, reporting
 from hexloop.app.training.batch_size import find_batch_size
 from hexloop.app.training.callbacks import all_callbacks
-from hexloop.app.training.columns import find_label_names
 from hexloop.app.training.driving import follow
 from hexloop.app.training.evaluators import standard_prediction_step
 from hexloop.app.training.hooks import standard
+from hexloop.app.training.inputs import default_label_names
 from hexloop.app.training.internals import refuse_overridden_internals
 from hexloop.app.training.live import seeded
 from hexloop.app.training.memory_metrics import measured, memory_stages_for
-from hexloop.app.training.refusals import Refusals, refuse_metrics
+from hexloop.app.training.refusals import Refusals, refuse_metrics, refuse_parts
 from hexloop.app.training.verbosity import set_log_level
 from hexloop.app.wiring import Injected, choose_adapters
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -95,6 +95,8 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         with refusals:
             refuse_overridden_internals(type(self), Trainer)
         with refusals:
+            refuse_parts(model_init, optimizers, optimizer_cls_and_kwargs, data_collator)
+        with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self.memory.begin("init")
@@ -113,7 +115,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self._own_optimizer, self._own_scheduler = self.optimizer is None, self.lr_scheduler is None
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.data_collator = data_collator or self._default_collator()
-        self.label_names = find_label_names(self.model) if self.args.label_names is None else self.args.label_names
+        self.label_names = default_label_names(self) if self.args.label_names is None else self.args.label_names
         self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
         self.requests, self.session = Requests(), None
         self.ignore_keys_for_eval: list[str] | None = None

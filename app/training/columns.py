@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,20 @@ from hexloop.domain.errors import ConfigurationError
 
 SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
 """The transformers losses that compare each position with the label after it."""
+
+OTHER_DECODERS = frozenset(
+    {
+        "BertGenerationDecoder",
+        "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+        "GotOcr2ForConditionalGeneration",
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "ReformerModelWithLMHead",
+    }
+)
+"""The transformers decoders whose names do not end as the others' do."""
 
 CAUSAL_LOSS = "ForCausalLMLoss"
 """Their function, which transformers also gives to models whose loss has no type of its own, such as GPT-2's."""
@@ -60,7 +75,9 @@ def shifts_labels(model: Any) -> bool:
 
 def is_causal_language_model(model: Any) -> bool:
     """Whether the model is one of transformers' decoders, whose smoothed loss shifts the labels."""
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    name = type(inner).__name__
+    return name.endswith(("ForCausalLM", "LMHeadModel")) or name in OTHER_DECODERS
 
 
 def used_columns(model: Any, label_names: Sequence[str]) -> frozenset[str] | None:
@@ -84,5 +101,11 @@ def without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
                 f"The data set has the columns {', '.join(unused)}, and the model takes {', '.join(sorted(columns))}: "
                 "none fits; rename the columns, or set remove_unused_columns=False and collate them yourself."
             ]
+        )
+    if unused:
+        logging.getLogger("hexloop").info(
+            "The columns %s of the data set are left out, as the model's forward does not take them; "
+            "set remove_unused_columns=False to keep them.",
+            ", ".join(unused),
         )
     return dataset.remove_columns(unused)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from attrs import define, field
 
 from hexloop.domain.run import Run
@@ -12,30 +14,49 @@ from hexloop.domain.run import Run
 
 @define
 class TokenCounter:
-    """Counts input tokens: all of them, or with `padding_aware` those that the attention mask lets through.
+    """Counts input tokens: all of them, or with `padding_aware` those that are no padding.
 
-    The latter stay on the device until `settle` adds them to the state.
+    Which those are the attention mask says, else the id of the padding, `padding`; where nobody does, all are counted,
+    with a warning. Such sums stay on the device until `settle` adds them to the state.
     """
 
     run: Run[Any, Any]
     main_input: str
     padding_aware: bool
+    padding: int | None = None
     _pending: Any = field(default=0, init=False)
+    _warned: bool = field(default=False, init=False)
 
     def __call__(self, batch: Any) -> None:
         """Count one micro-batch."""
         tokens = batch.get(self.main_input)
         if tokens is None:
-            return
-        if self.padding_aware and batch.get("attention_mask") is not None:
+            self._warn(
+                f"no tokens are counted, as the batches have no {self.main_input!r}; give the model main_input_name"
+            )
+        elif not self.padding_aware:
+            self.run.state.tokens += tokens.numel()
+        elif batch.get("attention_mask") is not None:
             self._pending = self._pending + batch["attention_mask"].sum()
+        elif self.padding is not None:
+            self._pending = self._pending + (tokens != self.padding).sum()
         else:
             self.run.state.tokens += tokens.numel()
+            self._warn(
+                "all tokens are counted, as neither an attention_mask nor the processing_class's pad_token_id says "
+                "which are padding; give one of the two"
+            )
 
     def settle(self) -> None:
         """Add what waits on the device to the state."""
         self.run.state.tokens += int(self._pending)
         self._pending = 0
+
+    def _warn(self, problem: str) -> None:
+        if not self._warned:
+            self._warned = True
+            chosen = "non_padding" if self.padding_aware else "all"
+            warnings.warn(f"You chose include_num_input_tokens_seen={chosen!r}, but {problem}.", stacklevel=2)
 
 
 @define
@@ -50,13 +71,15 @@ class OperationCounter:
         self.run.state.operations += float(self.operations_in(batch))
 
 
-def operations_by_parameters(model: Any) -> Callable[[Any], float]:
-    """6 operations a parameter and token, forward and backward (Kaplan et al. 2020, section 2.1), embeddings left out.
+def operations_in(model: Any) -> Callable[[Any], float] | None:
+    """The model's own `floating_point_ops`, or 6 operations a parameter and token; None where neither can be said.
 
-    For transformers' models, which know their parameters and main input; 0 for others.
+    The latter is the forward and backward pass without embeddings (Kaplan et al. 2020, section 2.1), of transformers'
+    models, which know their parameters and main input.
     """
-    if not hasattr(model, "num_parameters"):
-        return lambda _batch: 0.0
+    own: Callable[[Any], float] | None = getattr(model, "floating_point_ops", None)
+    if own is not None or not hasattr(model, "num_parameters"):
+        return own
     parameters = model.num_parameters(exclude_embeddings=True)
     main_input = getattr(model, "main_input_name", "input_ids")
 
@@ -65,3 +88,51 @@ def operations_by_parameters(model: Any) -> Callable[[Any], float]:
         return 0.0 if tokens is None else 6.0 * tokens.numel() * parameters
 
     return operations
+
+
+@define
+class OperationMeter:
+    """Measures what the first micro-batch of a run takes, forward and backward, with torch's FLOP counter.
+
+    Each sample is taken to need as much from then on, which costs nothing per step. A resumed run goes by what was
+    measured before.
+    """
+
+    run: Run[Any, Any]
+
+    per_sample: int | None = field(default=None, init=False)
+
+    def measure(self, learner: Any) -> None:
+        """Measure the next micro-batch of `learner`, unless the run knows already."""
+        micro_step, own = learner.micro_step, vars(learner).get("micro_step")
+
+        def measured_step(batch: Any, window_items: Any, last_of_window: bool) -> Any:
+            del learner.micro_step
+            if own is not None:
+                learner.micro_step = own
+            state = self.run.state
+            if state.samples:
+                self.per_sample = round(state.operations / state.samples)
+                return micro_step(batch, window_items, last_of_window)
+            from torch.utils.flop_counter import FlopCounterMode
+
+            with FlopCounterMode(display=False) as counter:
+                loss = micro_step(batch, window_items, last_of_window)
+            self.per_sample = round(counter.get_total_flops() / max(1, self.run.batches.rows(batch)))
+            return loss
+
+        learner.micro_step = measured_step
+
+    def settle(self) -> None:
+        """Bring the operations in the state up to date with its samples."""
+        if self.per_sample is not None:
+            self.run.state.operations = float(self.per_sample * self.run.state.samples)
+
+
+def measured_operations(model: Any, batch: Any) -> float:
+    """Three times what a forward pass on `batch` takes: the backward pass takes twice as much. Draws nothing."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(**batch)
+    return 3.0 * float(counter.get_total_flops())

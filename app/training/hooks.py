@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial, wraps
 from typing import Any, SupportsFloat, TypeVar
 
 from torch import Tensor
 
+from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.ports.learner import Learner
+from hexloop.ports.precision import Precision
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -24,6 +26,24 @@ def standard(method: Method) -> Method:
 def is_overridden(instance: object, name: str) -> bool:
     """Whether the method `name` is another than the standard one: in a subclass, or set on the instance."""
     return name in vars(instance) or not hasattr(getattr(type(instance), name), "__is_standard__")
+
+
+@contextmanager
+def computing_in_format(model: Any, precision: Precision[Any]) -> Iterator[None]:
+    """Let every call of `model` compute in a number format, for a step of the user's; what it gives is in float32."""
+    own, forward = vars(model).get("forward"), precision.wrap(model.forward)
+
+    @wraps(model.forward)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        return in_full_precision(forward(*args, **kwargs))
+
+    model.forward = compute
+    try:
+        yield
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
 
 
 class OverriddenTrainingStep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,20 +54,35 @@ def choose_loss(
     divides: whether the model's own loss divides by the item count, where somebody says so.
 
     With `loss_weighting="reference"` items are counted by the reference library's rules. A model divides by the count
-    where its forward takes any keyword argument. The first label of a row, which a shifted loss never compares with
-    anything, is left out of the count by the type of the model's loss, whatever the loss that is computed does.
+    where its forward takes any keyword argument, and the labels come under "labels". The first label of a row, which a
+    shifted loss never compares with anything, is left out of the count by the type of the model's loss, whatever the
+    loss that is computed does.
     """
     exact = args.loss_weighting == "exact"
     if divides is None:
-        divides = takes_item_count(model) if exact else takes_any_keyword(model)
+        divides = takes_item_count(model) if exact else takes_any_keyword(model) and "labels" in label_names
     shifted = shifts_labels(model) if exact else shifts_by_loss_type(model)
     if compute_loss_func is not None:
         return LossChoice(FunctionLoss(compute_loss_func, label_names), True, shifted)
-    if args.label_smoothing_factor:
+    if args.label_smoothing_factor and _can_be_smoothed(model, label_names, args.label_smoothing_factor):
         shifts = is_causal_language_model(model) or (exact and shifted)
         smoothed = SmoothedLoss(args.label_smoothing_factor, shifts, label_names)
         return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
     return LossChoice(ModelLoss(divides), divides, shifted)
+
+
+def _can_be_smoothed(model: Any, label_names: Sequence[str], factor: float) -> bool:
+    """Whether the model has one label for each row or position; warns where it has not."""
+    problem = None
+    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+        problem = "a row of multi-label classification has several labels at once"
+    elif len(label_names) > 1 and "labels" not in label_names:
+        problem = f"the labels {', '.join(label_names)} belong to no single distribution"
+    if problem is not None:
+        warnings.warn(
+            f"You chose label_smoothing_factor={factor}, but {problem}; they are trained on as they are.", stacklevel=2
+        )
+    return problem is None
 
 
 def loss_in_force(trainer: Trainer) -> LossChoice:

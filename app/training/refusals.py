@@ -77,6 +77,29 @@ def refuse_optimizer(trainer: Trainer, total_steps: int) -> None:
     refusals.settle()
 
 
+def refuse_parts(
+    model_init: object, optimizers: tuple[Any, Any], optimizer_class: object, data_collator: object
+) -> None:
+    """Raise ConfigurationError for every two parts of a Trainer that exclude each other."""
+    problems = []
+    if model_init is not None and any(each is not None for each in optimizers):
+        problems.append(
+            "You gave model_init and optimizers, but these hold the parameters of a model that is not the one that "
+            "model_init makes; override create_optimizer_and_scheduler, or give the model."
+        )
+    if optimizer_class is not None and optimizers[0] is not None:
+        problems.append(
+            "You gave optimizers and optimizer_cls_and_kwargs, but a run has one optimizer; give one of them."
+        )
+    if data_collator is not None and not callable(data_collator):
+        problems.append(
+            f"You gave a data_collator of type {type(data_collator).__name__}, which cannot be called; give a function "
+            "from a list of samples to a batch."
+        )
+    if problems:
+        raise ConfigurationError(problems)
+
+
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:
     """Raise ConfigurationError where a function is to compute metrics batch by batch that is not made for it."""
     if not args.batch_eval_metrics or compute is None:

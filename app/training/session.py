@@ -23,15 +23,21 @@ from hexloop.app.training.checkpoints import (
     refuse_unwritable,
     restore,
 )
-from hexloop.app.training.counters import OperationCounter, TokenCounter, operations_by_parameters
+from hexloop.app.training.counters import OperationCounter, OperationMeter, TokenCounter, operations_in
 from hexloop.app.training.evaluating import evaluation_apart
-from hexloop.app.training.hooks import OverriddenBatchSamples, OverriddenTrainingStep, is_overridden
+from hexloop.app.training.hooks import (
+    OverriddenBatchSamples,
+    OverriddenTrainingStep,
+    computing_in_format,
+    is_overridden,
+)
+from hexloop.app.training.inputs import named_on
 from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
-from hexloop.app.training.losses import loss_in_force, preparing
+from hexloop.app.training.losses import HALF_FORMATS, loss_in_force, preparing
 from hexloop.app.training.outcome import watch_outcome
 from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
@@ -60,7 +66,7 @@ class Session:
     standard: StandardLearner[Any, Any]
     learner: Learner[Any, Any]
     checkpoints: RunCheckpoints
-    counters: list[TokenCounter] = field(factory=list)
+    counters: list[TokenCounter | OperationMeter] = field(factory=list)
 
     def settle_counters(self) -> None:
         """Bring the counts that wait on the device into the state."""
@@ -92,13 +98,15 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         with refusals:
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
-            transfer = journal.fingerprinted(transfer_to(adapters.device.name, non_blocking=True))
-            batches = batches_of(loader, transfer, _inspection(trainer), passing_bar(trainer.args))
+            transfer, inspection = _ways_of_batches(trainer)
+            batches = batches_of(loader, journal.fingerprinted(transfer), inspection, passing_bar(trainer.args))
             plan = plan_for(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
         refusals.settle()
         wrapped = _prepare(trainer, adapters, model, plan)
         standard, learner = _learner(trainer, adapters, wrapped)
+        if is_overridden(trainer, "training_step") and adapters.precision.name in HALF_FORMATS:
+            undo.enter_context(computing_in_format(wrapped, adapters.precision))
         run = _run(trainer, adapters, plan, batches, learner)
         run.state.run = run_name or run.state.run
         run.windows = getattr(learner, "windows", run.windows)
@@ -108,6 +116,11 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, control, standard, learner, checkpoints)
         session.counters += [each for each in run.counters if hasattr(each, "settle")]  # type: ignore[misc]
+        if not any(isinstance(each, OperationCounter) for each in run.counters) and not trainer.args.torch_compile:
+            meter = OperationMeter(run)
+            meter.measure(learner)
+            session.counters.append(meter)
+        run.further_figures = partial(_figures, trainer, session)
         undo.callback(trainer.end_session)
         _attach(trainer, session, loader)
         restore(trainer, run, store, resume_from)
@@ -198,10 +211,14 @@ def _before_optimizer_step(trainer: Trainer) -> Callable[[], None]:
     return tell_and_release if every else tell
 
 
-def _inspection(trainer: Trainer) -> Any:
-    """A user's own step may take any batch; the standard one takes mappings of stacked tensors."""
+def _ways_of_batches(trainer: Trainer) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
+    """How a batch gets to the device, and what looks at it there.
+
+    A user's own step may take any batch as it comes; the standard one takes mappings of stacked tensors.
+    """
     own = is_overridden(trainer, "compute_loss") or is_overridden(trainer, "training_step")
-    return (lambda _batch: None) if own else check_batch
+    transfer = named_on(trainer, transfer_to(trainer.adapters.device.name, non_blocking=True), own)
+    return transfer, (lambda _batch: None) if own else check_batch
 
 
 def _run(
@@ -230,7 +247,6 @@ def _run(
         evaluate=partial(evaluation_apart, trainer) if args.auto_find_batch_size else trainer.evaluation_in_training,
         best=best_metric(args),
         evaluate_first=args.eval_on_start,
-        further_figures=lambda: trainer.memory.end("train"),
         agreement=agreement_for(trainer.requests, adapters.collectives),
     )
     run.counters = list(_counters(trainer, run))
@@ -240,11 +256,17 @@ def _run(
 def _counters(trainer: Trainer, run: Run[Any, Any]) -> Iterator[Any]:
     counting = trainer.args.include_num_input_tokens_seen
     if counting != "no":
-        yield TokenCounter(run, trainer.main_input_name, counting == "non_padding")
-    if is_overridden(trainer, "floating_point_ops"):
-        yield OperationCounter(run, trainer.floating_point_ops)
-    elif hasattr(trainer.model, "num_parameters"):
-        yield OperationCounter(run, operations_by_parameters(trainer.model))
+        padding = getattr(trainer.processing_class, "pad_token_id", None)
+        yield TokenCounter(run, trainer.main_input_name, counting == "non_padding", padding)
+    told = trainer.floating_point_ops if is_overridden(trainer, "floating_point_ops") else operations_in(trainer.model)
+    if told is not None:
+        yield OperationCounter(run, told)
+
+
+def _figures(trainer: Trainer, session: Session) -> dict[str, float]:
+    """What is told of the whole run at its end: its memory; and its counts are complete then."""
+    session.settle_counters()
+    return trainer.memory.end("train")
 
 
 def _attach(trainer: Trainer, session: Session, loader: Any) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+
 import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.live import GlobalSwitches
+
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
+"""What cuBLAS and FlashAttention read before they give the same bits each time."""
 
 
 def switches_for(args: TrainingArguments) -> GlobalSwitches:
@@ -28,4 +34,18 @@ def switches_for(args: TrainingArguments) -> GlobalSwitches:
             lambda value: setattr(torch.backends.cudnn, "benchmark", value),
             False,
         )
+        switches.wanted["cudnn deterministic"] = (
+            lambda: torch.backends.cudnn.deterministic,
+            lambda value: setattr(torch.backends.cudnn, "deterministic", value),
+            True,
+        )
+        for name, value in VARIABLES.items():
+            switches.wanted[name] = (partial(os.environ.get, name), partial(_set_variable, name), value)
     return switches
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

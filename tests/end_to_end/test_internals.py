@@ -293,9 +293,9 @@ def test_what_is_due_is_done_where_the_method_does_it(tmp_path: Path) -> None:
                 self.log({"loss_again": float(tr_loss)})
 
     class Silent(Trainer):
-        def _maybe_log_save_evaluate(
+        def _maybe_log_save_evaluate(  # type: ignore[override]
             self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, epoch: Any, ignore_keys_for_eval: Any
-        ) -> None:  # type: ignore[override]
+        ) -> None:
             assert model is self.model_wrapped
             assert epoch == self.state.epoch
 

@@ -1,0 +1,66 @@
+"""full_determinism and the seeds: what a run sets for itself, and puts back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.small.models import net
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+
+
+def switches() -> list[Any]:
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        os.environ.get("FLASH_ATTENTION_DETERMINISTIC"),
+    ]
+
+
+def test_a_deterministic_run_sets_what_it_needs_and_puts_it_back(tmp_path: Path) -> None:
+    """Switches of torch, and variables that its libraries read; within the run, and only there."""
+    before = switches()
+    events = small_trainer(tmp_path, full_determinism=True).stream()
+    next(events)
+    within = switches()
+    events.close()
+
+    assert within == [True, True, False, ":16:8", "1"]
+    assert switches() == before
+
+
+@pytest.mark.parametrize(
+    ("other", "same"), [({"seed": 1}, False), ({"data_seed": 1}, False), ({"data_seed": 42}, True)]
+)
+def test_the_seeds_decide_the_run(tmp_path: Path, other: dict[str, Any], same: bool) -> None:
+    """The order of samples goes by data_seed, which is the seed where it is not given."""
+    one, another = small_trainer(tmp_path), small_trainer(tmp_path, **other)
+    one.train()
+    another.train()
+
+    assert same_weights(weights(one), weights(another)) is same
+
+
+def test_each_train_of_a_model_init_is_fresh(tmp_path: Path) -> None:
+    """Two runs of one Trainer are the same run twice, from one new model each."""
+    made: list[Any] = []
+
+    def model_init() -> Any:
+        made.append(net(dropout=0.2))
+        return made[-1]
+
+    trainer = small_trainer(tmp_path, parts={"model_init": model_init})
+    trainer.train()
+    first, told = weights(trainer), history(trainer)
+    trainer.train()
+
+    assert same_weights(weights(trainer), first)
+    assert history(trainer) == told
+    assert len(made) == 2
+    assert trainer.model is made[-1]

@@ -1,0 +1,130 @@
+"""label_smoothing_factor gives the reference's losses for every kind of model that it handles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hexloop.app.training.columns import is_causal_language_model
+from tests.end_to_end.small.trainers import DEFAULTS, same_weights, small_trainer, weights
+
+SMALL: dict[str, Any] = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+ENCODER: dict[str, Any] = {
+    **SMALL,
+    "intermediate_size": 8,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def decoder() -> Any:
+    sizes: dict[str, Any] = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def classifier(**given: Any) -> Any:
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**{"num_labels": 3, **ENCODER, **given}))
+
+
+def tagger() -> Any:
+    return transformers.BertForTokenClassification(transformers.BertConfig(**{"num_labels": 3, **ENCODER}))
+
+
+def reader() -> Any:
+    return transformers.BertForQuestionAnswering(transformers.BertConfig(**ENCODER))
+
+
+def translator() -> Any:
+    sizes: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**{**sizes, "dropout_rate": 0.0, "decoder_start_token_id": 0})
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def samples(kind: Any) -> list[dict[str, Any]]:
+    source = torch.Generator().manual_seed(4)
+    tokens = torch.randint(1, 11, (8, 6), generator=source)
+    padded = torch.where(torch.rand(8, 6, generator=source) < 0.3, -100, tokens)
+    labels: dict[Any, Any] = {
+        decoder: [{"labels": each} for each in padded],
+        classifier: [{"labels": int(each[0]) % 3} for each in tokens],
+        tagger: [{"labels": torch.where(each > 0, each % 3, each)} for each in padded],
+        reader: [{"start_positions": int(each[0]) % 6, "end_positions": int(each[1]) % 6} for each in tokens],
+        translator: [{"labels": one, "decoder_input_ids": other} for one, other in zip(padded, tokens, strict=True)],
+    }
+    return [{"input_ids": row, **label} for row, label in zip(tokens, labels[kind], strict=True)]
+
+
+def losses(trainer: Any) -> list[float]:
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def both(folder: Path, make: Any, data: list[dict[str, Any]], **given: Any) -> tuple[Any, Any]:
+    """Hexloop's Trainer and the reference's, of the same model and data in the same order."""
+    common = {"label_smoothing_factor": 0.1, "train_sampling_strategy": "sequential", **given}
+    args = transformers.TrainingArguments(str(folder), **{**DEFAULTS, **common})
+    torch.manual_seed(2)
+    theirs = transformers.Trainer(model=make(), args=args, train_dataset=data)
+    torch.manual_seed(2)
+    parts = {"model": make(), "train_dataset": data}
+    return small_trainer(folder, parts=parts, loss_weighting="reference", **common), theirs
+
+
+@pytest.mark.parametrize("make", [decoder, classifier, tagger, translator])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_losses_are_the_reference_s(tmp_path: Path, make: Any, accumulation: int) -> None:
+    """With labels of -100, shifted for a decoder and for nobody else."""
+    ours, theirs = both(
+        tmp_path, make, samples(make), gradient_accumulation_steps=accumulation, per_device_train_batch_size=2
+    )
+
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-5)
+
+
+def test_labels_of_several_names_are_trained_on_as_they_are(tmp_path: Path) -> None:
+    """As by the reference, but with a warning."""
+    ours, theirs = both(tmp_path, reader, samples(reader))
+    with pytest.warns(UserWarning, match="start_positions, end_positions belong to no single distribution"):
+        told = losses(ours)
+
+    assert told == pytest.approx(losses(theirs), rel=1e-5)
+
+
+def test_rows_with_several_labels_are_trained_on_as_they_are(tmp_path: Path) -> None:
+    """Multi-label classification, with a warning, as by the reference."""
+
+    def make() -> Any:
+        return classifier(problem_type="multi_label_classification")
+
+    data = [{**row, "labels": torch.tensor([1.0, 0.0, 1.0])} for row in samples(classifier)]
+    with pytest.warns(UserWarning, match="not compatible with multi-label"):
+        ours, theirs = both(tmp_path, make, data)
+    with pytest.warns(UserWarning, match="several labels at once"):
+        told = losses(ours)
+
+    assert told == pytest.approx(losses(theirs), rel=1e-5)
+
+
+def test_every_decoder_of_the_reference_is_known() -> None:
+    """By the names that its table of causal language models has."""
+    listed = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    names = {name for each in listed for name in ([each] if isinstance(each, str) else each)}
+
+    unknown = {name for name in names if not is_causal_language_model(type(name, (), {})())}
+    assert unknown == set()
+
+
+def test_smoothing_changes_what_is_learned(tmp_path: Path) -> None:
+    """The weights are others than without."""
+    smoothed, _ = both(tmp_path, classifier, samples(classifier))
+    sharp, _ = both(tmp_path, classifier, samples(classifier), label_smoothing_factor=0.0)
+    losses(smoothed)
+    losses(sharp)
+
+    assert not same_weights(weights(smoothed), weights(sharp))

@@ -1,0 +1,346 @@
+"""Every public method of the reference Trainer is there with its parameters, and works or is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from hexloop import Trainer
+from hexloop.domain.errors import ConfigurationError, RunStateError
+from tests.end_to_end.small.models import Net, Stream, net, rows
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
+
+FACTS = (Path(__file__).parents[1] / "reference" / "api.md").read_text(encoding="utf-8")
+
+
+def methods(title: str) -> dict[str, list[str]]:
+    """The methods that the table has under a title, with the names of their parameters in order."""
+    section = FACTS.split(f"## {title}\n")[1].split("\n## ")[0]
+    return {
+        name: [each.strip() for each in given.split(",") if each.strip()]
+        for name, given in re.findall(r"^- `(\w+)\(([^)]*)\)`", section, re.MULTILINE)
+    }
+
+
+def accepts(method: Any, names: list[str]) -> bool:
+    """Whether a method takes these parameters in this order, and no other that it cannot do without."""
+    parameters = [each for each in inspect.signature(method).parameters.values() if each.name != "self"]
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    wanted = [name for name in names if not name.startswith("*")]
+    further = [each for each in parameters if each.name not in wanted and each.default is each.empty]
+    needed = [each for each in further if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return plain[: len(wanted)] == wanted and not needed and (open_ended or len(wanted) == len(names))
+
+
+PROPERTIES = {"tokenizer"}
+
+
+@pytest.mark.parametrize(("name", "names"), methods("Trainer").items())
+def test_each_method_takes_what_the_reference_s_takes(name: str, names: list[str]) -> None:
+    """The same parameters, by position and by name."""
+    if name in PROPERTIES:
+        assert isinstance(inspect.getattr_static(Trainer, name), property)
+    else:
+        assert accepts(getattr(Trainer, name), names)
+
+
+@pytest.mark.parametrize("name", sorted(methods("Trainer")))
+def test_each_default_is_the_reference_s(name: str) -> None:
+    """A call that leaves a parameter out means the same."""
+    theirs = getattr(transformers.Trainer, name, None)
+    if theirs is None or name in PROPERTIES:
+        return
+    own = inspect.signature(getattr(Trainer, name)).parameters
+    for parameter in inspect.signature(theirs).parameters.values():
+        if parameter.name in own and parameter.default is not parameter.empty:
+            told = getattr(own[parameter.name].default, "value", own[parameter.name].default)
+            assert told == getattr(parameter.default, "value", parameter.default), parameter.name
+
+
+REFUSED = {"hyperparameter_search", "init_hf_repo", "create_model_card", "push_to_hub", "propagate_args_to_deepspeed"}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_still_to_come_says_so(tmp_path: Path, name: str) -> None:
+    """It is refused by name, with what to do meanwhile."""
+    with pytest.raises(ConfigurationError, match=f"You called {name}, but .*; .*"):
+        getattr(small_trainer(tmp_path), name)()
+
+
+# Old names
+
+
+def test_a_tokenizer_is_a_processing_class(tmp_path: Path) -> None:
+    """The old keyword and the old attribute work, and name the new ones."""
+
+    class Tokenizer:
+        pad_token_id = 0
+
+    with pytest.warns(FutureWarning, match="processing_class"):
+        trainer = small_trainer(tmp_path, parts={"tokenizer": (given := Tokenizer())})
+    assert trainer.processing_class is trainer.callback_handler.processing_class is given
+    with pytest.warns(FutureWarning, match=r"Trainer\.processing_class"):
+        assert trainer.tokenizer is given
+    with pytest.warns(FutureWarning, match=r"Trainer\.processing_class"):
+        trainer.tokenizer = None
+    assert trainer.processing_class is None
+    with pytest.raises(ConfigurationError, match="both tokenizer and processing_class"):
+        small_trainer(tmp_path, parts={"tokenizer": given, "processing_class": given})
+
+
+def test_a_model_path_is_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    """The old keyword of train works, and names the new one; others are no keywords."""
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+    whole = small_trainer(tmp_path, **saving)
+    whole.train()
+    again = small_trainer(tmp_path, **saving)
+    with pytest.warns(FutureWarning, match="resume_from_checkpoint"):
+        again.train(model_path=str(tmp_path / "checkpoint-2"))
+
+    assert same_weights(weights(again), weights(whole))
+    with pytest.raises(TypeError, match="nonsense"):
+        again.train(nonsense=1)
+
+
+@pytest.mark.parametrize("name", ["torch_jit_model_eval", "ipex_optimize_model"])
+def test_an_optimizer_of_models_that_is_gone_gives_the_model_back(tmp_path: Path, name: str) -> None:
+    """With a warning that names what does its work today."""
+    trainer = small_trainer(tmp_path)
+    given = [None] if name == "torch_jit_model_eval" else []
+    with pytest.warns(FutureWarning, match="torch_compile=True"):
+        assert getattr(trainer, name)(trainer.model, *given) is trainer.model
+
+
+def test_the_end_is_no_end_of_a_live_run(tmp_path: Path) -> None:
+    """It is refused while one is live, and does nothing otherwise."""
+    trainer = small_trainer(tmp_path)
+    events = trainer.stream()
+    next(events)
+    with pytest.raises(RunStateError, match="live"):
+        trainer.end()
+    events.close()
+    trainer.end()
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"num_train_epochs": 2.5},
+        {"max_steps": 7},
+        {"gradient_accumulation_steps": 3, "num_train_epochs": 3},
+        {"per_device_train_batch_size": 5, "dataloader_drop_last": True},
+    ],
+)
+def test_the_sizes_of_a_run_are_the_reference_s(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Epochs, steps, samples, in its order."""
+    defaults: dict[str, Any] = {"use_cpu": True, "per_device_train_batch_size": 4, "num_train_epochs": 1, **given}
+    args = transformers.TrainingArguments(str(tmp_path), report_to="none", **defaults)
+    theirs = transformers.Trainer(model=net(), args=args, train_dataset=rows(16))
+    ours = small_trainer(tmp_path, **given)
+    sizes = ours.set_initial_training_values(ours.args, ours.get_train_dataloader())
+
+    assert sizes == theirs.set_initial_training_values(theirs.args, theirs.get_train_dataloader())
+    assert ours.get_total_train_batch_size(ours.args) == theirs.get_total_train_batch_size(theirs.args)
+    assert [ours.get_sp_size(), ours.get_cp_size(), ours.get_tp_size()] == [1, 1, 1]
+
+
+def test_the_sizes_of_a_stream_are_the_reference_s(tmp_path: Path) -> None:
+    """Where nobody knows the length, it is counted by steps."""
+    args = transformers.TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, max_steps=5, per_device_train_batch_size=4
+    )
+    theirs = transformers.Trainer(model=net(), args=args, train_dataset=Stream(16))
+    ours = small_trainer(tmp_path, parts={"train_dataset": Stream(16)}, max_steps=5)
+
+    expected = theirs.set_initial_training_values(theirs.args, theirs.get_train_dataloader())
+    assert ours.set_initial_training_values(ours.args, ours.get_train_dataloader()) == expected
+
+
+# Windows, contexts and what they compute
+
+
+class Pairs(Trainer):
+    """Gives windows of its own, and counts their rows."""
+
+    counted: Any = None
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None) -> Any:
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.seen = [*getattr(self, "seen", []), len(samples)]
+        return samples, items
+
+
+class PairsOfFour(Trainer):
+    """As transformers 4.47 has it."""
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int) -> Any:  # type: ignore[override]
+        return super().get_batch_samples(epoch_iterator, num_batches)
+
+
+@pytest.mark.parametrize("kind", [Pairs, PairsOfFour])
+def test_windows_that_are_the_same_train_the_same(tmp_path: Path, kind: type[Trainer]) -> None:
+    """Where `get_batch_samples` gives what it overrides gives."""
+    given: dict[str, Any] = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}
+    own, plain = small_trainer(tmp_path, kind, **given), small_trainer(tmp_path, **given)
+    own.train()
+    plain.train()
+
+    assert same_weights(weights(own), weights(plain))
+    assert history(own) == history(plain)
+
+
+def test_a_count_of_ones_own_reaches_the_loss(tmp_path: Path) -> None:
+    """The second thing that `get_batch_samples` gives is what the loss divides by."""
+    counts: list[Any] = []
+
+    class Counting(Trainer):
+        def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None) -> Any:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)[0], 1234
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        counts.append(num_items_in_batch)
+        return mse_loss(outputs["logits"], labels)
+
+    small_trainer(tmp_path, Counting, {"compute_loss_func": loss}).train()
+
+    assert counts == [1234] * 4
+
+
+def test_a_window_can_be_had_without_a_run(tmp_path: Path) -> None:
+    """As many batches as there are, and no count."""
+    batches, count = small_trainer(tmp_path).get_batch_samples(iter([1, 2, 3]), 5, torch.device("cpu"))
+
+    assert batches == [1, 2, 3]
+    assert count is None
+
+
+@pytest.mark.parametrize("name", ["compute_loss_context_manager", "autocast_smart_context_manager"])
+def test_a_context_of_ones_own_is_around_every_loss(tmp_path: Path, name: str) -> None:
+    """In steps and in predictions, though neither is overridden."""
+    formats: list[torch.dtype] = []
+
+    class Seeing(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            formats.append(self.layers[0](x).dtype)
+            return super().forward(x, labels)
+
+    def context(self: Any, *_: Any) -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    trainer = small_trainer(tmp_path, type("Own", (Trainer,), {name: context}), {"model": net(kind=Seeing)})
+    trainer.train()
+    trainer.evaluate(rows(4))
+
+    assert formats == [torch.bfloat16] * 5
+
+
+class WrittenOut(Trainer):
+    """The step of the reference library, written out."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss: Tensor = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class WithoutContext(Trainer):
+    """It calls the model itself."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        outputs = model(**inputs)
+        loss: Tensor = mse_loss(outputs["logits"], inputs["labels"]) / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+@pytest.mark.parametrize("kind", [WrittenOut, WithoutContext])
+def test_a_step_of_ones_own_computes_in_the_run_s_format(tmp_path: Path, kind: type[Trainer]) -> None:
+    """It trains as the standard step does under mixed precision, and leaves the model's forward as it was."""
+    formats: list[torch.dtype] = []
+
+    class Seeing(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            formats.append(self.layers[0](x).dtype)
+            return super().forward(x, labels)
+
+    given: dict[str, Any] = {"bf16": True, "gradient_accumulation_steps": 3}
+    own, plain = small_trainer(tmp_path, kind, {"model": net(kind=Seeing)}, **given), small_trainer(tmp_path, **given)
+    own.train()
+    plain.train()
+
+    assert formats == [torch.bfloat16] * 4
+    assert "forward" not in vars(own.model)
+    losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (own, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+# What subclasses read
+
+
+def test_what_subclasses_read_is_there(tmp_path: Path) -> None:
+    """The reference's attributes with its values."""
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    theirs = transformers.Trainer(model=net(), args=args, train_dataset=rows(4))
+    ours = small_trainer(tmp_path)
+
+    for name in ("is_in_train", "is_model_parallel", "place_model_on_device", "model_accepts_loss_kwargs"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("can_return_loss", "hp_name", "label_names", "optimizer", "lr_scheduler", "_train_batch_size"):
+        expected = 4 if name == "_train_batch_size" else getattr(theirs, name)
+        assert getattr(ours, name) == expected, name
+
+
+def test_a_subclass_may_say_that_the_model_takes_no_count(tmp_path: Path) -> None:
+    """It is then not told the number of items."""
+    told: list[Any] = []
+
+    class Counted(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None, num_items_in_batch: Any = None, **_: Any) -> Any:
+            told.append(num_items_in_batch)
+            return super().forward(x, labels)
+
+    class Without(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.model_accepts_loss_kwargs = False
+
+    small_trainer(tmp_path, Without, {"model": net(kind=Counted)}).train()
+    small_trainer(tmp_path, parts={"model": net(kind=Counted)}).train()
+
+    assert told[:4] == [None] * 4
+    assert None not in told[4:]
+
+
+def test_parts_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+    """All at once, before the first step."""
+    optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError) as raised:
+        small_trainer(
+            tmp_path,
+            parts={
+                "model_init": net,
+                "optimizers": (optimizer, None),
+                "optimizer_cls_and_kwargs": (torch.optim.SGD, {}),
+                "data_collator": 3,
+            },
+        )
+
+    assert len(raised.value.problems) == 3
