@@ -20,6 +20,7 @@ PARTS = {
     "domain_loop": "tests.bench.domain_loop",
     "host_cost": "tests.bench.host_cost",
     "save_stall": "tests.bench.save_stall",
+    "evaluation": "tests.bench.evaluation",
 }
 
 

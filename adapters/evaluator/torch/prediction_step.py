@@ -52,19 +52,23 @@ class PredictionStep:
         with torch.no_grad():
             if labels is not None:
                 computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
-                loss = computed.detach().mean()
+                loss = computed.detach()
+                loss = loss.mean() if loss.ndim else loss
                 logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
             else:
-                logits = _predictions(self.wrap(model)(**inputs), set(ignored), skip_first=False)
+                logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)
         if prediction_loss_only:
             return loss, None, None
         logits = tuple(map(_detached, logits))
         return loss, logits[0] if len(logits) == 1 else logits, labels
 
     def _labels(self, inputs: Any) -> Any:
-        """The labels; None where there is one missing, and with it the loss."""
+        """The labels; None where there is one missing, and with it the loss.
+
+        Of several tensors without names the last one is the labels.
+        """
         if not isinstance(inputs, Mapping):
-            return None
+            return _detached(inputs[-1]) if isinstance(inputs, tuple | list) and len(inputs) > 1 else None
         if not self.label_names:
             asked = inputs.get("return_loss")
             return () if (self.loss_without_labels if asked is None else asked) else None
@@ -73,6 +77,12 @@ class PredictionStep:
             return None
         labels = tuple(map(_detached, found))
         return labels[0] if len(labels) == 1 else labels
+
+
+def _forward(model: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
 
 def _predictions(outputs: Any, ignored: set[str], skip_first: bool) -> tuple[Any, ...]:

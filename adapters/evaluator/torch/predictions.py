@@ -13,6 +13,9 @@ from hexloop.adapters.evaluator.torch.room import Array, Memory, Room
 from hexloop.adapters.evaluator.torch.rows import Rows
 from hexloop.domain.errors import DataError
 
+NUMBERS = np.ndarray | np.generic | int | float
+"""What goes into an array, besides tensors."""
+
 MOST_BYTES = 1 << 26
 """So much of a tensor waits on the device before it is moved to the host, where nobody says after how many batches."""
 
@@ -64,7 +67,7 @@ class Joined:
         return None if self._parts is None else self._parts.result()
 
     def _parts_for(self, value: Any, samples: int) -> Collected:
-        if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
+        if isinstance(value, Tensor | NUMBERS):
             rows = len(value) if isinstance(value, Tensor | np.ndarray) and value.ndim else 1
             return _Tensors(Rows(self._room, self._expected if rows == samples else 0), self._waits)
         if isinstance(value, Mapping):
@@ -107,7 +110,9 @@ class _Tensors:
 
     def add(self, batch: Any, samples: int) -> None:
         if not isinstance(batch, Tensor):
-            self._rows.add(np.atleast_1d(_as_array(batch)))
+            if not isinstance(batch, NUMBERS):
+                raise _unlike(batch, np.empty(0))
+            self._rows.add(np.atleast_1d(np.asarray(batch)))
             return
         if batch.is_cpu:
             self._rows.add(to_array(batch))
@@ -201,20 +206,13 @@ def to_arrays(batch: Any) -> Any:
 
 def to_array(tensor: Tensor) -> Array:
     """An array of one dimension or more, (rows, ...); bfloat16, which numpy does not have, becomes float32."""
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach()
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
-    return np.atleast_1d(tensor.numpy())
-
-
-def _as_array(value: Any) -> Array:
-    try:
-        array: Array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"A batch gave {value!r} where earlier ones gave numbers.") from error
-    if array.dtype == np.object_ or array.dtype.kind in "US":
-        raise _unlike(value, np.empty(0))
-    return array
+    array: Array = tensor.numpy()
+    return array if array.ndim else array.reshape(1)
 
 
 def _is_row_of_objects(values: Any) -> bool:

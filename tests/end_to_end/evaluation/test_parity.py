@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -125,7 +125,7 @@ def test_what_metrics_are_given_is_what_the_reference_gives_them(tmp_path: Path)
 
 
 def test_batchwise_metrics_are_given_what_the_reference_gives_them(tmp_path: Path) -> None:
-    """Tensors of a batch, all its inputs, its rows' losses; the result is asked for at the last. Predictions are kept."""
+    """Tensors of a batch, its inputs, its rows' losses; the result is wanted at the last; `predict` still predicts."""
     calls: list[Any] = []
 
     def compute(found: Any, compute_result: bool) -> dict[str, float]:
@@ -165,11 +165,11 @@ def test_a_loss_without_labels_is_the_reference_s(tmp_path: Path) -> None:
     """Where forward's `return_loss` is on, or a batch says so, the loss is measured, and the labels are none."""
 
     class Unasked(Giving):
-        def forward(self, x: Tensor, return_loss: bool = True) -> Any:
+        def forward(self, x: Tensor, return_loss: bool = True) -> Any:  # type: ignore[override]
             return super().forward(x, x.sum(1))
 
     class Asked(Giving):
-        def forward(self, x: Tensor, return_loss: bool = False) -> Any:
+        def forward(self, x: Tensor, return_loss: bool = False) -> Any:  # type: ignore[override]
             return super().forward(x, x.sum(1))
 
     def collate(rows: list[Any]) -> Any:
@@ -195,7 +195,7 @@ def test_outputs_are_left_out_as_in_the_reference(ignored: list[str] | None, tmp
         return {"logits": logits, "hidden": x, "past_key_values": x + 1}
 
     class Configured:
-        keys_to_ignore_at_inference = ["hidden"]
+        keys_to_ignore_at_inference: ClassVar = ["hidden"]
 
         def to_dict(self) -> dict[str, Any]:
             return {}
@@ -276,9 +276,7 @@ def test_logits_and_labels_are_worked_on_as_in_the_reference(tmp_path: Path) -> 
     def work(logits: Any, labels: Any) -> Any:
         return (logits[0].argmax(-1), {"sum": logits[1].sum((1, 2)) + labels})
 
-    ours, theirs = by_both(
-        tmp_path, Giving(FORMS["two tensors"]), {}, predicted, preprocess_logits_for_metrics=work
-    )
+    ours, theirs = by_both(tmp_path, Giving(FORMS["two tensors"]), {}, predicted, preprocess_logits_for_metrics=work)
     assert_equal(ours, theirs)
 
 

@@ -1,0 +1,166 @@
+"""What is kept of the predictions of many batches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hexloop.adapters.evaluator.torch import predictions
+from hexloop.adapters.evaluator.torch.predictions import InBatches, Joined
+from hexloop.domain.errors import DataError
+from tests.end_to_end.evaluation.both import assert_equal
+
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    first: Any
+    second: Any
+
+
+def joined(*batches: Any, samples: int = 2) -> Any:
+    collected = Joined(expected=samples * len(batches))
+    for batch in batches:
+        collected.add(batch, samples)
+    return collected.result()
+
+
+def test_predictions_keep_their_nesting() -> None:
+    """Tuples, lists, named tuples and mappings of any kind come out as they came in, with arrays in them."""
+    one, two = torch.ones(2, 3), torch.zeros(2)
+    batch = OrderedDict(a=(one, [two, {"b": one}]), c=Pair(one, two))
+    wanted = OrderedDict(
+        a=(np.ones((4, 3), "f"), [np.zeros(4, "f"), {"b": np.ones((4, 3), "f")}]),
+        c=Pair(np.ones((4, 3), "f"), np.zeros(4, "f")),
+    )
+
+    assert_equal(joined(batch, batch), wanted)
+    assert joined((), ()) == ()
+    assert joined(defaultdict(list, a=one)).keys() == {"a"}
+
+
+def test_what_is_no_tensor_is_kept_in_lists() -> None:
+    """Texts by row where a batch gives a list of them, else by batch; numbers in an array; nothing as None."""
+    assert joined(["a", "b"], ["c"]) == ["a", "b", "c"]
+    assert joined({"text": "a"}, {"text": "b"}) == {"text": ["a", "b"]}
+    assert joined((None, torch.ones(1)), (None, torch.ones(1)))[0] is None
+    np.testing.assert_array_equal(joined(0.5, 1), [0.5, 1.0])
+    np.testing.assert_array_equal(joined(np.ones(2), np.zeros(1)), [1.0, 1.0, 0.0])
+
+
+def test_brain_floats_become_single_precision() -> None:
+    """There is no bfloat16 in numpy; float16 stays what it is."""
+    assert joined(torch.ones(2, dtype=torch.bfloat16)).dtype == np.float32
+    assert joined(torch.ones(2, dtype=torch.float16)).dtype == np.float16
+
+
+def test_tensors_with_a_graph_are_kept_without_it() -> None:
+    """A prediction step of the user's may leave it on."""
+    assert joined(torch.ones(2, requires_grad=True) * 2).tolist() == [2.0, 2.0]
+
+
+def test_nothing_collected_is_none() -> None:
+    """An evaluation without predictions has no arrays."""
+    assert Joined().result() is None
+    assert InBatches().result() is None
+
+
+def test_a_buffer_that_a_model_uses_again_is_no_danger() -> None:
+    """What is kept is a copy: the next batch may be computed where this one was."""
+    collected, buffer = Joined(expected=4), torch.zeros(2)
+    for value in (1.0, 2.0):
+        collected.add(buffer.fill_(value), 2)
+
+    assert collected.result().tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((torch.ones(1),), (torch.ones(1), torch.ones(1)), "a tuple of 2, and an earlier one a tuple of 1"),
+        ((torch.ones(1),), [torch.ones(1)], "a list of 1, and an earlier one a tuple of 1"),
+        ({"a": torch.ones(1)}, {"b": torch.ones(1)}, "a dict of b, and an earlier one a dict of a"),
+        ({"a": torch.ones(1)}, torch.ones(1), "a Tensor, and an earlier one a dict of a"),
+        (torch.ones(1), "text", "a str, and an earlier one a ndarray"),
+        (torch.ones(1), {"a": 1}, "a dict of a, and an earlier one a ndarray"),
+        (torch.ones(1), [torch.ones(1), torch.ones(2)], "a list of 2, and an earlier one a ndarray"),
+    ],
+    ids=str,
+)
+def test_batches_that_are_unlike_are_refused(first: Any, second: Any, said: str) -> None:
+    """The error says what came, what had come, and what to do."""
+    with pytest.raises(DataError, match=said):
+        joined(first, second)
+
+
+class Elsewhere(Tensor):
+    """A tensor that says it is on another device, until it is moved to the host."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    def cpu(self, *_: Any, **__: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def to_another_device(tensor: Tensor) -> Tensor:
+    """On a card where there is one."""
+    return tensor.cuda() if torch.cuda.is_available() else tensor.as_subclass(Elsewhere)
+
+
+@pytest.mark.parametrize("form", ["rows", "numbers", "widths"])
+def test_tensors_wait_on_their_device_until_they_are_many(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are moved together when they have so many bytes, or are so many; or only when that is asked for."""
+    monkeypatch.setattr(predictions, "MOST_BYTES", 64)
+    monkeypatch.setattr(predictions, "MOST_TENSORS", 8)
+    moved: list[int] = []
+    copy = predictions.to_array
+
+    def counted(tensor: Tensor) -> Any:
+        moved.append(tensor.numel())
+        return copy(tensor)
+
+    monkeypatch.setattr(predictions, "to_array", counted)
+    make: dict[str, Callable[[int], Tensor]] = {
+        "rows": lambda index: torch.full((2, 2), float(index)),
+        "numbers": lambda index: torch.tensor(float(index)),
+        "widths": lambda index: torch.full((1, 1 + index % 2), float(index)),
+    }
+    tensors = [make[form](index) for index in range(21)]
+    every = sum(tensor.numel() for tensor in tensors)
+    plain, many, asked = Joined(), Joined(), Joined(waits=True)
+    for tensor in tensors:
+        plain.add(tensor, 2)
+    moved.clear()
+    for tensor in tensors:
+        many.add(to_another_device(tensor), 2)
+    assert 0 < sum(moved) < every
+    assert len(moved) <= (every if form == "widths" else 5)
+    moved.clear()
+    for tensor in tensors:
+        asked.add(to_another_device(tensor), 2)
+    assert moved == []
+    asked.to_host()
+    assert sum(moved) == every
+
+    wanted = plain.result()
+    np.testing.assert_array_equal(asked.result(), wanted)
+    np.testing.assert_array_equal(many.result(), wanted)
+
+
+def test_batches_apart_are_moved_when_that_is_asked_for() -> None:
+    """And all the others at the end."""
+    apart = InBatches()
+    for value in (1.0, 2.0):
+        apart.add({"a": to_another_device(torch.full((2,), value))}, 2)
+        if value == 1.0:
+            apart.to_host()
+
+    assert_equal(apart.result(), [{"a": np.full(2, 1.0, "f")}, {"a": np.full(2, 2.0, "f")}])
