@@ -6,7 +6,8 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,8 @@ from transformers import optimization
 import hexloop
 from hexloop.app import schedules
 from hexloop.domain.errors import ConfigurationError
+from tests.end_to_end.small.models import net, rows
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 STEPS = 60
 
@@ -224,3 +227,47 @@ def test_greedy_wants_an_optimizer() -> None:
     """What is none is refused at once."""
     with pytest.raises(TypeError, match="dict is no torch optimizer"):
         hexloop.get_greedy_schedule(cast(Any, {}))
+
+
+SUPPLIED: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "by the step": lambda optimizer: hexloop.get_linear_schedule_with_warmup(optimizer, 2, 8),
+    "by a metric": lambda optimizer: hexloop.get_greedy_schedule(optimizer, patience=0, min_lr=1e-5),
+    "torch's, by a metric": lambda optimizer: hexloop.get_reduce_on_plateau_schedule(
+        optimizer, patience=0, threshold=0.9
+    ),
+    "the reference's, by a metric": lambda optimizer: optimization.get_greedy_schedule(
+        optimizer, patience=0, min_lr=1e-5
+    ),
+    "torch's, of two": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)],
+        [3],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SUPPLIED)
+def test_a_run_with_a_scheduler_of_the_user_s_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+    """A Trainer drives it as it is, and resumes it from before and after the first metric to the same end."""
+
+    def trainer(folder: str) -> Any:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        parts = {"model": model, "optimizers": (optimizer, SUPPLIED[kind](optimizer)), "eval_dataset": rows(6, seed=1)}
+        given: dict[str, Any] = {
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 3,
+            "max_steps": 8,
+        }
+        return small_trainer(tmp_path / folder, parts=parts, **given)
+
+    whole = trainer("whole")
+    whole.train()
+    assert len({entry["learning_rate"] for entry in whole.state.log_history if "learning_rate" in entry}) > 1
+    for step in (1, 4):
+        rest = trainer(f"from {step}")
+        rest.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert same_weights(weights(whole), weights(rest))
+        assert history(whole) == history(rest)
