@@ -28,7 +28,7 @@ FORMS: Mapping[str, Give] = {
     "brain floats": lambda x, logits: {"logits": logits.bfloat16()},
     "wider from batch to batch": lambda x, logits: {"logits": logits.repeat(1, 1 + int(x[0, 0].abs() * 4))},
     "narrower and wider, in three dimensions": lambda x, logits: {
-        "logits": logits.repeat(1, 1 + int(x[1, 1].abs() * 4))[:, :, None].expand(-1, -1, 2)
+        "logits": logits.repeat(1, 1 + int(x[-1, 1].abs() * 4))[:, :, None].expand(-1, -1, 2)
     },
     "truth values of many widths": lambda x, logits: {"logits": (logits > 0).repeat(1, 1 + int(x[0, 0].abs() * 4))},
     "bytes of many widths": lambda x, logits: {"logits": logits.byte().repeat(1, 1 + int(x[0, 0].abs() * 4))},
