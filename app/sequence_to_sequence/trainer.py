@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hexloop.adapters.evaluator.torch.outputs import PredictionOutput
+from hexloop.app.arguments import TrainingArguments
 from hexloop.app.sequence_to_sequence import generation
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.trainer import Trainer
@@ -32,7 +33,7 @@ class Seq2SeqTrainer(Trainer):
     def __init__(
         self,
         model: Any = None,
-        args: Seq2SeqTrainingArguments | None = None,
+        args: TrainingArguments | None = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -45,7 +46,7 @@ class Seq2SeqTrainer(Trainer):
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         **injected: Any,
     ) -> None:
-        if args is not None and not isinstance(args, Seq2SeqTrainingArguments):
+        if isinstance(args, TrainingArguments) and not isinstance(args, Seq2SeqTrainingArguments):
             raise ConfigurationError(
                 [
                     f"A Seq2SeqTrainer reads how to generate from Seq2SeqTrainingArguments, but was given "

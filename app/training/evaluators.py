@@ -15,7 +15,9 @@ from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchE
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.app.training.attachments import with_past
 from hexloop.app.training.hooks import is_overridden
+from hexloop.app.training.inputs import named_on
 from hexloop.app.training.loaders import expected_rows
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
 from hexloop.app.training.refusals import refuse_metrics
@@ -94,11 +96,13 @@ def make_evaluator(
     known = "an unknown number of" if rows is None else rows
     logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
     overridden = is_overridden(trainer, "prediction_step")
+    own = overridden or is_overridden(trainer, "compute_loss")
+    step = trainer.prediction_step if overridden else standard_prediction_step(trainer)
     return TorchEvaluator(
         model,
         loader,
-        trainer.prediction_step if overridden else standard_prediction_step(trainer),
-        transfer_to(trainer.adapters.device.name, non_blocking=True),
+        step if args.past_index < 0 else with_past(args.past_index, step),
+        named_on(trainer, transfer_to(trainer.adapters.device.name, non_blocking=True), own),
         row_count,
         trainer.compute_metrics,
         trainer.preprocess_logits_for_metrics or (lambda logits, _labels: logits),

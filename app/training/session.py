@@ -31,7 +31,7 @@ from hexloop.app.training.hooks import (
     computing_in_format,
     is_overridden,
 )
-from hexloop.app.training.inputs import named_on
+from hexloop.app.training.inputs import named_by_position, named_on
 from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
@@ -212,13 +212,14 @@ def _before_optimizer_step(trainer: Trainer) -> Callable[[], None]:
 
 
 def _ways_of_batches(trainer: Trainer) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
-    """How a batch gets to the device, and what looks at it there.
+    """How a batch gets to the device, and what looks at it before.
 
     A user's own step may take any batch as it comes; the standard one takes mappings of stacked tensors.
     """
     own = is_overridden(trainer, "compute_loss") or is_overridden(trainer, "training_step")
     transfer = named_on(trainer, transfer_to(trainer.adapters.device.name, non_blocking=True), own)
-    return transfer, (lambda _batch: None) if own else check_batch
+    named = named_by_position(trainer)
+    return transfer, (lambda _batch: None) if own else (lambda batch: check_batch(named(batch)))
 
 
 def _run(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from attrs import define, frozen
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from hexloop.domain.errors import ConfigurationError
 
@@ -18,17 +19,20 @@ LABELS = ("label", "label_ids")
 """Names of a sample's label that become "labels" in the batch."""
 
 
-def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
+def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> Any:
     """Stack the samples' fields, each (batch, ...), by the names and types of the first sample.
 
     "label" and "label_ids" become "labels": whole numbers as int64, others as float32. Texts and None are left out.
-    Samples that are no mappings are taken by their attributes. return_tensors: "pt" for torch tensors, "np" for arrays.
+    Samples that are tuples, lists or tensors are stacked position by position, as torch does; others that are no
+    mappings are taken by their attributes. return_tensors: "pt" for torch tensors, "np" for arrays.
     Raises ConfigurationError for another one.
     """
     if return_tensors not in _STACKS:
         raise ConfigurationError(
             [f"You chose return_tensors={return_tensors!r}, but there is 'pt' and 'np'; choose one."]
         )
+    if return_tensors == "pt" and isinstance(features[0], tuple | list | Tensor | np.ndarray):
+        return default_collate(list(features))
     stack, stack_labels = _STACKS[return_tensors]
     rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
     batch: dict[str, Any] = {}
@@ -84,7 +88,7 @@ class DefaultDataCollator:
 
     return_tensors: str = "pt"
 
-    def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> dict[str, Any]:
+    def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> Any:
         """The batch; `return_tensors` overrides the object's."""
         return default_data_collator(features, return_tensors or self.return_tensors)
 

@@ -54,7 +54,7 @@ def calls_loss_function(model: nn.Module) -> bool:
 def loss_in(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The loss that a model returned: under "loss" in a mapping, as `.loss`, or first in a tuple.
 
-    Raises DataError, naming what came instead, where there is none.
+    Raises DataError, naming what came instead, where there is none, or it is not one number.
     """
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
@@ -64,9 +64,11 @@ def loss_in(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         loss = outputs
     else:
         loss = getattr(outputs, "loss", None)
-    if isinstance(loss, Tensor):
+    if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
     came = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    if isinstance(loss, Tensor):
+        came += f", in the place of the loss a tensor of shape {tuple(loss.shape)}"
     raise DataError(
         f"The model returned no loss for the inputs {', '.join(inputs)}: it gave {came}. Give it labels that its "
         'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
@@ -173,7 +175,9 @@ def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, 
 
 def _logits(outputs: Any) -> Tensor:
     logits: Tensor
-    if isinstance(outputs, Mapping):
+    if isinstance(outputs, Tensor):
+        logits = outputs
+    elif isinstance(outputs, Mapping):
         logits = outputs["logits"]
     else:
         logits = outputs[0] if isinstance(outputs, tuple | list) else outputs.logits
