@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hexloop.adapters.trainable.torch.embedding_noise import add_embedding_noise
 from hexloop.adapters.trainable.torch.overflow import OverflowWatch
+from hexloop.adapters.trainable.torch.past_outputs import PastOutputs
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.events import AnyEvent, EpochBegan
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
 
 
+Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
+"""What is called at events of these types."""
+
+PredictionStep: TypeAlias = Callable[..., Any]
+"""From a model and a batch to the loss, the logits and the labels."""
+
+
 @contextmanager
-def attached(trainer: Trainer, model: Any) -> Iterator[None]:
-    """Kernels, noise on the embeddings, a watch for overflows: each where the arguments ask for it.
+def attached(trainer: Trainer, model: Any) -> Iterator[list[Observer]]:
+    """Kernels, noise on embeddings, a watch for overflows, a memory: each where the arguments ask for it.
+
+    Inside, those that want to be told of the run's events.
 
     Raises ConfigurationError where the model has no place for one, or a package is missing.
     """
     args = trainer.args
+    observers: list[Observer] = []
     with ExitStack() as attachments:
         if args.use_liger_kernel:
             apply_liger_kernels(model, args.liger_kernel_config)
@@ -30,7 +42,25 @@ def attached(trainer: Trainer, model: Any) -> Iterator[None]:
             attachments.callback(add_embedding_noise(model, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
             attachments.callback(OverflowWatch().watch(model))
-        yield
+        if args.past_index >= 0:
+            past = PastOutputs(args.past_index, training=True)
+            attachments.callback(past.attach(model))
+            observers.append({EpochBegan: lambda _: past.forget()})
+        yield observers
+
+
+def with_past(index: int, step: PredictionStep) -> PredictionStep:
+    """A prediction step that hands the model's memory from each batch to the next."""
+    past = PastOutputs(index, training=False)
+
+    def predict(model: Any, *values: Any, **named: Any) -> Any:
+        remove = past.attach(model)
+        try:
+            return step(model, *values, **named)
+        finally:
+            remove()
+
+    return predict
 
 
 def apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:

@@ -94,7 +94,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         with refusals:
             model = trainer.place_model()
             align_special_tokens(model, trainer.processing_class)
-            undo.enter_context(attached(trainer, model))
+            observers = undo.enter_context(attached(trainer, model))
         with refusals:
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
@@ -126,7 +126,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         restore(trainer, run, store, resume_from)
         _announce(trainer, run)
         watching = trainer.watch(run)
-        trainer.dispatcher.observe(journal.follow(run), watch_outcome(trainer))
+        trainer.dispatcher.observe(journal.follow(run), watch_outcome(trainer), *observers)
         run.cleanups = (undo.pop_all().close, journal.close, *watching)
     return session
 

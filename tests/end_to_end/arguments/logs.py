@@ -1,0 +1,146 @@
+"""Logs, and who is shown them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hexloop import PrinterCallback, ProgressCallback
+from hexloop.app.arguments import Surroundings
+from hexloop.ports.logger import Record, RunInformation
+from tests.end_to_end.arguments.bench import Bench, Recording, shows
+from tests.end_to_end.arguments.optimization import Words, sentences
+
+
+@shows("logging_strategy")
+def _(bench: Bench) -> None:
+    assert bench.steps_of("loss", logging_strategy="epoch", num_train_epochs=2) == [4, 8]
+    assert bench.steps_of("loss", logging_strategy="no") == []
+
+
+@shows("logging_steps")
+def _(bench: Bench) -> None:
+    assert bench.steps_of("loss", logging_steps=2) == [2, 4]
+    assert bench.steps_of("loss", logging_steps=0.5) == [2, 4]
+
+
+@shows("logging_first_step")
+def _(bench: Bench) -> None:
+    assert bench.steps_of("loss", logging_first_step=True, logging_steps=4) == [1, 4]
+
+
+class Undefined(Recording):
+    """Its second loss is NaN, and has no gradient."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> object:
+        made = super().forward(x, labels)
+        if self.training and len(self.sizes) == 2:
+            made["loss"] = made["loss"] * 0 + math.nan * torch.ones(())
+        return made
+
+
+@shows("logging_nan_inf_filter")
+def _(bench: Bench) -> None:
+    given = {"logging_steps": 2, "max_steps": 2}
+    ((_, passed_over),) = bench.logged("loss", {"model": Undefined()}, logging_nan_inf_filter=True, **given)
+    ((_, shown),) = bench.logged("loss", {"model": Undefined()}, logging_nan_inf_filter=False, **given)
+    assert math.isfinite(passed_over)
+    assert math.isnan(shown)
+
+
+@shows("include_num_input_tokens_seen")
+def _(bench: Bench) -> None:
+    def seen(how: str) -> list[int]:
+        parts = {"model": Words(), "train_dataset": sentences()}
+        return [count for _, count in bench.logged("num_input_tokens_seen", parts, include_num_input_tokens_seen=how)]
+
+    assert seen("all")[:2] == [24, 48]
+    assert seen("non_padding")[:2] == [16, 32]
+    assert seen("no") == []
+
+
+@shows("report_to")
+def _(bench: Bench) -> None:
+    made = bench.trained({"loggers": None}, report_to="json_lines")
+    lines = (Path(made.args.output_dir) / "log.jsonl").read_text().splitlines()
+    assert any("loss" in json.loads(line) for line in lines)
+    assert "no logger of that name" in bench.refusal({"loggers": None}, report_to="nobody")
+
+
+class Watcher:
+    """Notes what it is told at the start."""
+
+    def __init__(self) -> None:
+        self.runs: list[RunInformation] = []
+
+    def start(self, run: RunInformation) -> None:
+        self.runs.append(run)
+
+    def write(self, record: Record) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+@shows("run_name")
+def _(bench: Bench) -> None:
+    watcher = Watcher()
+    bench.trained({"loggers": [watcher]}, run_name="mine")
+    assert [run.name for run in watcher.runs] == ["mine"]
+
+
+@shows("disable_tqdm")
+def _(bench: Bench) -> None:
+    def shown_by(disable: bool) -> set[type]:
+        made = bench.trainer({"loggers": None}, disable_tqdm=disable)
+        return {type(each) for each in made.callback_handler.callbacks} & {PrinterCallback, ProgressCallback}
+
+    assert shown_by(True) == {PrinterCallback}
+    assert shown_by(False) == {ProgressCallback}
+
+
+@shows("log_level", "log_level_replica", "log_on_each_node")
+def _(bench: Bench) -> None:
+    logger = logging.getLogger("hexloop")
+    bench.patch.setattr(logger, "level", logging.NOTSET)
+    first = bench.arguments(log_level="info", log_level_replica="error", log_on_each_node=False)
+    levels = []
+    for index in (0, 1):
+        first.surroundings = Surroundings(process_index=index, world_size=2)
+        bench.trainer({"kind": _with(first)})
+        levels.append(logger.level)
+    assert levels == [logging.INFO, logging.ERROR]
+    first.log_on_each_node = True
+    bench.trainer({"kind": _with(first)})
+    assert logger.level == logging.INFO, "it is the first of its machine"
+
+
+def _with(arguments: object) -> object:
+    from hexloop import Trainer
+
+    return lambda args, **parts: Trainer(args=arguments, **parts)  # type: ignore[arg-type]
+
+
+@shows("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
+def _(bench: Bench) -> None:
+    for name in ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
+        assert f"{name}='mine'" in bench.remark(**{name: "mine"})
+    assert "report_to='trackio', but no logger" in bench.refusal({"loggers": None}, report_to="trackio", project="mine")
+
+
+@shows("logging_dir")
+def _(bench: Bench) -> None:
+    pytest.importorskip("tensorboard")
+    folder = bench.new_folder()
+    with bench.warned("logging_dir", "TENSORBOARD_LOGGING_DIR"):
+        made = bench.trainer({"loggers": None}, report_to="tensorboard", logging_dir=str(folder))
+    made.train()
+    assert list(folder.glob("events.*"))
+    assert not (Path(made.args.output_dir) / "runs").exists()

@@ -1,0 +1,134 @@
+"""The page of all arguments, made from what they are declared as.
+
+`python -m tests.unit.arguments.page` writes it anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hexloop.app.arguments.environment import VARIABLES
+from hexloop.app.arguments.introspection import declarations
+from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
+from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.remarks import REMARKS
+from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
+
+PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
+
+OPENING = """# Every argument
+
+`TrainingArguments` takes these arguments, all but hexloop's own by the names and with the defaults of the reference
+library's present release. What is wrong is told at once, when the arguments are made; a value that is assigned later
+is checked as it is assigned. `hexloop train --help` lists the same, and [the groups](api/arguments.md) say more.
+
+```python
+from hexloop import TrainingArguments
+
+arguments = TrainingArguments("out", learning_rate=1e-3, eval_strategy="epoch")
+arguments.learning_rate = 5e-4
+assert arguments.set_lr_scheduler("cosine", warmup_steps=0.1).get_warmup_steps(1000) == 100
+```
+
+A `transformers.TrainingArguments` object may be given to a `Trainer` as it is; `trainer.args` is then hexloop's, which says
+the same. What a subclass of it adds is refused by name: derive that class from hexloop's instead.
+"""
+
+EARLIER = """
+## Names of earlier releases
+
+Each of these works as it did, in calls, files, on command lines and in subclasses, and gives a `FutureWarning` that
+says what to write. Beside a present name that says something else it is refused; a present name at its default says
+nothing. Reading such a name from arguments gives what they amount to under it.
+
+```python
+import warnings
+
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    arguments = TrainingArguments("out", evaluation_strategy="epoch")
+
+assert arguments.eval_strategy == arguments.evaluation_strategy == "epoch"
+assert str(told[0].message) == "evaluation_strategy is an argument of earlier releases; write eval_strategy."
+```
+
+"""
+
+REFUSED = """
+## What is refused
+
+Engines that are not there yet are refused when a `Trainer` is made: `deepspeed`, `fsdp`, `parallelism_config`,
+`push_to_hub=True`, and several processes (`local_rank` above 0, or a launcher's `WORLD_SIZE`). Of earlier releases'
+names, these are refused where they ask for what is no more: `save_safetensors=False`, the backend `"apex"`,
+`tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than `"last"`.
+
+## What has no effect
+
+Scripts give some arguments whether or not they mean something for the run. These are taken, checked, and a message of
+the level INFO on the logger `hexloop` (`log_level="info"` shows it) says why they have no effect:
+
+"""
+
+ENVIRONMENT = """
+## Environment variables
+
+| variable | what it does |
+|---|---|
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    groups = "".join(_group(owner, names) for owner, names in _by_group())
+    return OPENING + groups + EARLIER + _earlier() + REFUSED + _remarks() + ENVIRONMENT + _rows(VARIABLES.items())
+
+
+def _by_group() -> Iterator[tuple[type, list[str]]]:
+    left = dict.fromkeys(field.name for field in dataclasses.fields(Seq2SeqTrainingArguments))
+    for owner in reversed(Seq2SeqTrainingArguments.__mro__):
+        names = [name for name in inspect.get_annotations(owner) if name in left]
+        if names:
+            yield owner, names
+        for name in names:
+            del left[name]
+
+
+def _group(owner: type, names: list[str]) -> str:
+    known = declarations(Seq2SeqTrainingArguments)
+    rows = "".join(_argument(name) for name in names if name in known)
+    heading = (owner.__doc__ or "").split("\n")[0].rstrip(".")
+    if issubclass(owner, TrainingArguments):
+        heading = f"{heading} (`Seq2SeqTrainingArguments` alone)"
+    return f"\n## {heading}\n\n| argument | default | what it does |\n|---|---|---|\n{rows}"
+
+
+def _argument(name: str) -> str:
+    field = Seq2SeqTrainingArguments.__dataclass_fields__[name]
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return f"| `{name}` | `{default!r}` | {_cell(field.metadata['help'])} |\n"
+
+
+def _earlier() -> str:
+    kept = {name: f"still there; better {instead}" for name, instead in KEPT.items()}
+    written = {name: old.write for name, old in OLD_NAMES.items()} | kept
+    return "| name | what to write today |\n|---|---|\n" + _rows(sorted(written.items()))
+
+
+def _remarks() -> str:
+    return "".join(f"- {', '.join(f'`{name}`' for name in row.names)}: {row.because}\n" for row in REMARKS)
+
+
+def _rows(pairs: Any) -> str:
+    return "".join(f"| `{name}` | {_cell(text)} |\n" for name, text in pairs)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
