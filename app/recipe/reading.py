@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import field, make_class
 
-from hexloop.app.arguments import Document, TrainingArguments, from_document, override, read_yaml, unknown_options
+from hexloop.app.arguments import (
+    Document,
+    TrainingArguments,
+    add_arguments,
+    from_document,
+    override,
+    read_yaml,
+    unknown_options,
+)
 from hexloop.app.arguments.problems import RefusalError, problem
 from hexloop.app.recipe.advice import advice
 from hexloop.app.recipe.part_reading import PartReader, Sort
@@ -19,11 +27,6 @@ from hexloop.app.recipe.recipe import ARGUMENTS, PARTS, TRAINER, Recipe, is_trai
 from hexloop.domain.errors import ConfigurationError
 
 KEYS = (*PARTS, TRAINER, ARGUMENTS)
-
-
-@frozen
-class _OnlyArguments:
-    arguments: TrainingArguments = Factory(TrainingArguments)
 
 
 def read_recipe(
@@ -42,18 +45,21 @@ def read_recipe(
     of the parts that are given. Raises ConfigurationError with everything that is wrong, with lines.
     """
     document = _document(path)
-    if options is not None:
-        override(document, TrainingArguments, options, at=(ARGUMENTS,))
-    document.problems += unknown_options(TrainingArguments, unknown)
-    document.problems += _unknown_keys(document)
-    document.problems += _missing_parts(document, str(path), needed)
     folder = str(Path(path).resolve().parent)
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
     reader = PartReader(document)
-    parts = dict(_parts(reader))
     trainer_class = _trainer_class(reader)
-    arguments = _arguments(document)
+    kind = trainer_class.arguments_class if is_trainer(trainer_class) else TrainingArguments
+    if options is not None:
+        further, unknown = _further_options(kind, unknown)
+        for given in (options, further):
+            override(document, kind, given, at=(ARGUMENTS,))
+    document.problems += unknown_options(kind, unknown)
+    document.problems += _unknown_keys(document, kind)
+    document.problems += _missing_parts(document, str(path), needed)
+    parts = dict(_parts(reader))
+    arguments = _arguments(document, kind)
     if arguments is not None:
         document.problems += _adapter_problems(arguments)
         document.problems += check(arguments, parts)
@@ -77,15 +83,23 @@ def _document(path: str | Path) -> Document:
     return document
 
 
-def _unknown_keys(document: Document) -> Iterator[str]:
+def _further_options(kind: type[TrainingArguments], words: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """The options among `words` that set arguments of `kind` which not every run has, and the words left over."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    if kind is not TrainingArguments:
+        add_arguments(parser, kind)
+    return parser.parse_known_args(words)
+
+
+def _unknown_keys(document: Document, kind: type[TrainingArguments]) -> Iterator[str]:
     for name, value in document.values.items():
         if name not in KEYS:
-            yield document.located([(name,)], problem({name: value}, _unknown_key(str(name))))
+            yield document.located([(name,)], problem({name: value}, _unknown_key(str(name), kind)))
 
 
-def _unknown_key(name: str) -> RefusalError:
+def _unknown_key(name: str, kind: type[TrainingArguments]) -> RefusalError:
     because = "a recipe has no such key"
-    if name in TrainingArguments.__dataclass_fields__:
+    if name in kind.__dataclass_fields__:
         return RefusalError(because, f"{name} is an argument, so put it under {ARGUMENTS}")
     return RefusalError(because, advice(name, KEYS, f"the keys are {', '.join(KEYS)}"))
 
@@ -133,11 +147,13 @@ def _trainer_class(reader: PartReader) -> Any:
     return found
 
 
-def _arguments(document: Document) -> TrainingArguments | None:
+def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArguments | None:
     """The arguments; None, and their problems put among the document's, where they cannot be made."""
     given = {ARGUMENTS: document.values.get(ARGUMENTS) or {}}
+    holder = make_class("Recipe", {ARGUMENTS: field(type=kind)})
     try:
-        return from_document(_OnlyArguments, Document(given, document.places)).arguments
+        made: TrainingArguments = getattr(from_document(holder, Document(given, document.places)), ARGUMENTS)
+        return made
     except ConfigurationError as error:
         document.problems += error.problems
         return None

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hexloop import Trainer
+from hexloop import Seq2SeqTrainingArguments, Trainer
 from hexloop.app.arguments import TrainingArguments, add_arguments
 from hexloop.app.recipe import read_recipe
 from hexloop.domain.errors import ConfigurationError
-from tests.unit.recipe.small_project import Project
+from tests.unit.recipe.small_project import RECIPE, Project
 
 
 def problems_of(path: Path, *needed: str) -> list[str]:
@@ -56,6 +56,8 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
           seed: x
         """)
     assert problems_of(path, "model", "train_dataset") == [
+        "file, line 16: You chose trainer='project.Line', but that is no subclass of hexloop.Trainer; name a class "
+        "that is derived from it.",
         "file, line 1: You chose modle={'call': 'project.Line'}, but a recipe has no such key; did you mean model?",
         "file, line 2: You chose learning_rate=3, but a recipe has no such key; learning_rate is an argument, so put "
         "it under arguments.",
@@ -79,8 +81,6 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         "has one.",
         "file, line 15: You chose callbacks.2='project.error', but that is a function, and a class, or an instance of "
         "one is needed; to call it, write '{call: project.error}'.",
-        "file, line 16: You chose trainer='project.Line', but that is no subclass of hexloop.Trainer; name a class "
-        "that is derived from it.",
         "file, line 18: You chose learning_rat=3, but there is no argument of that name; did you mean learning_rate?",
         "file, line 19: You chose seed='x', but it takes a whole number; give one.",
     ]
@@ -178,3 +178,49 @@ def test_further_checks_see_the_arguments_and_what_is_given(project: Project) ->
 def test_a_model_init_stands_for_a_model(project: Project) -> None:
     """Where there is a function that makes models, no model is missing."""
     assert "model_init" in read_recipe(project.recipe("model_init: project.Line\n")).parts
+
+
+ARGUMENTS_OF_ITS_OWN = """
+import attrs
+import hexloop
+
+
+@attrs.define(slots=False, kw_only=True)
+class Further(hexloop.TrainingArguments):
+    temperature: float = 1.0
+
+
+class Tempered(hexloop.Trainer):
+    arguments_class = Further
+"""
+
+
+def test_a_trainer_says_of_which_class_its_arguments_are(project: Project) -> None:
+    """What only its arguments have may stand in the recipe, or on the command line, and counts from there."""
+    project.write("tempered.py", ARGUMENTS_OF_ITS_OWN)
+    text = f"trainer: tempered.Tempered\n{RECIPE.replace('use_cpu: true', 'use_cpu: true, temperature: 0.5')}"
+    path = project.recipe(text)
+    recipe = read_recipe(path)
+    assert type(recipe.arguments).__name__ == "Further"
+    assert recipe.arguments.temperature == 0.5  # type: ignore[attr-defined]
+    trainer = recipe.make_trainer(("train_dataset",))
+    assert trainer.args is recipe.arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, TrainingArguments)
+    options, unknown = parser.parse_known_args(["--max_steps", "9", "--temperature", "0.25"])
+    recipe = read_recipe(path, options=options, unknown=unknown)
+    assert (recipe.arguments.max_steps, recipe.arguments.temperature) == (9, 0.25)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"--temprature: .*did you mean temperature"):
+        read_recipe(path, options=options, unknown=["--temprature", "3"])
+
+
+def test_generation_is_an_argument_of_the_sequence_trainer_alone(project: Project) -> None:
+    """A recipe that names Seq2SeqTrainer may say how to generate; another one is told what to name."""
+    text = RECIPE.replace("use_cpu: true", "use_cpu: true, predict_with_generate: true, generation_max_length: 7")
+    recipe = read_recipe(project.recipe(f"trainer: hexloop.Seq2SeqTrainer\n{text}"))
+    assert isinstance(recipe.arguments, Seq2SeqTrainingArguments)
+    assert recipe.arguments.generation_max_length == 7
+    with pytest.raises(ConfigurationError, match="predict_with_generate") as caught:
+        read_recipe(project.recipe(text))
+    assert any("Seq2Seq" in problem for problem in caught.value.problems)

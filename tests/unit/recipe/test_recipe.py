@@ -69,7 +69,7 @@ callbacks:
     trainer = read_recipe(project.recipe(text)).make_trainer(("train_dataset", "eval_dataset"))
     assert {name: len(data) for name, data in trainer.eval_dataset.items()} == {"few": 2, "many": 3}
     kinds = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
-    assert kinds[-2:] == ["TrainerCallback", "EarlyStoppingCallback"]
+    assert kinds[-3:-1] == ["TrainerCallback", "EarlyStoppingCallback"]
 
 
 def test_a_trainer_of_the_users_own_is_used(project: Project) -> None:
