@@ -34,8 +34,8 @@ arguments.learning_rate = 5e-4
 assert arguments.set_lr_scheduler("cosine", warmup_steps=0.1).get_warmup_steps(1000) == 100
 ```
 
-A `transformers.TrainingArguments` object may be given to a `Trainer` as it is; `trainer.args` is then hexloop's, which says
-the same. What a subclass of it adds is refused by name: derive that class from hexloop's instead.
+A `transformers.TrainingArguments` object may be given to a `Trainer` as it is; `trainer.args` is then hexloop's, which
+says the same. What a subclass of it adds is refused by name: derive that class from hexloop's instead.
 """
 
 EARLIER = """
