@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.app.callbacks import export_states, restore_states
+from hexloop.app.callbacks import TrainerControl, export_states, restore_states
 from hexloop.app.foreign.names import refuse_foreign
 from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.app.training.compatibility import RunSetup
@@ -223,10 +223,11 @@ def callbacks_state(trainer: Trainer, saving: bool = False) -> dict[str, Any]:
 
 def restore_callbacks(trainer: Trainer, states: Mapping[str, Any], made_anew: bool = False) -> None:
     """Let each callback remember what `states` says; or, `made_anew`, let one that is made from it take its place."""
-    stateful = [*trainer.callback_handler.callbacks, trainer.control]
-    restored = restore_states(stateful, states)[:-1]  # the switches are in `due`
+    control = trainer.control
+    *restored, switches = restore_states([*trainer.callback_handler.callbacks, control], states)
     if made_anew:
         trainer.callback_handler.callbacks = restored
+        control.take_over(replace(cast(TrainerControl, switches), should_training_stop=control.should_training_stop))
     else:
         _take_attributes(trainer.callback_handler.callbacks, restored)
 

@@ -233,6 +233,82 @@ def epochs_at_begin(library: Any, folder: Path) -> list[float]:
     return [epoch for name, _, epoch, _ in outcome.events if name == "on_epoch_begin"]
 
 
+def stopped_within_a_step(library: Any, folder: Path, event: str, switch: str) -> list[tuple[str, int]]:
+    """The events from step 1 on, in windows of two batches, where a callback sets a switch at an event of step 1."""
+    outcome = Outcome()
+
+    def stop(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if state.global_step == 1:
+            setattr(control, switch, True)
+
+    stopping = type("Stopping", (library.TrainerCallback,), {event: stop})()
+    given = {"callbacks": [stopping], "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    make_trainer(library, folder, outcome, **given).train()
+    told = ("on_step_begin", "on_substep_end", "on_step_end", "on_epoch_end", "on_epoch_begin")
+    return [(name, step) for name, step, *_ in outcome.events if name in told and step in (1, 2)][1:]
+
+
+@pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end"])
+@pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
+def test_a_step_that_was_begun_is_completed(event: str, switch: str, tmp_path: Path) -> None:
+    """A stop within a window of batches is heeded after its update; the reference leaves the window as it is."""
+    ours = stopped_within_a_step(hexloop, tmp_path / "hexloop", event, switch)
+    theirs = stopped_within_a_step(transformers, tmp_path / "reference", event, switch)
+    assert ours[:4] == [("on_step_begin", 1), ("on_substep_end", 1), ("on_step_end", 2), ("on_epoch_end", 2)]
+    assert theirs[:3] == [("on_step_begin", 1), ("on_substep_end", 1), ("on_epoch_end", 1)]
+
+
+def test_a_run_that_is_stopped_as_it_begins_takes_no_step(tmp_path: Path) -> None:
+    """The reference computes one batch more."""
+
+    def stop(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        control.should_training_stop = True
+
+    steps = []
+    for library in (hexloop, transformers):
+        stopping = type("Stopping", (library.TrainerCallback,), {"on_train_begin": stop})()
+        trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), callbacks=[stopping])
+        steps.append(trainer.train().global_step)
+    assert steps == [0, 1]
+
+
+def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
+    """Without a DefaultFlowCallback too a run ends at max_steps; the reference's at the end of that epoch."""
+    steps = []
+    for library in (hexloop, transformers):
+        trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), max_steps=7)
+        trainer.remove_callback(library.DefaultFlowCallback)
+        steps.append(trainer.train().global_step)
+        assert [entry for entry in trainer.state.log_history if "loss" in entry] == []
+    assert steps == [7, 10]
+
+
+def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
+    """Both make callbacks anew from a checkpoint where that is asked for; the reference's then come last."""
+    orders, counts = [], []
+    for library in (hexloop, transformers):
+        given: dict[str, Any] = {
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "metric_for_best_model": "loss",
+            "load_best_model_at_end": True,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "restore_callback_states_from_checkpoint": True,
+        }
+        folder = tmp_path / library.__name__
+        stop = library.EarlyStoppingCallback
+        make_trainer(library, folder, Outcome(), callbacks=[stop(100, 1e6)], max_steps=4, **given).train()
+        trainer = make_trainer(library, folder, Outcome(), callbacks=[stop(3)], max_steps=6, **given)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+        names = [type(each).__name__ for each in trainer.callback_handler.callbacks]
+        [restored] = [each for each in trainer.callback_handler.callbacks if isinstance(each, stop)]
+        orders.append(names.index("EarlyStoppingCallback") < names.index("Recorder"))
+        counts.append((restored.early_stopping_patience, restored.early_stopping_patience_counter))
+    assert orders == [True, False]
+    assert counts[0] == counts[1] == (100, 5)
+
+
 def test_a_new_epoch_is_a_whole_number(tmp_path: Path) -> None:
     """After an epoch that was cut short the next begins at 1.0 in hexloop, and at 0.6 in the reference."""
     assert epochs_at_begin(hexloop, tmp_path / "hexloop") == [0.0, 1.0]

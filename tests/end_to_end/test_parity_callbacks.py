@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
+import hexloop
 from tests.end_to_end.parity.compare import assert_close, assert_same_log
 from tests.end_to_end.parity.data import samples_for
 from tests.end_to_end.parity.models import make_model
-from tests.end_to_end.parity.runs import EVENTS, SWITCHES, Outcome, run_both
+from tests.end_to_end.parity.runs import EVENTS, SWITCHES, Outcome, recorder, run_both
 
 STEPS: dict[str, Any] = {"eval_strategy": "steps", "save_strategy": "steps"}
 EPOCHS: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
@@ -37,7 +39,7 @@ RHYTHMS: dict[str, dict[str, Any]] = {
 QUICK_RHYTHMS = {"steps, best by accuracy", "epochs accumulated", "first step and delay", "shares of the run"}
 
 STATE = (
-    *("global_step", "max_steps", "num_train_epochs", "epoch", "train_batch_size", "total_flos"),
+    *("global_step", "max_steps", "num_train_epochs", "epoch", "train_batch_size"),
     *("logging_steps", "eval_steps", "save_steps", "best_metric", "best_global_step"),
 )
 
@@ -74,6 +76,7 @@ def assert_alike(ours: Outcome, reference: Outcome, folder: Path, cut_short: boo
     assert_same_log(ours.log, reference.log, 1e-6, exact=("step", "epoch"))
     for name in STATE:
         assert getattr(ours.trainer.state, name) == getattr(reference.trainer.state, name), name
+    assert (ours.trainer.state.total_flos > 0) == (ours.trainer.state.global_step > 0)
     assert checkpoints(ours, folder / "hexloop") == checkpoints(reference, folder / "reference")
 
 
@@ -187,33 +190,96 @@ def test_evaluation_on_start_and_prediction(tmp_path: Path) -> None:
     assert_alike(ours, reference, tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:EarlyStoppingCallback ends the run some evaluations after")
+def library_of(trainer: Any) -> Any:
+    """The library that a class of trainers is from."""
+    return hexloop if trainer is hexloop.Trainer else transformers
+
+
+def stopping_early(trainer: Any) -> Any:
+    """Trainers of a class with an EarlyStoppingCallback after all others, where the reference calls restored ones."""
+
+    def make(**given: Any) -> Any:
+        made = trainer(**given)
+        made.add_callback(library_of(trainer).EarlyStoppingCallback(2, 0.05))
+        return made
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore:The run ends with the weights of checkpoint-")
 @pytest.mark.parametrize("saved", [4, pytest.param(8, marks=pytest.mark.matrix)])
 def test_resuming(saved: int, tmp_path: Path) -> None:
-    """A run that goes on in the middle of an epoch, from a checkpoint each library wrote, is told of alike."""
-    arguments = {
+    """A run with everything in it, and one that goes on in the middle of an epoch of it up to an early stop."""
+    arguments: dict[str, Any] = {
         **STEPS,
+        **BEST,
         **BY_ACCURACY,
-        "eval_steps": 3,
+        "eval_steps": 2,
         "save_steps": 4,
         "gradient_accumulation_steps": 3,
-        "num_train_epochs": 3,
+        "num_train_epochs": 9,
         "logging_steps": 2,
+        "restore_callback_states_from_checkpoint": True,
     }
+    ended = []
     for resume_from in (None, f"checkpoint-{saved}"):
-        ours, reference = train_both(
-            tmp_path,
-            arguments,
-            callbacks=lambda library: [library.EarlyStoppingCallback(5)],
-            resume_from=resume_from,
-        )
-        for each in (
-            ours,
-            reference,
-        ):  # the loss of a whole run is another after a resume, which is a listed difference
+        ours, reference = train_both(tmp_path, arguments, derive=stopping_early, resume_from=resume_from)
+        for each in (ours, reference):  # after a resume it is over all steps in hexloop, which is a listed difference
             each.log[-1].pop("train_loss")
         assert_alike(ours, reference, tmp_path)
+        ended.append(ours.output.global_step)
     assert ours.events[1][:3] == ("on_train_begin", saved, pytest.approx(saved / 6))
+    assert saved < ended[0] == ended[1] < 54
+
+
+def test_a_callback_of_the_reference_is_told_the_same(tmp_path: Path) -> None:
+    """Derived from transformers' TrainerCallback it hears in hexloop what it hears there, with the same keywords."""
+    heard: dict[str, Outcome] = {"hexloop": Outcome(), "transformers": Outcome()}
+    train_both(
+        tmp_path,
+        {**STEPS, "eval_steps": 6, "save_steps": 6, "gradient_accumulation_steps": 2},
+        callbacks=lambda library: [recorder(transformers, heard[library.__name__])],
+        afterwards=lambda trainer: trainer.predict(samples_for("convolution", 5, seed=2)),
+    )
+    assert len({name for name, *_ in heard["hexloop"].events}) == len(EVENTS) - 1  # nothing was pushed
+    assert heard["hexloop"].events == heard["transformers"].events
+    assert heard["hexloop"].keywords == heard["transformers"].keywords
+
+
+class Flow:
+    """A default flow that never saves at the end of an epoch, and evaluates in odd steps only."""
+
+    def __init__(self, library: Any) -> None:
+        def on_step_end(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> Any:
+            control = library.DefaultFlowCallback.on_step_end(self, args, state, control, **keywords)
+            control.should_evaluate &= state.global_step % 2 == 1
+            return control
+
+        def on_epoch_end(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> Any:
+            return control
+
+        own = {"on_step_end": on_step_end, "on_epoch_end": on_epoch_end}
+        self.kind = type("Flow", (library.DefaultFlowCallback,), own)
+
+
+@pytest.mark.filterwarnings("ignore:You are adding")
+@pytest.mark.parametrize("arguments", [STEPS | {"eval_steps": 3, "save_steps": 6}, EPOCHS])
+def test_a_flow_of_ones_own(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """A subclass of DefaultFlowCallback that takes its place decides, and may ask it what it would decide."""
+
+    def derive(trainer: Any) -> Any:
+        library = library_of(trainer)
+
+        def make(**given: Any) -> Any:
+            made = trainer(**given)
+            made.remove_callback(library.DefaultFlowCallback)
+            made.callback_handler.callbacks.insert(0, Flow(library).kind())
+            return made
+
+        return make
+
+    ours, reference = train_both(tmp_path, arguments, derive=derive)
+    assert_alike(ours, reference, tmp_path)
 
 
 def test_several_evaluation_sets(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Whether a script came to the same with both libraries, and left the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.end_to_end.parity.compare import OPERATIONS, TIMES
+from tests.end_to_end.parity.scripts.observing import Observation
+
+TOLERANCE = 1e-5
+
+PICKLED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+"""What the reference writes with pickle, and hexloop therefore does not."""
+
+OWN_FILES = {
+    "manifest.json": "says what the checkpoint consists of",
+    "run_state.json": "where the run stands, and what is still due",
+    "run_setup.json": "what a resumed run has to have in common",
+    "optimizer.json": "instead of optimizer.pt",
+    "optimizer.safetensors": "instead of optimizer.pt",
+    "scheduler.json": "instead of scheduler.pt, for a scheduler that keeps a state",
+    "random.json": "instead of rng_state.pth",
+    "random.safetensors": "instead of rng_state.pth, for the streams of a device",
+    "data.json": "where the data stand",
+    "data.safetensors": "where the data stand: their generators",
+    "losses.json": "the losses since the last log",
+    "losses.safetensors": "the losses since the last log",
+    "training_args.json": "instead of training_args.bin",
+    "journal.jsonl": "what each step came to",
+    "finished.json": "that the run is over",
+}
+"""What only hexloop writes."""
+
+
+def assert_same_script(ours: Observation, reference: Observation, length_known: bool = True) -> None:
+    """The same metrics, predictions, logs, traces and files, of models that learned something."""
+    losses = [entry["loss"] for entry in history(ours) if "loss" in entry]
+    third = max(1, len(losses) // 3)
+    assert sum(losses[-third:]) < sum(losses[:third]), "the model learned nothing, so little was compared"
+    assert_same_metrics(ours, reference)
+    assert_same_predictions(ours, reference)
+    assert_same_trace(ours, reference, length_known)
+    assert_same_values(history(ours), history(reference), "log_history")
+    assert_same_files(ours, reference)
+    assert_same_documents(ours, reference)
+    assert_same_weights(ours, reference)
+
+
+def assert_same_trace(ours: Observation, reference: Observation, length_known: bool) -> None:
+    """The same events at the same steps, epochs, with the same switches and keywords.
+
+    Where the length of the data is not known, an epoch is shorter than the run is taken to be: `state.epoch` is then a
+    whole number as soon as the next begins in hexloop, and in the reference from its first step on.
+    """
+    one, other = ours.outcome.events, reference.outcome.events
+    if not length_known:
+        one, other = without_new_epochs(one), without_new_epochs(other)
+    assert one == other
+    assert ours.outcome.keywords == reference.outcome.keywords
+
+
+def without_new_epochs(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The events, without the epoch from the beginning of one to its first step's end."""
+    kept, new = [], False
+    for event, step, epoch, switches in events:
+        new = event == "on_epoch_begin" or (new and event != "on_step_end")
+        kept.append((event, step, None if new else epoch, switches))
+    return kept
+
+
+def history(observation: Observation) -> Any:
+    return observation.results.trainer.state.log_history
+
+
+def assert_same_metrics(ours: Observation, reference: Observation) -> None:
+    """The dictionaries that `train`, `evaluate` and `predict` gave have the same names and numbers.
+
+    But for the operations, which the reference's PrinterCallback takes out of them.
+    """
+    for each in (ours, reference):
+        each.results.measured["train"].pop(OPERATIONS, None)
+    assert_same_values(ours.results.measured, reference.results.measured, "metrics")
+
+
+def assert_same_predictions(ours: Observation, reference: Observation) -> None:
+    """The arrays that `predict` gave have the same structure, shapes, types and values."""
+    one, other = ours.results.predicted, reference.results.predicted
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert_same_arrays(one, other)
+
+
+def assert_same_arrays(one: Any, other: Any) -> None:
+    if isinstance(other, (tuple, list)):
+        assert type(one) is type(other)
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same_arrays(left, right)
+    elif other is None:
+        assert one is None
+    else:
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=1e-6)
+
+
+def assert_same_files(ours: Observation, reference: Observation) -> None:
+    """The same names in every folder, but for those that are listed."""
+    one, other = (
+        {name for name in each.files() if PurePosixPath(name).name not in OWN_FILES.keys() | PICKLED}
+        for each in (ours, reference)
+    )
+    assert one == other
+
+
+def assert_same_documents(ours: Observation, reference: Observation) -> None:
+    """The same JSON in the files that both write: states, metrics, configurations, tokenizers."""
+    for name in sorted(ours.files() & reference.files()):
+        if name.endswith(".json") and PurePosixPath(name).name not in OWN_FILES:
+            one, other = ours.document(name), reference.document(name)
+            if PurePosixPath(name).name in ("train_results.json", "all_results.json"):
+                one.pop(OPERATIONS, None)
+                other.pop(OPERATIONS, None)
+            if PurePosixPath(name).name == "generation_config.json":  # the reference's evaluation enters the defaults
+                assert one.keys() <= other.keys(), name
+                one = {each: value for each, value in one.items() if not each.startswith("_")}
+                other = {each: other[each] for each in one}
+            assert_same_values(one, other, name)
+
+
+def assert_same_weights(ours: Observation, reference: Observation) -> None:
+    """In every folder a model loads the same tensors; together they differ by rounding."""
+    for (name, one), (other_name, other) in zip(ours.weights(), reference.weights(), strict=True):
+        assert name == other_name
+        assert one.keys() == other.keys(), name
+        difference = math.hypot(*(float(torch.dist(one[each].double(), other[each].double())) for each in one))
+        size = math.hypot(*(float(each.double().norm()) for each in other.values()))
+        assert difference <= 10 * TOLERANCE * size, f"{name}: {difference:.2g} of {size:.2g}"
+
+
+def assert_same_values(one: Any, other: Any, where: str) -> None:
+    """The same nested values: names, lengths and texts exactly, numbers but for rounding, times not at all."""
+    if isinstance(other, dict):
+        assert one.keys() == other.keys(), f"{where}: {sorted(one.keys() ^ other.keys())} are in one of the two only"
+        for name in other:
+            if name == OPERATIONS and other[name] == 0:
+                assert one[name] > 0, where
+            elif not str(name).endswith(TIMES):
+                assert_same_values(one[name], other[name], f"{where}, {name}")
+    elif isinstance(other, list):
+        assert len(one) == len(other), where
+        for place, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same_values(left, right, f"{where}, {place}")
+    elif isinstance(other, float) and isinstance(one, (int, float)):
+        assert math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-7), f"{where}: {one!r}, {other!r}"
+    else:
+        assert one == other, f"{where}: {one!r}, {other!r}"

@@ -1,0 +1,85 @@
+"""How much each process says is what its log level lets through, on the logger `hexloop` and no other."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hexloop import TrainingArguments
+from hexloop.app.arguments.surroundings import Surroundings
+from hexloop.app.training.verbosity import set_log_level
+
+LOGGER = logging.getLogger("hexloop")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Puts the level and the handlers back."""
+    level, handlers, root = LOGGER.level, list(LOGGER.handlers), logging.getLogger().level
+    LOGGER.setLevel(logging.NOTSET)
+    yield
+    assert logging.getLogger().level == root, "the application's logging is its own"
+    LOGGER.setLevel(level)
+    LOGGER.handlers[:] = handlers
+
+
+SECOND_MACHINE = Surroundings(world_size=4, process_index=2, local_process_index=0)
+REPLICA = Surroundings(world_size=4, process_index=3, local_process_index=1)
+
+
+@pytest.mark.parametrize(
+    ("surroundings", "arguments", "level"),
+    [
+        (Surroundings(), {}, logging.NOTSET),
+        (Surroundings(), {"log_level": "debug"}, logging.DEBUG),
+        (Surroundings(), {"log_level": "error"}, logging.ERROR),
+        (REPLICA, {"log_level": "debug"}, logging.WARNING),
+        (REPLICA, {}, logging.WARNING),
+        (REPLICA, {"log_level": "debug", "log_level_replica": "critical"}, logging.CRITICAL),
+        (REPLICA, {"log_level": "debug", "log_level_replica": "passive"}, logging.NOTSET),
+        (SECOND_MACHINE, {"log_level": "info"}, logging.INFO),
+        (SECOND_MACHINE, {"log_level": "info", "log_on_each_node": False}, logging.WARNING),
+    ],
+)
+def test_the_level_of_a_process(surroundings: Surroundings, arguments: dict[str, object], level: int) -> None:
+    """The first process of each machine, or of all, has log_level, the others log_level_replica; passive is neither."""
+    given = TrainingArguments("out", use_cpu=True, **arguments)  # type: ignore[arg-type]
+    given.surroundings = surroundings
+    set_log_level(given)
+    assert LOGGER.level == level
+
+
+SCRIPT = """
+    import sys, torch
+    from hexloop import Trainer, TrainingArguments
+
+    model = torch.nn.Linear(1, 1)
+    arguments = TrainingArguments(sys.argv[1], use_cpu=True, max_steps=1, log_level=sys.argv[2], disable_tqdm=True)
+    if sys.argv[3:]:
+        import logging
+        logging.basicConfig(format="mine: %(message)s", level=logging.WARNING)
+    Trainer(model, arguments, train_dataset=[{}]).args.get_process_log_level()
+    import logging
+    logging.getLogger("hexloop.part").info("of interest")
+    logging.getLogger("elsewhere").info("none of hexloop's")
+"""
+
+
+def said(folder: Path, level: str, *more: str) -> str:
+    """What a script says on standard error."""
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), level, *more]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+
+def test_what_is_asked_for_is_said(tmp_path: Path) -> None:
+    """On standard error where the application handles no messages; else where it wants them, and once."""
+    assert said(tmp_path, "info") == "[INFO] hexloop.part: of interest\n"
+    assert said(tmp_path, "warning") == ""
+    assert said(tmp_path, "passive") == ""
+    assert said(tmp_path, "info", "handled") == "mine: of interest\n"
