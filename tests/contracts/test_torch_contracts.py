@@ -86,7 +86,7 @@ def samples(count: int = 10) -> list[Batch]:
     return [{"x": row, "labels": row.sum(0, keepdim=True)} for row in x]
 
 
-WHOLE = default_data_collator(samples())
+WHOLE: Batch = default_data_collator(samples())
 WINDOW = [{name: values[start:stop] for name, values in WHOLE.items()} for start, stop in ((0, 4), (4, 9), (9, 10))]
 
 

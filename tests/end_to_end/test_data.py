@@ -38,7 +38,7 @@ class Recorder:
         self.batches: list[dict[str, Any]] = []
 
     def __call__(self, features: list[Any]) -> dict[str, Any]:
-        batch = default_data_collator(features)
+        batch: dict[str, Any] = default_data_collator(features)
         self.batches.append(dict(batch))
         return batch
 
