@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +56,8 @@ class TokenCounter:
         if not self._warned:
             self._warned = True
             chosen = "non_padding" if self.padding_aware else "all"
-            warnings.warn(f"You chose include_num_input_tokens_seen={chosen!r}, but {problem}.", stacklevel=2)
+            text = "You chose include_num_input_tokens_seen=%r, but %s."
+            logging.getLogger("hexloop").warning(text, chosen, problem)
 
 
 @define

@@ -58,16 +58,17 @@ def test_padding_is_what_the_processing_class_says(tmp_path: Path) -> None:
     assert counted(tmp_path, "non_padding", padding=0) == 16
 
 
-def test_without_anybody_who_knows_all_tokens_count(tmp_path: Path) -> None:
-    """With a warning that says what to give."""
-    with pytest.warns(UserWarning, match="pad_token_id"):
-        assert counted(tmp_path, "non_padding") == 40
+def test_without_anybody_who_knows_all_tokens_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The logger warns once, and says what to give."""
+    assert counted(tmp_path, "non_padding") == 40
+    assert ["pad_token_id" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_without_the_main_input_none_count(tmp_path: Path) -> None:
-    """With a warning that says what to give."""
-    with pytest.warns(UserWarning, match="main_input_name"):
-        small_trainer(tmp_path, include_num_input_tokens_seen="all").train()
+def test_without_the_main_input_none_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The logger warns once, and says what to give."""
+    small_trainer(tmp_path, include_num_input_tokens_seen="all").train()
+
+    assert ["main_input_name" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_plain_model_is_measured(tmp_path: Path) -> None:
