@@ -33,7 +33,7 @@ class Problem(str):
 
 def problem(chosen: Mapping[str, object], refusal: RefusalError) -> Problem:
     """The sentence that refuses `chosen`, a mapping from the names of arguments to their values."""
-    choices = enumeration([f"{name}={shown(value)}" for name, value in chosen.items()])
+    choices = enumeration([f"{name}={shown_as(name, value)}" for name, value in chosen.items()])
     stop = "" if refusal.remedy.endswith("?") else "."
     return Problem(f"You chose {choices}, but {refusal}{stop}", chosen)
 
@@ -41,6 +41,11 @@ def problem(chosen: Mapping[str, object], refusal: RefusalError) -> Problem:
 def shown(value: object) -> str:
     """`value` as a message shows it: cut if long, an enumeration's member as the word that selects it."""
     return _cut.repr(value.value if isinstance(value, Enum) else value)
+
+
+def shown_as(name: str, value: object) -> str:
+    """`value` of the argument `name` as a message shows it: the text of a token is nobody's business."""
+    return "'<hidden>'" if name.endswith("_token") and isinstance(value, str) else shown(value)
 
 
 def enumeration(parts: Iterable[object], joint: str = "and") -> str:

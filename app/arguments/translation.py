@@ -9,7 +9,7 @@ from typing import Any
 
 from hexloop.app.arguments.introspection import declarations, default_of, names_itself
 from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
-from hexloop.app.arguments.problems import Problem, RefusalError, problem
+from hexloop.app.arguments.problems import Problem, RefusalError, problem, shown_as
 
 
 def is_old(cls: type, name: str) -> bool:
@@ -56,7 +56,9 @@ def _refuse_contradiction(cls: type, modern: Mapping[str, Any], present: Mapping
             continue
         said = _said(cls, name, present[name])
         if said not in (_accepted(cls, name, meant), _said(cls, name, default_of(cls, name))):
-            raise RefusalError(f"{name} says {present[name]!r}", f"leave one of the two out, and write {name}")
+            raise RefusalError(
+                f"{name} says {shown_as(name, present[name])}", f"leave one of the two out, and write {name}"
+            )
 
 
 def _accepted(cls: type, name: str, value: object) -> Any:

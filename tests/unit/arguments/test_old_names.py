@@ -228,6 +228,15 @@ def test_an_old_and_a_new_name_may_not_contradict_each_other(given: dict[str, An
     assert caught.value.problems[0].startswith(f"You chose {next(iter(given))}=")
 
 
+def test_a_token_is_shown_in_no_message() -> None:
+    """What is told of two tokens does not tell the tokens."""
+    with pytest.warns(FutureWarning) as told, pytest.raises(ConfigurationError) as caught:
+        TrainingArguments("out", push_to_hub_token="secret1", hub_token="secret2")  # type: ignore[call-arg]
+    (problem,) = caught.value.problems
+    assert problem.startswith("You chose push_to_hub_token='<hidden>', but hub_token says '<hidden>'")
+    assert not [each for each in told if "secret" in str(each.message)]
+
+
 AGREEING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"evaluation_strategy": "epoch", "eval_strategy": "epoch"}, {"eval_strategy": "epoch"}),
     ({"evaluation_strategy": "epoch", "eval_strategy": "no"}, {"eval_strategy": "epoch"}),
