@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from hexloop import EvalPrediction
@@ -57,6 +57,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {word: number for number, word in enumerate([PADDING, END, *"0123456789"])}
     digits = Tokenizer(models.WordLevel(vocabulary, unk_token=PADDING))
     digits.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    digits.decoder = decoders.Fuse()
     digits.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, vocabulary[END])])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor carries no types
         tokenizer_object=digits,
@@ -76,4 +77,4 @@ def _texts(tokens: np.ndarray[Any, Any]) -> list[str]:
     """The digits of each row, up to its end; -100 stands where a label or a shorter batch has no token."""
     words = tokenizer()
     padding = words.convert_tokens_to_ids(PADDING)
-    return [words.decode(row, skip_special_tokens=True) for row in np.where(tokens < 0, padding, tokens)]
+    return [str(words.decode(row, skip_special_tokens=True)) for row in np.where(tokens < 0, padding, tokens)]
