@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments import DebugOption, TrainingArguments
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.arguments.introspection import default_of
 
@@ -75,6 +75,11 @@ REMARKS = (
         ("optim_target_modules",),
         lambda args: not str(args.optim).startswith(("galore", "apollo")),
         "only the optimizers GaLore and APOLLO choose modules",
+    ),
+    Remark(
+        ("debug",),
+        lambda args: args.debug == [DebugOption.TPU_METRICS_DEBUG],
+        "tpu_metrics_debug is about TPUs, which hexloop does not train on",
     ),
 )
 
