@@ -101,12 +101,12 @@ def test_an_error_of_hexloop_shows_its_message_alone(commands: Commands) -> None
     """What hexloop refuses while training exits with 1 and its message; --traceback shows where it was raised."""
     text = "model: {call: project.Line}\ntrain_dataset: {call: project.points, count: 3}\ndata_collator: project.take\n"
     commands.project.write(
-        "project.py", f"{(commands.project.folder / 'project.py').read_text()}\ndef take(rows): return rows\n"
+        "project.py", f"{(commands.project.folder / 'project.py').read_text()}\ndef take(rows): return len(rows)\n"
     )
     recipe = commands.write("collate.yaml", text)
     outcome = commands("train", recipe, "--use_cpu", "--disable_tqdm")
     assert outcome.code == 1
-    assert outcome.errors.startswith("hexloop: The data_collator returned a list, but")
+    assert outcome.errors.startswith("hexloop: The data_collator returned a int, but")
     assert "Traceback" not in outcome.errors
     assert "Traceback" in commands("train", recipe, "--use_cpu", "--disable_tqdm", "--traceback").errors
 
