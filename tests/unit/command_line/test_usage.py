@@ -106,7 +106,7 @@ def test_an_error_of_hexloop_shows_its_message_alone(commands: Commands) -> None
     recipe = commands.write("collate.yaml", text)
     outcome = commands("train", recipe, "--use_cpu", "--disable_tqdm")
     assert outcome.code == 1
-    assert outcome.errors.startswith("hexloop: The data_collator returned a int, but")
+    assert outcome.errors.startswith("hexloop: The data_collator returned a value of type int, but")
     assert "Traceback" not in outcome.errors
     assert "Traceback" in commands("train", recipe, "--use_cpu", "--disable_tqdm", "--traceback").errors
 
