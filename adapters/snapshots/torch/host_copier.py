@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -12,11 +13,14 @@ from torch import Tensor
 PIECE = 1 << 25
 """Bytes that a thread copies at once."""
 
+THREADS = 8
+"""How many threads copy at most; fewer use up what a memory can give."""
+
 Bytes = npt.NDArray[np.uint8]
 
 
 class HostCopier:
-    """Copies many tensors by as many threads as torch computes with.
+    """Copies many tensors by as many threads as there are cores, as the run stands still meanwhile.
 
     torch's own copy shares out every single tensor and waits for the last of its threads each time, which takes ten
     times as long as the copying where others use the processor too. Here each thread takes the next piece when it has
@@ -38,10 +42,8 @@ class HostCopier:
         """Copy what was asked for."""
         self._pieces.reverse()
         size = sum(len(source) for _, source in self._pieces)
-        others = [
-            threading.Thread(target=self._work, daemon=True)
-            for _ in range(min(torch.get_num_threads(), size // PIECE) - 1)
-        ]
+        count = min(_cores(), size // PIECE, THREADS)
+        others = [threading.Thread(target=self._work, daemon=True) for _ in range(count - 1)]
         for thread in others:
             thread.start()
         self._work()
@@ -55,6 +57,13 @@ class HostCopier:
             except IndexError:
                 return
             np.copyto(target, source)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _bytes(tensor: Tensor) -> Bytes:
