@@ -188,8 +188,8 @@ def check_batch(batch: Any) -> None:
     """Raise DataError where a batch cannot be handed to a model: it is no mapping, or its samples are not stacked."""
     if not isinstance(batch, Mapping):
         raise DataError(
-            f"The data_collator returned a value of type {type(batch).__name__}, but the model is called with keyword arguments; "
-            "let it return a dictionary of tensors whose first dimension is the batch."
+            f"The data_collator returned a value of type {type(batch).__name__}, but the model is called with "
+            "keyword arguments; let it return a dictionary of tensors whose first dimension is the batch."
         )
     if row_count(batch) == 0:
         raise DataError(
