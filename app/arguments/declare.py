@@ -15,6 +15,11 @@ T = TypeVar("T")
 DECLARATION = "hexloop.declaration"
 """The key in a field's metadata under which its `Declaration` is found."""
 
+GROUP = "_declared_here"
+"""The attribute of a group that holds the fields it declares, by name."""
+
+FIELD = type(attrs.field())
+
 
 @attrs.frozen
 class Declaration:
@@ -77,8 +82,27 @@ def rule(*names: str) -> Callable[[Callable[[Any], None]], Rule]:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(argument,))
 def argument_group(cls: type[T]) -> type[T]:
-    """Make `cls`, a subclass of `Arguments`, an attrs class whose fields are arguments."""
-    return attrs.define(slots=False, repr=False)(cls)
+    """Make `cls`, a subclass of `Arguments`, a group: what it declares goes to the `arguments_class` made of it."""
+    declared = {name: value for name, value in vars(cls).items() if isinstance(value, FIELD)}
+    for name in declared:
+        delattr(cls, name)
+    setattr(cls, GROUP, declared)
+    return cls
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(argument,))
+def arguments_class(cls: type[T]) -> type[T]:
+    """Make `cls` an attrs class with its own arguments and those of all groups it derives from, the last base's first.
+
+    The groups are no attrs classes themselves: to make twenty more of those takes longer than all the rest.
+    """
+    argument_group(cls)
+    finished = [owner for base in cls.__mro__[1:] if attrs.has(base) for owner in base.__mro__]
+    arguments: dict[str, Any] = {}
+    for owner in reversed(cls.__mro__):
+        if owner not in finished:
+            arguments |= vars(owner).get(GROUP, {})
+    return attrs.define(slots=False, repr=False, these=arguments)(cls)
 
 
 def _first_refusal(errors: ExceptionGroup[Exception]) -> Exception:

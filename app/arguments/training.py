@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hexloop.app.arguments.declare import argument_group
+from hexloop.app.arguments.declare import arguments_class
 from hexloop.app.arguments.derived import DerivedValues
 from hexloop.app.arguments.fluent import GroupedSetters
 
 
-@argument_group
+@arguments_class
 class TrainingArguments(GroupedSetters, DerivedValues):
     """Everything that a run can be told, with the names and defaults of the reference library.
 

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hexloop.app.callbacks.base import TrainerCallback
 from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.display import ProgressDisplay
 from hexloop.app.callbacks.given_up import GivenUpOnFailure
 from hexloop.app.callbacks.printer import readable
 from hexloop.app.callbacks.trainer_state import TrainerState
@@ -19,7 +19,7 @@ def _bar(**options: Any) -> Any:
     return tqdm(dynamic_ncols=True, **options)
 
 
-class ProgressCallback(TrainerCallback):
+class ProgressCallback(ProgressDisplay):
     """A bar of optimizer steps, one of held-out batches while they are predicted, and the logs above them.
 
     max_str_len: a longer string in the logs is not shown. Only the first process of all shows anything. A bar that

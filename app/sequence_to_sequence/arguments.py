@@ -7,7 +7,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.checks import at_least
-from hexloop.app.arguments.declare import argument, argument_group
+from hexloop.app.arguments.declare import argument, arguments_class
 from hexloop.app.arguments.problems import RefusalError
 
 
@@ -19,7 +19,7 @@ def generation_configuration(value: object) -> None:
         )
 
 
-@argument_group
+@arguments_class
 class Seq2SeqTrainingArguments(TrainingArguments):
     """Generation.
 

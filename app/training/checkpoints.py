@@ -17,7 +17,6 @@ from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.callbacks import TrainerControl, export_states, restore_states
-from hexloop.app.foreign.names import refuse_foreign
 from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.app.training.compatibility import RunSetup
 from hexloop.app.training.finished import finished_at
@@ -193,6 +192,8 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
     if resume_from is None or resume_from is False:
         return
     if resume_from is not True:
+        from hexloop.app.foreign.names import refuse_foreign
+
         refuse_foreign(str(resume_from))
     store.alone = resume_from == AUTO
     newest = resume_from in (True, AUTO)
@@ -234,6 +235,8 @@ def restore_callbacks(trainer: Trainer, states: Mapping[str, Any], made_anew: bo
 
 def _refuse_foreign_ones(storage: Storage) -> None:
     """Raise CheckpointError, with the command that reads it, for the newest checkpoint of another library."""
+    from hexloop.app.foreign.names import refuse_foreign
+
     folder = storage.capabilities.local_folder
     for step in checkpoint_steps(storage) if folder is not None else []:
         refuse_foreign(os.path.join(folder or "", checkpoint_name(step)))

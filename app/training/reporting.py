@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hexloop.app.callbacks.notebook.callback import NotebookProgressCallback
-from hexloop.app.callbacks.progress import ProgressCallback
+from hexloop.app.callbacks.display import ProgressDisplay
 from hexloop.domain.run import Run
 from hexloop.domain.speed import speed_metrics
 from hexloop.domain.watchers import Watchers
@@ -66,5 +65,5 @@ def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...
 def _close_bars(trainer: Trainer) -> None:
     """A run that ends in an error does not come to the event at which a progress bar closes itself."""
     for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, (ProgressCallback, NotebookProgressCallback)):
+        if isinstance(callback, ProgressDisplay):
             callback.close()

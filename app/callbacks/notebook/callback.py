@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from hexloop.app.callbacks.base import TrainerCallback
 from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.display import ProgressDisplay
 from hexloop.app.callbacks.given_up import GivenUpOnFailure
 from hexloop.app.callbacks.notebook.bar import Bar
 from hexloop.app.callbacks.notebook.table import MISSING, MetricsTable
@@ -27,7 +27,7 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-class NotebookProgressCallback(TrainerCallback):
+class NotebookProgressCallback(ProgressDisplay):
     """A bar of optimizer steps, and below it a table of the training loss and of what evaluations measured.
 
     A row is entered at each evaluation, or at each log where nothing is evaluated. Needs IPython. Only the first

@@ -22,7 +22,7 @@ from hexloop.app.arguments.own import Own
 from hexloop.app.arguments.training import TrainingArguments
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-OWN = {field.name for field in dataclasses.fields(Own)} | KEPT.keys()
+OWN = {name for owner in (Own, *Own.__bases__) for name in inspect.get_annotations(owner)} | KEPT.keys()
 THEIRS = {field.name: field for field in dataclasses.fields(ReferenceArguments)}
 TABLE = Path(__file__).parents[2] / "reference" / "arguments.tsv"
 API = TABLE.with_name("api.md")

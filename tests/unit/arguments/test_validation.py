@@ -291,10 +291,15 @@ def test_an_unknown_name_is_told_even_where_a_required_one_is_missing() -> None:
 
 
 def test_groups_stand_alone() -> None:
-    """A group of arguments is a checked class of its own."""
+    """A class of one group of arguments alone is checked as that of all is."""
+    from hexloop.app.arguments.declare import arguments_class
     from hexloop.app.arguments.precision import Precision
 
-    assert issubclass(Precision, Arguments)
-    assert Precision(bf16=True).mixed_precision == "bf16"
+    @arguments_class
+    class Formats(Precision):
+        """How numbers are kept."""
+
+    assert issubclass(Formats, Arguments)
+    assert Formats(bf16=True).mixed_precision == "bf16"
     with pytest.raises(ConfigurationError, match="one number format"):
-        Precision(bf16=True, fp16=True)
+        Formats(bf16=True, fp16=True)
