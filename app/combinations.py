@@ -7,7 +7,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.environment import is_on, processes
+from hexloop.app.arguments.environment import is_on
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.parallelism import ParallelismCapabilities
 
@@ -83,12 +83,6 @@ REFUSALS = (
         "leave it out",
     ),
     Refusal(
-        lambda setting: setting.args.world_size == 1 and (processes() > 1 or setting.args.local_rank > 0),
-        "several processes (the environment variable WORLD_SIZE={processes}, local_rank={args.local_rank})",
-        "hexloop trains in one process yet, so that each would train a model of its own",
-        "start the script by itself, without a launcher",
-    ),
-    Refusal(
         lambda setting: setting.args.push_to_hub,
         "push_to_hub=True",
         "hexloop does not publish on the hub yet",
@@ -108,7 +102,6 @@ def refused_combinations(
         "precision": precision,
         "precisions": ", ".join(sorted(device.precisions)),
         "parallelism": parallelism,
-        "processes": processes(),
     }
     return [
         f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(words)

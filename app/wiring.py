@@ -11,7 +11,6 @@ from typing import Any, TypedDict
 from attrs import define
 
 from hexloop.adapters.clock.system import SystemClock
-from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.adapters.hub.none import NoHub
 from hexloop.adapters.interrupts.none import NoInterrupts
 from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts
@@ -21,10 +20,11 @@ from hexloop.adapters.journal.json_lines import JsonLinesJournal
 from hexloop.adapters.journal.none import NoJournal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
-from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.world import join
 from hexloop.app.combinations import refused_combinations
+from hexloop.app.parallelisms import choose_parallelism
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.app.storages import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
@@ -90,18 +90,19 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
     precision = injected.get("precision") or choose_precision(args, device)
-    parallelism = injected.get("parallelism") or SingleProcess()
+    parallelism = injected.get("parallelism") or choose_parallelism(args, device)
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
     clock = injected.get("clock") or SystemClock()
     interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems)
     journal = injected.get("journal") or choose_journal(args, storage, problems)
     if problems:
         raise ConfigurationError(problems)
+    collectives = injected.get("collectives") or join(args)
     return Adapters(
         device=device,
         precision=precision,
         parallelism=parallelism,
-        collectives=injected.get("collectives") or SingleProcessCollectives(),
+        collectives=collectives,
         storage=storage,
         hub=injected.get("hub") or NoHub(),
         loggers=loggers,
@@ -203,7 +204,7 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:
     """The trackers that `report_to` names, hexloop's own or installed ones; adds what is wrong to `problems`."""
-    names = list(args.report_to or ())
+    names = list(args.report_to or ()) if args.should_log else []
     if names == ["all"]:
         names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers")]
     loggers: list[Logger] = []

@@ -13,6 +13,13 @@ from hexloop.ports.state import Part
 Batch = TypeVar("Batch")
 
 
+class Padding(dict[str, object]):
+    """A batch that stands for no sample: it is computed, so that all processes take the same steps, and never counted.
+
+    A process gets one where the last batch of an epoch has fewer samples than there are processes.
+    """
+
+
 class Batches(Protocol[Batch]):
     """The training data of one process."""
 

@@ -57,3 +57,11 @@ class Collectives(Protocol):
     def barrier(self, name: str) -> None:
         """Wait until every rank is here; the error names those that never came."""
         ...
+
+    def apart(self) -> Collectives:
+        """The same processes, for another thread, whose operations are not mixed up with these. Collective."""
+        ...
+
+    def tell_failure(self, cause: str) -> None:
+        """Let the others, who wait for this rank in vain from now on, hear why. Never fails, and waits for nobody."""
+        ...

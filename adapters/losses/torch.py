@@ -56,14 +56,15 @@ class TorchLosses:
         )
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported sum."""
-        kept = only_value(parts, "undrained")
+        """Go on from an exported sum, or from several, of processes that are no more."""
         self._start()
-        self._sum += kept["sum"]
-        self._finite += kept["finite"]
-        self._added = kept["added"]
-        waiting = torch.tensor(kept["waiting"], dtype=getattr(torch, kept["dtype"]), device=self._device)
-        self._waiting = list(waiting.unbind())
+        for part in parts:
+            kept = only_value([part], "undrained")
+            self._sum += kept["sum"]
+            self._finite += kept["finite"]
+            self._added += kept["added"]
+            waiting = torch.tensor(kept["waiting"], dtype=getattr(torch, kept["dtype"]), device=self._device)
+            self._waiting += waiting.unbind()
 
     def _start(self) -> None:
         self._waiting.clear()

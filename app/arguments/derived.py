@@ -13,17 +13,34 @@ from typing import TYPE_CHECKING, Any
 from hexloop.app.arguments.choices import ParallelMode
 from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.every import EveryArgument
+from hexloop.app.arguments.launched import launched
 from hexloop.app.arguments.reporting import LOG_LEVELS
-from hexloop.app.arguments.surroundings import SINGLE_PROCESS, Surroundings, found_device
+from hexloop.app.arguments.surroundings import Surroundings, found_device, surroundings_of
 
 if TYPE_CHECKING:
     import torch
 
 
-class DerivedValues(EveryArgument):
-    """Read-only values. `surroundings` is no argument: it is no field, and the wiring may replace it."""
+_GIVEN = "_given_surroundings"
 
-    surroundings: Surroundings = SINGLE_PROCESS
+
+class DerivedValues(EveryArgument):
+    """Read-only values. `surroundings` is no argument: it is no field, and another may be put in its place."""
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """Where this process stands among those that a launcher started."""
+        given: Surroundings | None = vars(self).get(_GIVEN)
+        return surroundings_of(launched(), self._wait_for_all) if given is None else given
+
+    @surroundings.setter
+    def surroundings(self, surroundings: Surroundings) -> None:
+        vars(self)[_GIVEN] = surroundings
+
+    def _wait_for_all(self) -> None:
+        from hexloop.app.arguments.world import join
+
+        join(self).barrier("main_process_first")
 
     @property
     def train_batch_size(self) -> int:
@@ -42,7 +59,8 @@ class DerivedValues(EveryArgument):
 
         if self._on_the_processor:
             return torch.device("cpu")
-        return torch.device(self.surroundings.device or found_device())
+        around = self.surroundings
+        return torch.device(around.device or found_device(around.local_process_index))
 
     @property
     def n_gpu(self) -> int:

@@ -15,7 +15,12 @@ VARIABLES = {
     "ACCELERATE_DYNAMO_BACKEND": "compiles the model, as torch_compile_backend does, where the arguments do not",
     "ACCELERATE_DYNAMO_MODE": "what that compilation aims at, as torch_compile_mode",
     "TENSORBOARD_LOGGING_DIR": "the folder that report_to='tensorboard' writes to",
-    "WORLD_SIZE": "how many processes a launcher has started: more than one is refused",
+    "WORLD_SIZE": "how many processes a launcher has started",
+    "RANK": "this process among all of them, from 0",
+    "LOCAL_RANK": "this process among those of its machine, which says the GPU that it takes",
+    "LOCAL_WORLD_SIZE": "how many processes run on this machine",
+    "MASTER_ADDR": "where the processes meet: the machine of the one of rank 0",
+    "MASTER_PORT": "the port there",
     "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, which is refused, as deepspeed is",
     "ACCELERATE_USE_FSDP": "turns FSDP on, which is refused, as fsdp is",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "turns several dimensions of devices on, which is refused, as "
@@ -38,13 +43,3 @@ def is_on(name: str) -> bool:
 def word(name: str, unset: str) -> str:
     """The value of a variable in small letters; `unset` where it is not set, or empty."""
     return os.environ.get(name, "").strip().lower() or unset
-
-
-def processes() -> int:
-    """How many processes a launcher says that it started. Raises ConfigurationError where it says no number."""
-    value = word("WORLD_SIZE", "1")
-    if not value.isdigit():
-        raise ConfigurationError(
-            [f"The environment variable WORLD_SIZE is {value!r}, but it takes a number of processes; unset it."]
-        )
-    return int(value)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import attrs
 
 from hexloop.app.arguments.environment import word
+from hexloop.app.arguments.launched import Launched
 
 
 def _nobody_to_wait_for() -> None:
@@ -36,17 +37,27 @@ class Surroundings:
 SINGLE_PROCESS = Surroundings()
 
 
-def found_device() -> str:
-    """The device that the environment names, or that torch offers a single process: the first GPU, or the processor."""
+def surroundings_of(process: Launched, barrier: Callable[[], None]) -> Surroundings:
+    """Those of a process that a launcher started."""
+    if process.world_size == 1:
+        return SINGLE_PROCESS
+    return Surroundings(process.world_size, process.rank, process.local_rank, barrier)
+
+
+def found_device(local_rank: int = 0) -> str:
+    """The device that the environment names, or that torch offers the process: a GPU of its own, or the processor.
+
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER say which GPUs torch sees, and as which numbers.
+    """
     import torch
 
     named = word("ACCELERATE_TORCH_DEVICE", "")
     if named:
         return named
     if torch.cuda.is_available():
-        return "cuda:0"
+        return f"cuda:{local_rank % torch.cuda.device_count()}"
     if torch.backends.mps.is_available():
         return "mps"
     if torch.xpu.is_available():
-        return "xpu:0"
+        return f"xpu:{local_rank % torch.xpu.device_count()}"
     return "cpu"

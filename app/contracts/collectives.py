@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Collectives, Json, Reduction
 
 Result = TypeVar("Result")
@@ -90,3 +92,35 @@ class CollectivesContract:
             return len(list(tmp_path.iterdir()))
 
         assert self.run(meet) == [self.world_size] * self.world_size
+
+    def test_two_threads_agree_without_mixing(self) -> None:
+        """What a second thread asks of the ranks is answered apart from what the first asks meanwhile."""
+
+        def agree(rank: Collectives) -> tuple[list[Json], list[Json]]:
+            apart = rank.apart()
+            heard: list[Json] = []
+            beside = threading.Thread(target=lambda: heard.extend(apart.gather(["beside", rank.rank])))
+            beside.start()
+            own = rank.gather(["own", rank.rank])
+            beside.join()
+            return own, heard
+
+        ranks = range(self.world_size)
+        expected = ([["own", rank] for rank in ranks], [["beside", rank] for rank in ranks])
+        assert self.run(agree) == [expected] * self.world_size
+
+    def test_the_others_hear_why_a_rank_fails(self) -> None:
+        """Whoever waits for a rank that has failed learns of it, with the cause that the rank gave."""
+
+        def wait_for_the_last(rank: Collectives) -> str:
+            if rank.rank == rank.world_size - 1:
+                rank.tell_failure("ValueError: the labels are no labels")
+                return "ValueError: the labels are no labels"
+            try:
+                rank.gather(None)
+            except CollectiveError as error:
+                return str(error)
+            return "answered"
+
+        told = self.run(wait_for_the_last)
+        assert all("ValueError: the labels are no labels" in said for said in told)

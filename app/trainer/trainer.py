@@ -119,7 +119,10 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
         self.requests, self.session = Requests(), None
         self.ignore_keys_for_eval: list[str] | None = None
-        self.control, self.state = TrainerControl(), TrainerState()
+        self.control = TrainerControl()
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
+        )
         self.state.checkpoints_folder = str(self.args.output_dir)
         own_loggers = injected.get("loggers") is not None
         self.callback_handler = CallbackHandler(
@@ -285,8 +288,12 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
 
     @standard
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model, its configuration and the processing class to a folder (the output folder where None)."""
-        self._save(output_dir or str(self.args.output_dir))
+        """Write the model, its configuration and the processing class to a folder (the output folder where None).
+
+        Of several processes the first writes.
+        """
+        if self.args.should_save:
+            self._save(output_dir or str(self.args.output_dir))
 
     def new_run_name(self) -> str:
         """A name that no other run has."""

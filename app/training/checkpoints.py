@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
@@ -129,7 +130,7 @@ def prepare_after_first_update(standard: StandardLearner[Any, Any], checkpoints:
 
 def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> CheckpointStore:
     """Who writes and reads this run's checkpoints on `storage`."""
-    args, kept = trainer.args, exportables(trainer, run)
+    args, kept, collectives = trainer.args, exportables(trainer, run), trainer.adapters.collectives
     return CheckpointStore(
         storage,
         CheckpointContents(
@@ -137,12 +138,13 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
             lambda: companion_files(trainer),
             snapshots=snapshots_for(trainer),
             setup=RunSetup(trainer, run),
+            ranks=RankFiles(collectives.rank, collectives.world_size),
         ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(trainer),
         load_best_at_end=args.load_best_model_at_end,
         note=note_of_saves(trainer.adapters.journal, storage),
-        collectives=trainer.adapters.collectives,
+        collectives=collectives,
         behind=args.save_async,
         skip_when_busy=args.save_when_busy == "skip",
     )

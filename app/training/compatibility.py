@@ -81,7 +81,10 @@ class RunSetup:
         present = self._document["global_batch_size"]
         if state.global_batch_size != present:
             state.global_batch_size = present
-            self._go_on_at_the_same_sample(state)
+            self._count_batches(state)
+            self._stretch_plan(state)
+        elif saved.get("batch_size", self._document["batch_size"]) != self._document["batch_size"]:
+            self._count_batches(state)  # as many processes, or as much accumulation, give the same steps otherwise
 
     def _described(self) -> dict[str, Any]:
         trainer, optimizer = self._trainer, self._trainer.optimizer
@@ -91,6 +94,7 @@ class RunSetup:
             "precision": trainer.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
+            "batch_size": trainer._train_batch_size * trainer.args.world_size,
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": trainer.makes_optimizer,
@@ -144,17 +148,22 @@ class RunSetup:
                 if name != "parameters" and before.get(name) != value:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value
 
-    def _go_on_at_the_same_sample(self, state: RunState) -> None:
-        """Count what is left of the run in steps of this run's size, and stretch its own schedule over them."""
-        run, args = self._run, self._trainer.args
-        plan, samples = run.plan, self._document["samples_per_epoch"]
-        size = self._trainer._train_batch_size * args.world_size
+    def _count_batches(self, state: RunState) -> None:
+        """Count what is read of the present pass in batches of this run's size."""
+        plan, samples, size = self._run.plan, self._document["samples_per_epoch"], self._document["batch_size"]
         if plan.batches_per_epoch is None or samples is None:
             state.batches = math.ceil(state.position / size)
             return
         left = (samples - state.position) / size
-        left = math.floor(left) if args.dataloader_drop_last else math.ceil(left)
+        left = math.floor(left) if self._trainer.args.dataloader_drop_last else math.ceil(left)
         state.batches = max(0, plan.batches_per_epoch - max(0, left))
+
+    def _stretch_plan(self, state: RunState) -> None:
+        """Count what is left of the run in steps of this run's size, and stretch its own schedule over them."""
+        run, args = self._run, self._trainer.args
+        plan = run.plan
+        if plan.batches_per_epoch is None or self._document["samples_per_epoch"] is None:
+            return
         if args.max_steps > 0 or plan.steps_per_epoch is None:
             return
         passes_left = max(0.0, args.num_train_epochs - plan.epoch_at(state.epoch, state.batches))

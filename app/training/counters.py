@@ -11,6 +11,14 @@ from attrs import define, field
 
 from hexloop.domain.run import Run
 
+Total = Callable[[float], float]
+"""From a number of this process to the sum over all processes, which call it together."""
+
+
+def _own(number: float) -> float:
+    """A process that is alone."""
+    return number
+
 
 @define
 class TokenCounter:
@@ -24,6 +32,7 @@ class TokenCounter:
     main_input: str
     padding_aware: bool
     padding: int | None = None
+    total: Total = _own
     _pending: Any = field(default=0, init=False)
     _warned: bool = field(default=False, init=False)
 
@@ -35,21 +44,21 @@ class TokenCounter:
                 f"no tokens are counted, as the batches have no {self.main_input!r}; give the model main_input_name"
             )
         elif not self.padding_aware:
-            self.run.state.tokens += tokens.numel()
+            self._pending = self._pending + tokens.numel()
         elif batch.get("attention_mask") is not None:
             self._pending = self._pending + batch["attention_mask"].sum()
         elif self.padding is not None:
             self._pending = self._pending + (tokens != self.padding).sum()
         else:
-            self.run.state.tokens += tokens.numel()
+            self._pending = self._pending + tokens.numel()
             self._warn(
                 "all tokens are counted, as neither an attention_mask nor the processing_class's pad_token_id says "
                 "which are padding; give one of the two"
             )
 
     def settle(self) -> None:
-        """Add what waits on the device to the state."""
-        self.run.state.tokens += int(self._pending)
+        """Add what waits, here and in the other processes, to the state."""
+        self.run.state.tokens += int(self.total(float(self._pending)))
         self._pending = 0
 
     def _warn(self, problem: str) -> None:
@@ -66,10 +75,17 @@ class OperationCounter:
 
     run: Run[Any, Any]
     operations_in: Callable[[Any], float]
+    total: Total = _own
+    _pending: float = field(default=0.0, init=False)
 
     def __call__(self, batch: Any) -> None:
         """Count one micro-batch."""
-        self.run.state.operations += float(self.operations_in(batch))
+        self._pending += float(self.operations_in(batch))
+
+    def settle(self) -> None:
+        """Add what waits, here and in the other processes, to the state."""
+        self.run.state.operations += self.total(self._pending)
+        self._pending = 0.0
 
 
 def operations_in(model: Any) -> Callable[[Any], float] | None:
@@ -100,8 +116,9 @@ class OperationMeter:
     """
 
     run: Run[Any, Any]
-
+    total: Total = _own
     per_sample: int | None = field(default=None, init=False)
+    _measured: tuple[float, int] | None = field(default=None, init=False)
 
     def measure(self, learner: Any) -> None:
         """Measure the next micro-batch of `learner`, unless the run knows already."""
@@ -119,13 +136,16 @@ class OperationMeter:
 
             with FlopCounterMode(display=False) as counter:
                 loss = micro_step(batch, window_items, last_of_window)
-            self.per_sample = round(counter.get_total_flops() / max(1, self.run.batches.rows(batch)))
+            self._measured = float(counter.get_total_flops()), max(1, self.run.batches.rows(batch))
             return loss
 
         learner.micro_step = measured_step
 
     def settle(self) -> None:
         """Bring the operations in the state up to date with its samples."""
+        if self._measured is not None:
+            (operations, samples), self._measured = self._measured, None
+            self.per_sample = round(self.total(operations) / samples)
         if self.per_sample is not None:
             self.run.state.operations = float(self.per_sample * self.run.state.samples)
 

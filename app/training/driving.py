@@ -10,6 +10,7 @@ from hexloop.app.training.boundaries import Dispatch, asking_at_boundaries
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.live import seeded
 from hexloop.app.training.session import open_session
+from hexloop.domain.errors import CollectiveError
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.loop import train
 
@@ -39,6 +40,10 @@ def follow(trainer: Trainer, resume_from: str | bool | None, run_name: str | Non
                 dispatch(event)
                 yield event
                 take_control()
+    except BaseException as error:
+        if not isinstance(error, CollectiveError):
+            trainer.adapters.collectives.tell_failure(f"{type(error).__name__}: {error}")
+        raise
     finally:
         trainer.memory.abandon("train")
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hexloop.adapters.batches.torch.batches import ShardedBatches
+from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchEvaluator
@@ -21,6 +23,7 @@ from hexloop.app.training.inputs import named_on
 from hexloop.app.training.loaders import expected_rows
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
 from hexloop.app.training.refusals import refuse_metrics
+from hexloop.app.training.worlds import ranks_of
 from hexloop.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -75,8 +78,10 @@ def make_evaluator(
     args = trainer.args
     refuse_metrics(args, trainer.compute_metrics)
     trainer.callback_handler.eval_dataloader = loader
-    model = trainer.model_wrapped if trainer.is_in_train else _prepared(trainer)
+    model = _in_training(trainer) if trainer.is_in_train else _prepared(trainer)
     rows = expected_rows(loader)
+    if isinstance(loader, OrderedLoader) and loader.shard.world_size > 1:
+        loader = ShardedBatches(loader, lambda batch: batch).epoch(0, 0)
     options = EvaluationOptions(
         prefix=prefix,
         loss_only=args.prediction_loss_only if loss_only is None else loss_only,
@@ -107,7 +112,16 @@ def make_evaluator(
         trainer.compute_metrics,
         trainer.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
+        ranks_of(trainer),
     )
+
+
+def _in_training(trainer: Trainer) -> Any:
+    """The model as training has it; one that every process holds whole, without what lets its gradients meet."""
+    parallelism = trainer.adapters.parallelism
+    if parallelism.capabilities.processes and not parallelism.capabilities.sharded:
+        return trainer.model
+    return trainer.model_wrapped
 
 
 def _prepared(trainer: Trainer) -> Any:

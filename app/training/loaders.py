@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 from torch.utils.data import DataLoader
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, length_of
+from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, ShardedBatches, length_of
 from hexloop.adapters.batches.torch.collate import WithoutColumns
 from hexloop.adapters.batches.torch.index_sampler import IndexSampler
 from hexloop.adapters.batches.torch.keyed import KeyedDataset
@@ -28,6 +28,7 @@ from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.domain.order import Order
 from hexloop.domain.order.grouped import GroupedByLength
 from hexloop.domain.order.sequential import Sequential
+from hexloop.domain.order.slices import Shard
 from hexloop.ports.batches import Batches
 
 
@@ -101,7 +102,8 @@ class LoaderMaker:
         args = self.args
         dataset, collate = self._fitted(dataset)
         options = self._options(collate, keeps_workers)
-        keyed = key_seed is not None and (args.dataloader_num_workers > 0 or args.keyed_data_randomness)
+        several = args.dataloader_num_workers > 0 or args.world_size > 1
+        keyed = key_seed is not None and (several or args.keyed_data_randomness)
         if is_iterable(dataset):
             if key_seed is not None and args.train_sampling_strategy == "group_by_length":
                 raise ConfigurationError(
@@ -120,9 +122,10 @@ class LoaderMaker:
             )
         sampler = OrderedBatchSampler(
             lambda epoch: order(dataset, epoch),
-            batch_size,
+            batch_size * args.world_size,
             drop_last=args.dataloader_drop_last,
             keyed_by=key_seed if keyed else None,
+            shard=Shard(args.process_index, args.world_size, in_blocks=key_seed is None),
         )
         return OrderedLoader(KeyedDataset(dataset) if keyed else dataset, sampler, **options)
 
@@ -173,6 +176,8 @@ def batches_of(
 
     progress: told of the batches of another loader that are passed over.
     """
+    if isinstance(loader, OrderedLoader) and loader.shard.world_size > 1:
+        return ShardedBatches(loader, transfer, inspect)
     if isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
     return ForeignBatches(loader, transfer, inspect, progress)

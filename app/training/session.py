@@ -44,14 +44,17 @@ from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_da
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
+from hexloop.app.training.worlds import total_of, world_of
 from hexloop.app.wiring import Adapters
 from hexloop.domain.agreement import agreement_for
 from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.run import Run
+from hexloop.domain.shared_losses import SharedLosses
 from hexloop.domain.state import RunState
 from hexloop.domain.step import StandardLearner
 from hexloop.ports.batches import Batches
 from hexloop.ports.learner import Learner
+from hexloop.ports.losses import Losses
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -90,7 +93,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
     with ExitStack() as undo:
         control = begin_control(adapters.device, switches_for(trainer.args))
         undo.callback(control.release)
-        adapters.device.seed(trainer.args.seed)
+        adapters.device.seed(trainer.args.seed + adapters.collectives.rank)
         with refusals:
             model = trainer.place_model()
             align_special_tokens(model, trainer.processing_class)
@@ -108,7 +111,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         if is_overridden(trainer, "training_step") and adapters.precision.name in HALF_FORMATS:
             undo.enter_context(computing_in_format(wrapped, adapters.precision))
         run = _run(trainer, adapters, plan, batches, learner)
-        run.state.run = run_name or run.state.run
+        run.state.run = str(adapters.collectives.broadcast(run_name or run.state.run))
         run.windows = getattr(learner, "windows", run.windows)
         store = make_store(trainer, run, adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
@@ -117,7 +120,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         session = Session(run, control, standard, learner, checkpoints)
         session.counters += [each for each in run.counters if hasattr(each, "settle")]  # type: ignore[misc]
         if not any(isinstance(each, OperationCounter) for each in run.counters) and not trainer.args.torch_compile:
-            meter = OperationMeter(run)
+            meter = OperationMeter(run, total_of(trainer))
             meter.measure(learner)
             session.counters.append(meter)
         run.further_figures = partial(_figures, trainer, session)
@@ -180,6 +183,7 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
         exact=trainer.args.loss_weighting == "exact",
         label_names=trainer.label_names,
         shifted=choice.shifted,
+        world=world_of(trainer, choice.normalises),
     )
     standard: StandardLearner[Any, Any] = StandardLearner(
         trainable,
@@ -235,7 +239,7 @@ def _run(
     run: Run[Any, Any] = Run(
         learner=learner,
         batches=batches,
-        losses=TorchLosses(adapters.device.name, args.logging_nan_inf_filter),
+        losses=_losses(trainer),
         scheduler=as_port(trainer.lr_scheduler, trainer.optimizer, args),
         clock=adapters.clock,
         plan=plan,
@@ -254,14 +258,20 @@ def _run(
     return run
 
 
+def _losses(trainer: Trainer) -> Losses[Any]:
+    own = TorchLosses(trainer.adapters.device.name, trainer.args.logging_nan_inf_filter)
+    collectives = trainer.adapters.collectives
+    return own if collectives.world_size == 1 else SharedLosses(own, collectives)
+
+
 def _counters(trainer: Trainer, run: Run[Any, Any]) -> Iterator[Any]:
     counting = trainer.args.include_num_input_tokens_seen
     if counting != "no":
         padding = getattr(trainer.processing_class, "pad_token_id", None)
-        yield TokenCounter(run, trainer.main_input_name, counting == "non_padding", padding)
+        yield TokenCounter(run, trainer.main_input_name, counting == "non_padding", padding, total_of(trainer))
     told = trainer.floating_point_ops if is_overridden(trainer, "floating_point_ops") else operations_in(trainer.model)
     if told is not None:
-        yield OperationCounter(run, told)
+        yield OperationCounter(run, told, total_of(trainer))
 
 
 def _figures(trainer: Trainer, session: Session) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import frozen
+
 
 def global_batches(global_batch: int, length: int, drop_last: bool, start: int = 0) -> int:
     """How many global batches of `global_batch` samples the positions `start` to `length` - 1 make."""
@@ -33,3 +35,29 @@ def rank_slice(positions: range, rank: int, world: int) -> range:
     share, remainder = divmod(len(positions), world)
     first = rank * share + min(rank, remainder)
     return positions[first : first + share + (rank < remainder)]
+
+
+@frozen
+class Shard:
+    """Which part of every global batch a process takes.
+
+    in_blocks: every rank but the last ones takes a whole block of `global_batch` / `world_size` positions, so that
+    batches are those that a single process has; else the parts are as even as can be.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    in_blocks: bool = False
+
+    def of(self, positions: range, global_batch: int) -> range:
+        """The part of a batch of at most `global_batch` positions; it may be empty in the last batch of an epoch."""
+        if self.world_size == 1:
+            return positions
+        if not self.in_blocks:
+            return rank_slice(positions, self.rank, self.world_size)
+        size = global_batch // self.world_size
+        return positions[self.rank * size : (self.rank + 1) * size]
+
+
+ALL = Shard()
+"""A process that is alone takes everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -19,11 +19,14 @@ from hexloop.adapters.batches.torch.data_state import (
 )
 from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.rows import row_count
+from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
 from hexloop.adapters.batches.torch.stream import StreamLoader, begun_again, set_epoch
 from hexloop.adapters.batches.torch.streams import kept_streams, own_generators, state_of, text_of
 from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.domain.errors import DataError
 from hexloop.domain.parts import json_part, only_value
+from hexloop.ports.batches import Padding
 from hexloop.ports.state import Part
 
 Inspect = Callable[[Any], None]
@@ -79,6 +82,50 @@ class LoaderBatches:
         standing = state_from("standing", parts)
         if standing is not None:
             self.loader.go_on_from(contents(standing))
+
+
+class ShardedBatches(LoaderBatches):
+    """The share that this process has of every batch.
+
+    The epoch's last batch may have fewer samples than there are processes; then those that have none compute one that
+    is padding, so that all take the same steps.
+    """
+
+    loader: OrderedLoader
+
+    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        """The shares of the batches from `position` on; see `LoaderBatches.epoch`."""
+        sampler, length = self._sampler, len(self.loader.dataset)  # type: ignore[arg-type]
+        size = sampler.batch_size
+        self._ragged: Any = None
+        with closing(super().epoch(epoch, position)) as batches:
+            for first, batch in zip(range(position, length, size), batches, strict=False):
+                if length - first >= size:
+                    yield batch
+                    continue
+                counts = sampler.shard.of(range(first, length), size)
+                self._ragged = batch if counts else self._as_padding(batch)
+                self._ragged_rows = length - first
+                yield self._ragged
+
+    def rows(self, batch: Any) -> int:
+        """The samples of the whole batch, of which the epoch's last may have fewer."""
+        return self._ragged_rows if batch is self._ragged else self._sampler.batch_size
+
+    @property
+    def _sampler(self) -> OrderedBatchSampler:
+        sampler = self.loader.batch_sampler
+        assert isinstance(sampler, OrderedBatchSampler)
+        return sampler
+
+    def _as_padding(self, batch: Any) -> Padding:
+        if not isinstance(batch, Mapping):
+            raise DataError(
+                "The last batch of an epoch has fewer samples than there are processes, and the data_collator returns "
+                f"a value of type {type(batch).__name__}, which cannot be told from one that counts; let it return a "
+                "dictionary, or set dataloader_drop_last=True."
+            )
+        return Padding(batch)
 
 
 @frozen

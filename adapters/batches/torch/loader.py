@@ -15,6 +15,7 @@ from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
 from hexloop.adapters.batches.torch.shielding import ShieldedIterator
 from hexloop.adapters.batches.torch.standing import Place, Standing
 from hexloop.adapters.batches.torch.workers import Delivered, Delivering, StateLoading, load_state
+from hexloop.domain.order.slices import Shard
 
 
 class KeepingLoader(DataLoader[Any]):
@@ -79,6 +80,13 @@ class OrderedLoader(KeepingLoader):
         )
         super().__init__(dataset, batch_sampler=batch_sampler, generator=torch.Generator(), **options)
 
+    @property
+    def shard(self) -> Shard:
+        """Which part of every batch this process takes."""
+        sampler = self.batch_sampler
+        assert isinstance(sampler, OrderedBatchSampler)
+        return sampler.shard
+
     def __iter__(self) -> Any:
         if self._delivers:
             return (each.batch for each in super().__iter__() if each.samples)
@@ -119,9 +127,10 @@ class OrderedLoader(KeepingLoader):
 
     def _delivered(self, standing: Standing) -> Iterator[Any]:
         each: Delivered
+        ranks = self.shard.world_size
         for each in super().__iter__():
             if each.samples:
-                standing.note(each.worker, each.samples, each.state)
+                standing.note(each.worker, each.samples * ranks, each.state)
                 yield each.batch
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 from hexloop.adapters.batches.torch.keyed import keyed_indices
 from hexloop.domain.order import Order
-from hexloop.domain.order.slices import global_batches
+from hexloop.domain.order.slices import ALL, Shard, global_batches
 
 BLOCK_BATCHES = 64
 """How many batches' indices are worked out at once."""
@@ -18,14 +18,22 @@ BLOCK_BATCHES = 64
 class OrderedBatchSampler(Sampler[list[Any]]):
     """Batches of indices in the order that `make_order(epoch)` gives, from the position that `go_to` named.
 
+    batch_size: the samples of a batch over all processes, of which this one takes those of its `shard`; where there are
+    none, it takes the batch's first sample, which is not to be counted.
     keyed_by: the seed of the samples' random streams; then the batches hold KeyedIndex for a KeyedDataset.
     """
 
     def __init__(
-        self, make_order: Callable[[int], Order], batch_size: int, drop_last: bool = False, keyed_by: int | None = None
+        self,
+        make_order: Callable[[int], Order],
+        batch_size: int,
+        drop_last: bool = False,
+        keyed_by: int | None = None,
+        shard: Shard = ALL,
     ) -> None:
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.shard = shard
         self._make_order = make_order
         self._keyed_by = keyed_by
         self.go_to(0, 0)
@@ -57,8 +65,9 @@ class OrderedBatchSampler(Sampler[list[Any]]):
         for first in range(start, stop, size * BLOCK_BATCHES):
             block = order.block(first, min(first + size * BLOCK_BATCHES, stop))
             for offset in range(0, len(block), size):
-                indices = block[offset : offset + size]
+                mine = self.shard.of(range(offset, min(offset + size, len(block))), size) or range(offset, offset + 1)
+                indices = block[mine.start : mine.stop]
                 if self._keyed_by is None:
                     yield indices
                 else:
-                    yield keyed_indices(indices, self._keyed_by, self._epoch, first + offset)
+                    yield keyed_indices(indices, self._keyed_by, self._epoch, first + mine.start)

@@ -23,6 +23,7 @@ class Meeting:
         self._heard: dict[int, Any] = {}
         self._result: Any = None
         self._failure: tuple[str, tuple[int, ...]] | None = None
+        self._callers: set[int] = set()
 
     @property
     def everybody_arrived(self) -> bool:
@@ -32,6 +33,7 @@ class Meeting:
     def arrive(self, rank: int, operation: str, said: Any, lost: bool) -> None:
         """A rank calls; the meeting fails where it calls something else than the first did."""
         self.arrived += 1
+        self._callers.add(rank)
         if self.settled:
             return
         if operation != self._operation:
@@ -54,6 +56,11 @@ class Meeting:
             "look at what those did last.",
             missing,
         )
+
+    def lose(self, rank: int, cause: str) -> None:
+        """A rank that has not called yet never will."""
+        if not self.settled and rank not in self._callers:
+            self._fail(f"The ranks waited for {self._operation}, but rank {rank} failed: {cause}", (rank,))
 
     def result(self) -> Any:
         """What came of a settled meeting. Raises CollectiveError where it failed."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from hexloop.adapters.collectives.simulated.meeting import Combine, Meeting
 from hexloop.ports.collectives import Json, Reduction
@@ -18,17 +18,25 @@ REDUCE: dict[Reduction, Callable[[Sequence[float]], float]] = {
 }
 
 
+Place = tuple[int, int]
+"""A rank and one of its threads; see `hexloop.adapters.collectives.simulated.world`."""
+
+
 class World(Protocol):
     """What a rank asks of its world."""
 
     size: int
 
-    def enter(self, rank: int, operation: str, said: Any, combine: Combine) -> Meeting:
+    def enter(self, place: Place, operation: str, said: Any, combine: Combine) -> Meeting:
         """Call the rank's next operation, without waiting for anybody."""
         ...
 
-    def leave(self, rank: int, meeting: Meeting) -> Any:
+    def leave(self, place: Place, meeting: Meeting) -> Any:
         """Wait for the result. Raises CollectiveError."""
+        ...
+
+    def lose(self, rank: int, cause: str) -> None:
+        """The rank calls nothing more."""
         ...
 
 
@@ -37,12 +45,12 @@ class SimulatedPending:
     """Answers the Pending port."""
 
     _world: World
-    _rank: int
+    _place: Place
     _meeting: Meeting
 
     def result(self) -> tuple[float, ...]:
         """The reduced numbers; the same each time."""
-        reduced: tuple[float, ...] = self._world.leave(self._rank, self._meeting)
+        reduced: tuple[float, ...] = self._world.leave(self._place, self._meeting)
         return reduced
 
 
@@ -56,6 +64,8 @@ class SimulatedCollectives:
 
     _world: World
     rank: int
+    _threads: list[int] = field(factory=lambda: [0])
+    _thread: int = 0
 
     @property
     def world_size(self) -> int:
@@ -70,8 +80,8 @@ class SimulatedCollectives:
             return tuple(map(reduce, zip(*said, strict=True)))
 
         operation = f"the {reduction.value} of {len(values)} numbers"
-        meeting = self._world.enter(self.rank, operation, tuple(map(float, values)), combine)
-        return SimulatedPending(self._world, self.rank, meeting)
+        meeting = self._world.enter(self._place, operation, tuple(map(float, values)), combine)
+        return SimulatedPending(self._world, self._place, meeting)
 
     def gather(self, value: Json) -> list[Json]:
         """Every rank's value, by rank."""
@@ -89,5 +99,18 @@ class SimulatedCollectives:
         """Wait until every rank is here."""
         self._meet(f"the barrier {name!r}", None, lambda said: None)
 
+    def apart(self) -> SimulatedCollectives:
+        """The same ranks, in another thread; see `Collectives.apart`."""
+        self._threads[0] += 1
+        return SimulatedCollectives(self._world, self.rank, self._threads, self._threads[0])
+
+    def tell_failure(self, cause: str) -> None:
+        """Nobody waits for this rank any longer."""
+        self._world.lose(self.rank, cause)
+
+    @property
+    def _place(self) -> Place:
+        return self.rank, self._thread
+
     def _meet(self, operation: str, said: Any, combine: Combine) -> Any:
-        return self._world.leave(self.rank, self._world.enter(self.rank, operation, said, combine))
+        return self._world.leave(self._place, self._world.enter(self._place, operation, said, combine))

@@ -15,6 +15,9 @@ from hexloop.adapters.collectives.simulated.rank import SimulatedCollectives
 
 Result = TypeVar("Result")
 
+Place = tuple[int, int]
+"""A rank, and which of its threads: 0 is its own, the others are those for which it went `apart`."""
+
 
 @frozen
 class _Standstill:
@@ -42,7 +45,7 @@ class SimulatedWorld:
         self._faults = list(faults)
         self._changed = threading.Condition()
         self._running: set[int] = set()
-        self._standstills: dict[int, _Standstill] = {}
+        self._standstills: dict[Place, _Standstill] = {}
         self._begin(())
 
     def rank(self, rank: int) -> SimulatedCollectives:
@@ -115,8 +118,9 @@ class SimulatedWorld:
                     del steps[rank]
         return [ended[rank] for rank in range(self.size)]
 
-    def enter(self, rank: int, operation: str, said: Any, combine: Combine) -> Meeting:
+    def enter(self, place: Place, operation: str, said: Any, combine: Combine) -> Meeting:
         """A rank calls its next operation, without waiting for anybody. Raises RankKilled by plan."""
+        rank, thread = place
         with self._changed:
             self._operations[rank] += 1
             number = self._operations[rank]
@@ -124,26 +128,40 @@ class SimulatedWorld:
             if isinstance(fault, Kill):
                 raise RankKilled(f"The plan is that rank {rank} dies in its operation {number}, {operation}.")
             if isinstance(fault, Delay):
-                self._stand_still(rank, _Standstill(self.now + fault.seconds, None))
-            meeting = self._meetings.setdefault(number, Meeting(self.size, operation, combine))
+                self._stand_still(place, _Standstill(self.now + fault.seconds, None))
+            turn = self._turns[place] = self._turns.get(place, 0) + 1
+            meeting = self._meetings.setdefault((thread, turn), Meeting(self.size, operation, combine))
             meeting.arrive(rank, operation, said, lost=isinstance(fault, Drop))
+            for failed, cause in self._causes.items():
+                meeting.lose(failed, cause)
             if meeting.everybody_arrived:
-                del self._meetings[number]
+                del self._meetings[thread, turn]
             if meeting.settled:
                 self._wake(meeting)
             return meeting
 
-    def leave(self, rank: int, meeting: Meeting) -> Any:
+    def leave(self, place: Place, meeting: Meeting) -> Any:
         """Wait for a meeting's result. Raises CollectiveError."""
         with self._changed:
             if not meeting.settled:
-                self._stand_still(rank, _Standstill(self.now + self._timeout, meeting))
+                self._stand_still(place, _Standstill(self.now + self._timeout, meeting))
             return meeting.result()
+
+    def lose(self, rank: int, cause: str) -> None:
+        """Nobody waits any longer for a rank that calls nothing more."""
+        with self._changed:
+            self._causes[rank] = cause
+            for meeting in self._meetings.values():
+                meeting.lose(rank, cause)
+                if meeting.settled:
+                    self._wake(meeting)
 
     def _begin(self, running: Iterable[int]) -> None:
         """Start with new processes: no operation was called, and these ranks have threads of their own."""
         self._operations = [0] * self.size
-        self._meetings: dict[int, Meeting] = {}
+        self._turns: dict[Place, int] = {}
+        self._meetings: dict[tuple[int, int], Meeting] = {}
+        self._causes: dict[int, str] = {}
         self._running = set(running)
 
     def _strike(self, rank: int, operation: int) -> Fault | None:
@@ -153,16 +171,16 @@ class SimulatedWorld:
                 return fault
         return None
 
-    def _stand_still(self, rank: int, standstill: _Standstill) -> None:
-        self._standstills[rank] = standstill
+    def _stand_still(self, place: Place, standstill: _Standstill) -> None:
+        self._standstills[place] = standstill
         self._let_time_pass()
-        while rank in self._standstills:
+        while place in self._standstills:
             self._changed.wait()
 
     def _let_time_pass(self) -> None:
         """Where nobody has anything to do, go on to the time at which the first sleeper wakes or waiter gives up."""
-        while self._standstills and self._running <= self._standstills.keys():
-            first = min(self._standstills, key=lambda rank: self._standstills[rank].until)
+        while self._standstills and all((rank, 0) in self._standstills for rank in self._running):
+            first = min(self._standstills, key=lambda place: self._standstills[place].until)
             standstill = self._standstills[first]
             self.now = standstill.until
             if standstill.meeting is None:
@@ -174,6 +192,6 @@ class SimulatedWorld:
 
     def _wake(self, meeting: Meeting) -> None:
         """The ranks that wait for a meeting go on."""
-        for rank in [rank for rank, standstill in self._standstills.items() if standstill.meeting is meeting]:
-            del self._standstills[rank]
+        for place in [place for place, standstill in self._standstills.items() if standstill.meeting is meeting]:
+            del self._standstills[place]
         self._changed.notify_all()

@@ -14,6 +14,7 @@ from hexloop.adapters.contents.checkpoint.keepers import (
     parts_of,
     read_document,
 )
+from hexloop.adapters.contents.checkpoint.rank_files import ONE_RANK, RankFiles
 from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP, AnySetup, Setup
 from hexloop.adapters.contents.checkpoint.shards import is_weights
 from hexloop.domain.errors import CheckpointError
@@ -40,6 +41,7 @@ class CheckpointContents:
     one that has the name of another file of the checkpoint is left out.
     snapshots: the memory that a snapshot is kept in.
     setup: what the run is compared with a checkpoint by; its document becomes `run_setup.json`.
+    ranks: the process among those of the run, and what each of them keeps for itself. The first writes the rest.
     migrations: how documents of earlier schema versions are read.
     """
 
@@ -50,6 +52,7 @@ class CheckpointContents:
         max_shard_size: int = 5_000_000_000,
         snapshots: Snapshots | None = None,
         setup: Setup | None = None,
+        ranks: RankFiles = ONE_RANK,
         migrations: Migrations = MIGRATIONS,
     ) -> None:
         self._exportables = exportables
@@ -57,20 +60,24 @@ class CheckpointContents:
         self._max_shard_size = max_shard_size
         self._snapshots = snapshots
         self._setup = setup or AnySetup()
+        self._ranks = ranks
         self._migrations = migrations
 
     def files(self, state: RunState) -> Iterator[File]:
         """Every file; see `Contents.files`. The extra ones come first, as making them may draw random numbers."""
         yield from self._companions()
         for name, exportable in self._exportables.items():
-            yield from self._exported(name, list(exportable.export()))
+            parts = exportable.export()
+            if self._ranks.writes(name):
+                yield from self._exported(name, list(parts))
         yield from self._documents(state)
 
     def prepare(self) -> Callable[[], None]:
         """Make room for everything that is exported now; see `Contents.prepare`."""
         if self._snapshots is None:
             return lambda: None
-        return self._snapshots.reserve({name: list(each.export()) for name, each in self._exportables.items()})
+        kept = {name: each for name, each in self._exportables.items() if self._ranks.writes(name)}
+        return self._snapshots.reserve({name: list(each.export()) for name, each in kept.items()})
 
     def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
         """Keep everything as it is now; see `Contents.snapshot`."""
@@ -78,7 +85,8 @@ class CheckpointContents:
             raise CheckpointError("A snapshot needs memory to be kept in; construct CheckpointContents with snapshots.")
         take = self._snapshots.take
         companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companions()]
-        exported = {name: take(name, exportable.export()) for name, exportable in self._exportables.items()}
+        kept = {name: each for name, each in self._exportables.items() if self._ranks.writes(name)}
+        exported = {name: take(name, exportable.export()) for name, exportable in kept.items()}
         documents = list(self._documents(state))
 
         def files() -> Iterator[File]:
@@ -102,12 +110,13 @@ class CheckpointContents:
             )
         state = state_codec.from_bytes(b"".join(open_file(RUN_STATE)))
         setup = read_document(RUN_SETUP, names, open_file, self._migrations)
-        found = {name: parts_of(name, names, open_file, self._migrations) for name in self._exportables}
+        found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         self._refuse_other_shapes(found[MODEL])
         left_new = self._setup.left_new(setup)
         for name in sorted(found.keys() - left_new, key=self._order):
-            self._load(name, found[name])
+            if found[name] or not self._ranks.is_own(name):
+                self._load(name, found[name])
         self._setup.settle(setup, state)
         return state
 
@@ -116,16 +125,26 @@ class CheckpointContents:
         self._load(MODEL, parts_of(MODEL, names, open_file, self._migrations))
 
     def _companions(self) -> Iterator[File]:
-        """The extra files that have no name of the checkpoint's own."""
+        """The extra files that have no name of the checkpoint's own; the first process writes them."""
+        if self._ranks.rank != 0:
+            return iter(())
         kept = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
         own = {RUN_STATE, RUN_SETUP, *kept}
         return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
 
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
-        return files_of(name, parts, self._max_shard_size, self._migrations)
+        return files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
+
+    def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
+        found: list[Part] = []
+        for each in self._ranks.files_read(name, names):
+            found += parts_of(each, names, open_file, self._migrations)
+        return found
 
     def _documents(self, state: RunState) -> Iterator[File]:
-        """How the run is set up, and last where it stands."""
+        """How the run is set up, and last where it stands; the same for all processes."""
+        if self._ranks.rank != 0:
+            return
         if setup := self._setup.document():
             yield document_file(RUN_SETUP, setup, self._migrations)
         yield File(RUN_STATE, [state_codec.to_bytes(state)])

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from hexloop.adapters.evaluator.torch.losses import BatchLosses
 from hexloop.adapters.evaluator.torch.outputs import EvalPrediction
 from hexloop.adapters.evaluator.torch.predictions import Collected, InBatches, Joined
+from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
 from hexloop.adapters.evaluator.torch.room import Folder, Memory
 from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.batches import Padding
 
 Predict = Callable[..., tuple[Tensor | None, Any, Any]]
 """(model, inputs, prediction_loss_only, ignore_keys=...) -> loss, logits, labels."""
@@ -73,6 +75,7 @@ class TorchEvaluator:
     compute_metrics: Callable[..., dict[str, Any]] | None = None
     preprocess_logits: Callable[[Any, Any], Any] = _as_they_are
     options: EvaluationOptions = field(factory=EvaluationOptions)
+    ranks: Ranks = field(factory=OneRank)
     samples: int = field(default=0, init=False)
     predictions: Any = field(default=None, init=False)
     label_ids: Any = field(default=None, init=False)
@@ -100,23 +103,27 @@ class TorchEvaluator:
         self._forget()
 
     def step(self, batch: Any) -> int:
-        """Predict one batch."""
+        """Predict one batch, of which other processes may predict other rows."""
         options = self.options
-        rows = self.count_rows(batch)
+        rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
-        if loss is not None:
-            self._losses.add(loss, rows)
         if logits is not None:
             logits = self.preprocess_logits(logits, labels)
+        (logits, labels, inputs), counts = self.ranks.join((logits, labels, self._inputs_of(batch)), rows)
+        losses = [] if loss is None else self.ranks.each(loss)
+        for each, count in zip(losses, counts, strict=False):
+            if count or len(counts) == 1:
+                self._losses.add(each, count)
+        rows = sum(counts)
         if options.by_batch:
-            self._measure(batch, loss, logits, labels, rows)
+            self._measure(inputs, losses, logits, labels, counts)
         if options.keep or not options.by_batch:
-            self._keep(batch, logits, labels, rows)
+            self._keep(inputs, logits, labels, rows)
         self.samples += rows
         self._batches += 1
         if options.accumulation_steps and self._batches % options.accumulation_steps == 0:
-            for each in (self._losses, self._logits, self._labels, self._inputs):
-                each.to_host()
+            for kept in (self._losses, self._logits, self._labels, self._inputs):
+                kept.to_host()
         return rows
 
     def metrics(self) -> dict[str, Any]:
@@ -146,22 +153,33 @@ class TorchEvaluator:
         self._losses = BatchLosses()
         self._logits, self._labels, self._inputs = (self.options.collected() for _ in range(3))
 
-    def _keep(self, batch: Any, logits: Any, labels: Any, rows: int) -> None:
+    def _inputs_of(self, batch: Any) -> Any:
+        """What of the batch the metrics are to have."""
+        if "inputs" not in self.options.include:
+            return None
+        if self.options.by_batch:
+            return batch
+        return batch.get(self.options.main_input) if isinstance(batch, Mapping) else None
+
+    def _keep(self, inputs: Any, logits: Any, labels: Any, rows: int) -> None:
         if logits is not None:
             self._logits.add(logits, rows)
         if labels is not None:
             self._labels.add(labels, rows)
-        if "inputs" in self.options.include and isinstance(batch, Mapping):
-            self._inputs.add(batch.get(self.options.main_input), rows)
+        main = inputs.get(self.options.main_input) if self.options.by_batch and isinstance(inputs, Mapping) else inputs
+        if main is not None:
+            self._inputs.add(main, rows)
 
-    def _measure(self, batch: Any, loss: Tensor | None, logits: Any, labels: Any, rows: int) -> None:
+    def _measure(self, inputs: Any, losses: list[Tensor], logits: Any, labels: Any, counts: list[int]) -> None:
         """Hand the batch before this one to the metrics, as it was not the last."""
         if self.compute_metrics is None or logits is None or labels is None:
             return
         self._compute_held(last=False)
-        include = self.options.include
-        losses = loss.repeat(max(rows, 1)) if "loss" in include and loss is not None else None
-        self._held = EvalPrediction(logits, labels, batch if "inputs" in include else None, losses)
+        by_row: Tensor | None = None
+        if "loss" in self.options.include and losses:
+            weights = torch.tensor(counts if len(counts) > 1 else [max(counts[0], 1)], device=losses[0].device)
+            by_row = torch.stack(losses).repeat_interleave(weights)
+        self._held = EvalPrediction(logits, labels, inputs, by_row)
 
     def _compute_held(self, last: bool) -> dict[str, Any]:
         held, self._held = self._held, None

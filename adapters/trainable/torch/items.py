@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hexloop.ports.batches import Padding
+
 IGNORED_LABEL = -100
 """The label that torch's cross entropy leaves out."""
 
@@ -28,13 +30,16 @@ def row_count(batch: Any) -> int:
 
 
 def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Tensor | int:
-    """The number of labels in `batch` other than -100, as a scalar on the device; its rows where it has no labels.
+    """The number of labels in `batch` other than -100, as a scalar on the device; its rows where it has no labels;
+    0 where it is padding.
 
     `shifted` says that the loss compares each position with the label after it, so that the first label of a row is
     never compared with anything; labels that come under `shift_labels` are shifted already.
     """
     if not isinstance(batch, Mapping):
         return row_count(batch)
+    if isinstance(batch, Padding):
+        return 0
     if isinstance(batch.get("shift_labels"), Tensor):
         return _valid(batch["shift_labels"])
     found = [batch[name] for name in label_names if isinstance(batch.get(name), Tensor)]

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from hexloop.adapters.trainable.torch.gradients import Gradients
 from hexloop.adapters.trainable.torch.items import item_count
 from hexloop.adapters.trainable.torch.loss import ComputeLoss
+from hexloop.adapters.trainable.torch.world import ALONE, World
+from hexloop.ports.batches import Padding
 
 
 class TorchTrainable:
@@ -21,6 +23,7 @@ class TorchTrainable:
     what it gives otherwise is a mean, which `exact` weighs by its items within its window; without, each batch of the
     window weighs the same.
     shifted: the loss compares each position with the label after it.
+    world: the processes that each compute a share of every window.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class TorchTrainable:
         exact: bool = True,
         label_names: Sequence[str] = ("labels",),
         shifted: bool = False,
+        world: World = ALONE,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -41,29 +45,31 @@ class TorchTrainable:
         self._exact = exact
         self._label_names = tuple(label_names)
         self._shifted = shifted
+        self._world = world
         self._gradients = Gradients(model.parameters())
         self.clip = self._gradients.clip
         self.clear_gradients = self._gradients.clear
 
     def count_items(self, window: Sequence[Any]) -> Tensor | int | None:
-        """The items of the window, on the device; None where every loss already weighs what it should.
+        """The items of the window over all processes, on the device; None where every loss weighs what it should.
 
         For a mean under equal weights the count is that of the window's batches.
         """
-        if self._normalises or (self._exact and len(window) > 1):
-            return sum(self._items(batch) for batch in window)
-        return None if len(window) == 1 else len(window)
+        if self._normalises or (self._exact and (len(window) > 1 or self._world.size > 1)):
+            return self._world.total(sum(self._items(batch) for batch in window))
+        batches = len(window) * self._world.size
+        return None if batches == 1 else batches
 
     def loss(self, batch: Any, window_items: Any) -> Tensor:
         """The batch's share of the window's loss."""
         loss: Tensor
         if self._normalises:
             loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
-            return loss
+            return loss * 0.0 if isinstance(batch, Padding) else loss
         loss = self._compute_loss(self.model, batch)
         if window_items is not None:
             loss = loss * (self._items(batch) / window_items) if self._exact else loss / window_items
-        return loss
+        return loss * 0.0 if isinstance(batch, Padding) else loss
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Write one rate into each parameter group."""

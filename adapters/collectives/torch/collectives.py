@@ -1,0 +1,109 @@
+"""Processes that talk through torch.distributed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hexloop.adapters.collectives.torch.witnesses import Witnesses
+from hexloop.ports.collectives import Json, Reduction
+
+OPERATIONS = {
+    Reduction.SUM: dist.ReduceOp.SUM,
+    Reduction.MAXIMUM: dist.ReduceOp.MAX,
+    Reduction.MINIMUM: dist.ReduceOp.MIN,
+}
+
+
+class TorchCollectives:
+    """Answers the Collectives port on the host, over a group of its own, so that it runs beside the training step.
+
+    The default group of torch.distributed must be there already. Making one is collective. Objects travel as JSON.
+    timeout: seconds after which a process gives up waiting for the others.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._timeout = timeout
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._witnesses = Witnesses(self.rank, self.world_size)
+
+    def apart(self) -> TorchCollectives:
+        """The same processes, for another thread; see `Collectives.apart`."""
+        return TorchCollectives(self._timeout)
+
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> TorchPending:
+        """Begin to reduce; see `Collectives.start_reduction`."""
+        numbers = torch.tensor(values, dtype=torch.float64)
+        what = f"the {reduction.value} of {len(values)} numbers"
+        with self._witnesses.watching(what):
+            work = dist.all_reduce(numbers, OPERATIONS[reduction], self._group, async_op=True)
+        return TorchPending(work, numbers, self._witnesses, what)
+
+    def gather(self, value: Json) -> list[Json]:
+        """Every rank's value, by rank. Raises CollectiveError."""
+        said = _bytes_of(value)
+        with self._witnesses.watching("a gathering"):
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+            dist.all_gather(lengths, torch.tensor([len(said)]), self._group)
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(said)] = said
+            heard = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(heard, padded, self._group)
+        return [_value_of(each[: int(length)]) for each, length in zip(heard, lengths, strict=True)]
+
+    def broadcast(self, value: Json, source: int = 0) -> Json:
+        """The value of rank `source`. Raises CollectiveError, and ValueError where there is no such rank."""
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"You chose to hear from rank {source}, but the ranks end at {self.world_size - 1}.")
+        said = _bytes_of(value) if self.rank == source else torch.zeros(0, dtype=torch.uint8)
+        with self._witnesses.watching(f"a broadcast of rank {source}"):
+            length = torch.tensor([len(said)])
+            dist.broadcast(length, source, self._group)
+            heard = said if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
+            dist.broadcast(heard, source, self._group)
+        return _value_of(heard)
+
+    def barrier(self, name: str) -> None:
+        """Wait until every rank is here. Raises CollectiveError, naming those that never came."""
+        with self._witnesses.watching(f"the barrier {name!r}"):
+            dist.all_reduce(torch.zeros(1), group=self._group)
+
+    def tell_failure(self, cause: str) -> None:
+        """Let the other ranks know why this one ends; see `Collectives.tell_failure`."""
+        self._witnesses.tell(cause)
+
+
+class TorchPending:
+    """Answers the Pending port."""
+
+    def __init__(self, work: Any, numbers: Tensor, witnesses: Witnesses, what: str) -> None:
+        self._work = work
+        self._numbers = numbers
+        self._witnesses = witnesses
+        self._what = what
+
+    def result(self) -> tuple[float, ...]:
+        """The reduced numbers; the same each time."""
+        if self._work is not None:
+            with self._witnesses.watching(self._what):
+                self._work.wait()
+            self._work = None
+        return tuple(self._numbers.tolist())
+
+
+def _bytes_of(value: Json) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value_of(data: Tensor) -> Json:
+    heard: Json = json.loads(data.numpy().tobytes())
+    return heard

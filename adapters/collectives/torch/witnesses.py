@@ -1,0 +1,94 @@
+"""Who is missing when an operation fails, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, TCPStore
+
+from hexloop.domain.errors import CollectiveError
+
+PATIENCE = 3.0
+"""Seconds in which those who live have time to say that the operation failed for them as well."""
+
+
+class Witnesses:
+    """Each rank whose operation fails says so in the store where the processes met; who says nothing is missing.
+
+    A rank that fails by itself says why. Nothing is written while all goes well, so it costs nothing.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        # The time-out of a store is that of all who use it, so this is a connection of its own where there can be one.
+        self._store: Any = PrefixStore("hexloop", _own_connection(dist.distributed_c10d._get_default_store()))
+
+    @contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Turn torch's error into one that names the ranks that never came, or the one that failed, and its cause."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CollectiveError):
+                raise
+            causes, missing = self._ask()
+            raise CollectiveError(self._told(what, causes, missing, error), missing or causes) from error
+
+    def tell(self, cause: str) -> None:
+        """Say why this rank ends."""
+        with suppress(Exception):  # the store goes with the process that holds it
+            self._store.set(f"cause/{self._rank}", cause[:2000])
+
+    def _ask(self) -> tuple[dict[int, str], list[int]]:
+        """Those that failed by themselves, with their causes, and those of whom nothing is heard."""
+        causes: dict[int, str] = {}
+        silent = set(range(self._world_size)) - {self._rank}
+        try:
+            self._store.set(f"witness/{self._rank}", "here")
+            until = time.monotonic() + PATIENCE
+            while silent and time.monotonic() < until:
+                for rank in sorted(silent):
+                    if self._store.check([f"cause/{rank}"]):
+                        causes[rank] = self._store.get(f"cause/{rank}").decode()
+                    if rank in causes or self._store.check([f"witness/{rank}"]):
+                        silent.discard(rank)
+                if causes:
+                    break
+                time.sleep(0.05)
+        except RuntimeError:  # whoever held the store is gone
+            return causes, sorted(silent)
+        return causes, [] if causes else sorted(silent)
+
+    def _told(self, what: str, causes: dict[int, str], missing: list[int], error: RuntimeError) -> str:
+        if causes:
+            rank, cause = next(iter(causes.items()))
+            return f"Rank {self._rank} waited for {what}, but rank {rank} failed: {cause}"
+        if missing:
+            said = ", ".join(map(str, missing))
+            who = f"rank {said} never came" if len(missing) == 1 else f"ranks {said} never came"
+            return (
+                f"Rank {self._rank} waited for {what}, but {who}: dead, stuck, or cut off. Look at the last lines that "
+                f"they wrote; a longer ddp_timeout gives slow ranks more time. (torch says: {_first_line(error)})"
+            )
+        return f"{what} failed on all ranks: {_first_line(error)}"
+
+
+def _own_connection(store: Any) -> Any:
+    inner = store
+    while isinstance(inner, PrefixStore):
+        inner = inner.underlying_store
+    if not isinstance(inner, TCPStore):
+        return store
+    with suppress(RuntimeError):
+        return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=PATIENCE * 2))
+    return store
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,87 @@
+"""The processes of a run: how this one joins the others."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.app.arguments.launched import Launched, launched
+from hexloop.domain.errors import CollectiveError, ConfigurationError
+from hexloop.ports.collectives import Collectives
+
+if TYPE_CHECKING:
+    from hexloop.app.arguments.derived import DerivedValues
+
+_JOINED: list[Collectives] = []
+"""The processes that this one has met. torch.distributed has one world a process, so there is one here."""
+
+
+def join(args: DerivedValues) -> Collectives:
+    """The processes that the launcher started with this one; waits until all are there, at the first call.
+
+    Raises ConfigurationError where they cannot talk in the chosen way, and CollectiveError where they do not meet.
+    """
+    process = launched()
+    if process.world_size == 1:
+        return SingleProcessCollectives()
+    if not _JOINED:
+        from hexloop.adapters.collectives.torch import TorchCollectives
+
+        _meet(args, process)
+        _JOINED.append(TorchCollectives(float(args.ddp_timeout)))
+    return _JOINED[0]
+
+
+def backend_for(args: DerivedValues) -> str:
+    """How the processes' tensors travel: as the arguments say, else as fits the device."""
+    return args.ddp_backend or {"cuda": "nccl", "xpu": "xccl"}.get(args.device.type, "gloo")
+
+
+def _meet(args: DerivedValues, process: Launched) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        if dist.get_world_size() != process.world_size:
+            raise ConfigurationError(
+                [
+                    f"The launcher started {process.world_size} processes, but torch.distributed was initialised with "
+                    f"{dist.get_world_size()}; leave that to hexloop, or initialise it with all of them."
+                ]
+            )
+        return
+    backend = backend_for(args)
+    if not dist.is_backend_available(backend):
+        raise ConfigurationError(
+            [f"You chose ddp_backend={backend!r}, but this torch is built without it; choose gloo, or leave it out."]
+        )
+    if args.device.type == "cuda":
+        torch.cuda.set_device(args.device)
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{process.address}:{process.port}" if "MASTER_PORT" not in os.environ else "env://",
+            rank=process.rank,
+            world_size=process.world_size,
+            timeout=timedelta(seconds=args.ddp_timeout),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise CollectiveError(
+            f"Rank {process.rank} of {process.world_size} did not meet the others at {process.address}:{process.port} "
+            f"within {args.ddp_timeout} s ({str(error).strip().partition(chr(10))[0]}); look whether all "
+            "processes were started, and whether that address can be reached from here."
+        ) from error
+    atexit.register(_part)
+
+
+def _part() -> None:
+    """Leave in order, so that no thread of torch's is running when the interpreter ends."""
+    import torch.distributed as dist
+
+    _JOINED.clear()
+    with suppress(Exception):  # whoever left before has closed the connection
+        dist.destroy_process_group()

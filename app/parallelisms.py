@@ -1,0 +1,27 @@
+"""Which engine spreads the model, by the arguments and the processes that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.app.arguments import TrainingArguments
+from hexloop.ports.device import Device
+from hexloop.ports.parallelism import Parallelism
+
+
+def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[Any]:
+    """DistributedDataParallel where there are several processes and nothing else is asked for."""
+    if args.world_size == 1:
+        return SingleProcess()
+    import torch
+
+    from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
+
+    options = DdpOptions(
+        find_unused_parameters=args.ddp_find_unused_parameters,
+        bucket_cap_mb=args.ddp_bucket_cap_mb,
+        broadcast_buffers=args.ddp_broadcast_buffers,
+        static_graph=args.ddp_static_graph,
+    )
+    return Ddp(torch.device(device.name), args.world_size, options)
