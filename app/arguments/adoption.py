@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from typing import Any, TypeVar
 
-from hexloop.app.arguments.group import problems_of
+from hexloop.app.arguments.construction import problems_of
 from hexloop.app.arguments.introspection import takes
 from hexloop.app.arguments.names import OF_SEQ2SEQ, unknown_argument
 from hexloop.app.arguments.old_names import OLD_NAMES

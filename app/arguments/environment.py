@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hexloop.app.arguments.conversion import TRUTH
 from hexloop.app.arguments.problems import shown
+from hexloop.app.arguments.scalars import TRUTH
 from hexloop.domain.errors import ConfigurationError
 
 VARIABLES = {

@@ -7,42 +7,20 @@ come until `__post_init__` has looked at all of them at once; from then on each 
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections.abc import Callable, Container, Mapping
 from dataclasses import Field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hexloop.app.arguments.construction import TakingOldNames
 from hexloop.app.arguments.dataclass_face import show_as_dataclass
 from hexloop.app.arguments.declare import Declaration
-from hexloop.app.arguments.introspection import declarations, default_of, rules, takes
+from hexloop.app.arguments.introspection import declarations, default_of, rules
 from hexloop.app.arguments.names import unknown_argument
 from hexloop.app.arguments.old_names import OLD_NAMES
 from hexloop.app.arguments.problems import Problem, RefusalError, problem
 from hexloop.app.arguments.translation import is_old, translated, warn_of_kept
 from hexloop.domain.errors import ConfigurationError
-
-
-class TakingOldNames(ABCMeta):
-    """The class of classes of arguments: a call may name arguments as earlier releases did.
-
-    It stands in front of any constructor, whether attrs, dataclasses or a user wrote it. It derives from ABCMeta, so
-    that a subclass may also be an abstract class.
-    """
-
-    def __call__(cls, *values: Any, **named: Any) -> Any:
-        """Make one. Names that are no argument are refused together with whatever is wrong with the others."""
-        kind: Any = cls
-        warn_of_kept(kind, named)
-        named, refused = translated(kind, named, {"output_dir": values[0]} if values else {})
-        unknown = {name: value for name, value in named.items() if not takes(kind, name)}
-        if not (unknown or refused):
-            return super().__call__(*values, **named)
-        known = {name: value for name, value in named.items() if name not in unknown}
-        told = [unknown_argument(name, value, kind.__dataclass_fields__) for name, value in unknown.items()]
-        raise ConfigurationError(
-            [*told, *refused, *problems_of(lambda: super(TakingOldNames, cls).__call__(*values, **known))]
-        )
 
 
 class Arguments(metaclass=TakingOldNames):
@@ -175,17 +153,6 @@ class Arguments(metaclass=TakingOldNames):
         if vars(cls).get("__attrs_own_setattr__"):
             # attrs wrote a __setattr__ for the hooks of the subclass's own fields, which knows nothing of arguments.
             _check_before(cls, vars(cls)["__setattr__"])
-
-
-def problems_of(make: Callable[[], object]) -> tuple[str, ...]:
-    """The problems that keep `make` from making what it makes; none are known where an argument is missing."""
-    try:
-        make()
-    except ConfigurationError as error:
-        return error.problems
-    except TypeError:
-        return ()
-    return ()
 
 
 def _check_before(cls: type[Arguments], generated: Callable[[Any, str, object], None]) -> None:

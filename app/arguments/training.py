@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from hexloop.app.arguments.declare import arguments_class
 from hexloop.app.arguments.derived import DerivedValues
-from hexloop.app.arguments.fluent import GroupedSetters
+from hexloop.app.arguments.setters.learning import LearningSetters
+from hexloop.app.arguments.setters.results import ResultSetters
 
 
 @arguments_class
-class TrainingArguments(GroupedSetters, DerivedValues):
+class TrainingArguments(LearningSetters, ResultSetters, DerivedValues):
     """Everything that a run can be told, with the names and defaults of the reference library.
 
     The arguments stand where they are declared, grouped by what they are about; `hexloop train --help` lists them. The

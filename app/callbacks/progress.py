@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,12 +25,13 @@ class ProgressCallback(ProgressDisplay):
     fails is given up with a warning, and the run goes on.
     """
 
+    shown_as = "progress bar"
+
     def __init__(self, max_str_len: int = 100) -> None:
         self.max_str_len = max_str_len
         self.training_bar: Any = None
         self.prediction_bar: Any = None
         self.current_step = 0
-        self._given_up = False
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Show a bar that stands where the run does."""
@@ -95,27 +95,17 @@ class ProgressCallback(ProgressDisplay):
             with GivenUpOnFailure(self):
                 bar.close()
 
-    def give_up(self, error: Exception) -> None:
-        """Show nothing from now on, and say why."""
+    def _vanish(self) -> None:
         for bar in (self.training_bar, self.prediction_bar):
             if bar is not None:
                 bar.disable = True  # else it would draw once more when it is collected
         self.training_bar = self.prediction_bar = None
-        self._given_up = True
-        warnings.warn(
-            f"The progress bar failed ({type(error).__name__}: {error}); the run goes on without it. "
-            "Set disable_tqdm=True to have none.",
-            stacklevel=4,
-        )
 
     def _close_prediction_bar(self) -> None:
         bar, self.prediction_bar = self.prediction_bar, None
         if bar is not None:
             with GivenUpOnFailure(self):
                 bar.close()
-
-    def _shows(self, state: TrainerState) -> bool:
-        return state.is_world_process_zero and not self._given_up
 
     def _shortened(self, value: Any) -> Any:
         if isinstance(value, str) and len(value) > self.max_str_len:

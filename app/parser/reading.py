@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
-from hexloop.app.arguments.conversion import TRUTH
+from hexloop.app.arguments.scalars import TRUTH
 
 WORDS_OF_TRUTH: Mapping[str, bool] = {**TRUTH, "t": True, "y": True, "f": False, "n": False}
 SEQUENCES = (list, tuple, set, frozenset, Sequence)

@@ -34,6 +34,16 @@ ONE_WINDOW = {
 FIVE_STEPS = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 0.01, "optim": "sgd"}
 """Two epochs of five steps on 20 samples."""
 
+BEST_OF_EVERY_STEP: dict[str, Any] = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "metric_for_best_model": "loss",
+    "load_best_model_at_end": True,
+}
+"""An evaluation and a checkpoint each step, the best of which is kept."""
+
 
 def first_losses(folder: Path, model: nn.Module, data: Samples, **arguments: Any) -> tuple[float, float, float]:
     """The loss of the first window: hexloop's, hexloop's with the reference's weighting, the reference's."""
@@ -202,19 +212,18 @@ def test_callbacks_have_their_attributes_back(tmp_path: Path) -> None:
             began.append(patient.early_stopping_patience_counter)  # noqa: B023 - called before the loop goes on
 
         watcher = type("Watcher", (library.TrainerCallback,), {"on_step_begin": note})()
-        given: dict[str, Any] = {
-            "eval_strategy": "steps",
-            "eval_steps": 1,
-            "metric_for_best_model": "loss",
-            "load_best_model_at_end": True,
-            "save_strategy": "steps",
-            "save_steps": 1,
-        }
         folder = tmp_path / library.__name__
         make_trainer(
-            library, folder, Outcome(), callbacks=[library.EarlyStoppingCallback(100, 1e6)], max_steps=4, **given
+            library,
+            folder,
+            Outcome(),
+            callbacks=[library.EarlyStoppingCallback(100, 1e6)],
+            max_steps=4,
+            **BEST_OF_EVERY_STEP,
         ).train()
-        trainer = make_trainer(library, folder, Outcome(), callbacks=[patient, watcher], max_steps=6, **given)
+        trainer = make_trainer(
+            library, folder, Outcome(), callbacks=[patient, watcher], max_steps=6, **BEST_OF_EVERY_STEP
+        )
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
         counters.append(began[0])
     assert counters[0] == 3  # the first evaluation was the best so far
@@ -287,15 +296,7 @@ def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
     """Both make callbacks anew from a checkpoint where that is asked for; the reference's then come last."""
     orders, counts = [], []
     for library in (hexloop, transformers):
-        given: dict[str, Any] = {
-            "eval_strategy": "steps",
-            "eval_steps": 1,
-            "metric_for_best_model": "loss",
-            "load_best_model_at_end": True,
-            "save_strategy": "steps",
-            "save_steps": 1,
-            "restore_callback_states_from_checkpoint": True,
-        }
+        given = {**BEST_OF_EVERY_STEP, "restore_callback_states_from_checkpoint": True}
         folder = tmp_path / library.__name__
         stop = library.EarlyStoppingCallback
         make_trainer(library, folder, Outcome(), callbacks=[stop(100, 1e6)], max_steps=4, **given).train()

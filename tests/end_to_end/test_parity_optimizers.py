@@ -19,7 +19,7 @@ from hexloop.adapters.trainable.torch.optimizer_table import MADE, OPTIMIZERS, c
 from tests.end_to_end.parity.compare import Tolerance, assert_same_log, assert_same_weights
 from tests.end_to_end.parity.data import samples_for
 from tests.end_to_end.parity.models import make_model
-from tests.end_to_end.parity.runs import run_both
+from tests.end_to_end.parity.runs import BOTH, run_both
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 STEPS = 12
@@ -227,17 +227,13 @@ def test_a_scheduler_that_needs_metrics(metric: str | None, tmp_path: Path) -> N
         model = make_model("convolution")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
-        given = {"metric_for_best_model": metric if library is hexloop else "loss", "max_steps": 9, "logging_steps": 1}
         args = library.TrainingArguments(
             str(tmp_path / library.__name__),
             eval_strategy="steps",
             eval_steps=3,
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to="none",
-            save_strategy="no",
-            train_sampling_strategy="sequential",
-            **given,
+            max_steps=9,
+            metric_for_best_model=metric if library is hexloop else "loss",
+            **BOTH,
         )
         trainer = cast(Any, library.Trainer)(
             model=model,
@@ -260,16 +256,7 @@ def test_adafactor_that_makes_its_own_rates(tmp_path: Path) -> None:
         adafactor = cast(Any, transformers.Adafactor)
         optimizer = adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
         schedule = (hexloop if library is hexloop else transformers.optimization).get_adafactor_schedule(optimizer)
-        args = library.TrainingArguments(
-            str(tmp_path / library.__name__),
-            max_steps=8,
-            logging_steps=1,
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to="none",
-            save_strategy="no",
-            train_sampling_strategy="sequential",
-        )
+        args = library.TrainingArguments(str(tmp_path / library.__name__), max_steps=8, **BOTH)
         trainer = cast(Any, library.Trainer)(
             model=model, args=args, train_dataset=samples_for("convolution", 64), optimizers=(optimizer, schedule)
         )

@@ -8,8 +8,6 @@ options that a schedule could not work with.
 
 from __future__ import annotations
 
-import warnings
-from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -17,8 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from hexloop.adapters.scheduler.torch.adafactor import AdafactorSchedule
 from hexloop.adapters.scheduler.torch.greedy import GreedyLR
+from hexloop.adapters.scheduler.torch.shaped import lambda_of_shape
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_shape
+from hexloop.domain.schedules import ADAPTIVE, SHAPES
 
 NEEDS_NO_WARMUP = ("constant", *ADAPTIVE)
 
@@ -43,24 +42,24 @@ def get_scheduler(
         raise ConfigurationError(
             [f"You chose the schedule {name!r}, but it begins with a warm-up; set num_warmup_steps, 0 for none."]
         )
-    return _of_shape(name, optimizer, num_warmup_steps or 0, num_training_steps, -1, **options)
+    return lambda_of_shape(name, optimizer, num_warmup_steps or 0, num_training_steps, -1, **options)
 
 
 def get_constant_schedule(optimizer: Optimizer, last_epoch: int = -1) -> LambdaLR:
     """The optimizer's own rates, at every step."""
-    return _of_shape("constant", optimizer, 0, None, last_epoch)
+    return lambda_of_shape("constant", optimizer, 0, None, last_epoch)
 
 
 def get_constant_schedule_with_warmup(optimizer: Optimizer, num_warmup_steps: float, last_epoch: int = -1) -> LambdaLR:
     """Up from 0 over `num_warmup_steps`, then level."""
-    return _of_shape("constant_with_warmup", optimizer, num_warmup_steps, None, last_epoch)
+    return lambda_of_shape("constant_with_warmup", optimizer, num_warmup_steps, None, last_epoch)
 
 
 def get_linear_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: float, num_training_steps: float, last_epoch: int = -1
 ) -> LambdaLR:
     """Up from 0 over `num_warmup_steps`, then down to 0 along a line."""
-    return _of_shape("linear", optimizer, num_warmup_steps, num_training_steps, last_epoch)
+    return lambda_of_shape("linear", optimizer, num_warmup_steps, num_training_steps, last_epoch)
 
 
 def get_cosine_schedule_with_warmup(
@@ -71,7 +70,7 @@ def get_cosine_schedule_with_warmup(
     last_epoch: int = -1,
 ) -> LambdaLR:
     """Up from 0 over `num_warmup_steps`, then along `num_cycles` waves of a cosine; half a wave ends at 0."""
-    return _of_shape("cosine", optimizer, num_warmup_steps, num_training_steps, last_epoch, num_cycles=num_cycles)
+    return lambda_of_shape("cosine", optimizer, num_warmup_steps, num_training_steps, last_epoch, num_cycles=num_cycles)
 
 
 def get_cosine_with_hard_restarts_schedule_with_warmup(
@@ -82,7 +81,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     last_epoch: int = -1,
 ) -> LambdaLR:
     """Up from 0 over `num_warmup_steps`, then `num_cycles` times down along a cosine from the full rate."""
-    return _of_shape(
+    return lambda_of_shape(
         "cosine_with_restarts", optimizer, num_warmup_steps, num_training_steps, last_epoch, num_cycles=num_cycles
     )
 
@@ -96,7 +95,7 @@ def get_polynomial_decay_schedule_with_warmup(
     last_epoch: int = -1,
 ) -> LambdaLR:
     """Up from 0 over `num_warmup_steps`, then down to `lr_end` along a power of what is left of the run."""
-    return _of_shape(
+    return lambda_of_shape(
         "polynomial", optimizer, num_warmup_steps, num_training_steps, last_epoch, lr_end=lr_end, power=power
     )
 
@@ -105,7 +104,7 @@ def get_inverse_sqrt_schedule(
     optimizer: Optimizer, num_warmup_steps: float, timescale: int | None = None, last_epoch: int = -1
 ) -> LambdaLR:
     """Up from 0 over `num_warmup_steps`, then down with the inverse square root of the step."""
-    return _of_shape("inverse_sqrt", optimizer, num_warmup_steps, None, last_epoch, timescale=timescale)
+    return lambda_of_shape("inverse_sqrt", optimizer, num_warmup_steps, None, last_epoch, timescale=timescale)
 
 
 def get_cosine_with_min_lr_schedule_with_warmup(
@@ -118,7 +117,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     min_lr_rate: float | None = None,
 ) -> LambdaLR:
     """As the cosine, but down to `min_lr`, or to the share `min_lr_rate` of the rate; one of them is given."""
-    return _of_shape(
+    return lambda_of_shape(
         "cosine_with_min_lr",
         optimizer,
         num_warmup_steps,
@@ -141,7 +140,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     warmup_lr_rate: float | None = None,
 ) -> LambdaLR:
     """As the cosine with a floor, but the warm-up begins at the share `warmup_lr_rate` of the rate, and not at 0."""
-    return _of_shape(
+    return lambda_of_shape(
         "cosine_warmup_with_min_lr",
         optimizer,
         num_warmup_steps,
@@ -151,58 +150,6 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         min_lr=min_lr,
         min_lr_rate=min_lr_rate,
         warmup_lr_rate=warmup_lr_rate,
-    )
-
-
-def get_wsd_schedule(
-    optimizer: Optimizer,
-    num_warmup_steps: float,
-    num_decay_steps: float,
-    num_training_steps: float | None = None,
-    num_stable_steps: float | None = None,
-    warmup_type: str = "linear",
-    decay_type: str = "cosine",
-    min_lr_ratio: float = 0.0,
-    num_cycles: float = 0.5,
-    last_epoch: int = -1,
-) -> LambdaLR:
-    """Three stages: up, level, down to the share `min_lr_ratio` of the rate.
-
-    Where `num_stable_steps` is None the level stage fills what is left of `num_training_steps`. Releases of the
-    reference library before 4.48 had (num_warmup_steps, num_stable_steps, num_decay_steps, min_lr_ratio, num_cycles,
-    last_epoch): by name such a call means the same here, and by position it is refused wherever it can be told from
-    one of today.
-    """
-    if (
-        not isinstance(warmup_type, str)
-        or 0 < (num_stable_steps or 0) < 1
-        or _has_no_room(num_warmup_steps, num_decay_steps, num_training_steps, num_stable_steps)
-    ):
-        raise ConfigurationError(
-            [
-                f"You chose stages of {num_warmup_steps} and {num_decay_steps} steps in a run of {num_training_steps}, "
-                "which makes no sense in the order (num_warmup_steps, num_decay_steps, num_training_steps, "
-                "num_stable_steps), and would in the order that older releases had; give the arguments by name."
-            ]
-        )
-    if num_training_steps is not None and num_stable_steps is not None:
-        warnings.warn(
-            f"num_stable_steps={num_stable_steps} counts, and num_training_steps={num_training_steps} does not; "
-            "give one of them.",
-            stacklevel=2,
-        )
-    return _of_shape(
-        "warmup_stable_decay",
-        optimizer,
-        num_warmup_steps,
-        num_training_steps,
-        last_epoch,
-        num_decay_steps=num_decay_steps,
-        num_stable_steps=num_stable_steps,
-        warmup_type=warmup_type,
-        decay_type=decay_type,
-        min_lr_ratio=min_lr_ratio,
-        num_cycles=num_cycles,
     )
 
 
@@ -219,31 +166,3 @@ def get_greedy_schedule(optimizer: Optimizer, **kwargs: Any) -> GreedyLR:
 def get_adafactor_schedule(optimizer: Optimizer, initial_lr: float = 0.0) -> AdafactorSchedule:
     """What shows the rates that an Adafactor with `relative_step` makes for itself; `initial_lr` before its first."""
     return AdafactorSchedule(optimizer, initial_lr)
-
-
-def _has_no_room(
-    num_warmup_steps: float, num_decay_steps: float, num_training_steps: float | None, num_stable_steps: float | None
-) -> bool:
-    if num_stable_steps is not None or num_training_steps is None:
-        return False
-    return num_training_steps < num_warmup_steps + num_decay_steps
-
-
-def _of_shape(
-    name: str,
-    optimizer: Optimizer,
-    warmup_steps: float,
-    total_steps: float | None,
-    last_epoch: int,
-    **options: Any,
-) -> LambdaLR:
-    rate = optimizer.defaults.get("lr")
-    shape = build_shape(
-        name,
-        base_rate=float("nan") if rate is None else float(rate),
-        warmup_steps=warmup_steps,
-        total_steps=total_steps,
-        options=options,
-    )
-    # Torch keeps the attributes of what it calls in the scheduler's state; those of a partial are none.
-    return LambdaLR(optimizer, partial(shape), last_epoch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
@@ -36,6 +35,8 @@ class NotebookProgressCallback(ProgressDisplay):
     clock: seconds, from any point in time; the display is drawn anew five times a second at most.
     """
 
+    shown_as = "notebook's progress table"
+
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.table: MetricsTable | None = None
         self.training_bar: Bar | None = None
@@ -43,7 +44,6 @@ class NotebookProgressCallback(ProgressDisplay):
         self._clock = clock
         self._drawn_at = 0.0
         self._shown: Any = None
-        self._given_up = False
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Show a bar that stands where the run does, and a table without rows."""
@@ -130,18 +130,8 @@ class NotebookProgressCallback(ProgressDisplay):
             self._end_prediction()
         self.table = self.training_bar = self._shown = None
 
-    def give_up(self, error: Exception) -> None:
-        """Show nothing from now on, and say why."""
+    def _vanish(self) -> None:
         self.table = self.training_bar = self.prediction_bar = self._shown = None
-        self._given_up = True
-        warnings.warn(
-            f"The notebook's progress table failed ({type(error).__name__}: {error}); the run goes on without it. "
-            "Set disable_tqdm=True to have none.",
-            stacklevel=4,
-        )
-
-    def _shows(self, state: TrainerState) -> bool:
-        return state.is_world_process_zero and not self._given_up
 
     def _end_prediction(self) -> None:
         bar, self.prediction_bar = self.prediction_bar, None

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.end_to_end.parity.data import Samples
 from tests.end_to_end.sequences.models import t5
+from tests.end_to_end.small.encoders import LAYER, bert_config
 
 ROWS, LENGTH, VOCABULARY, CLASSES = 24, 6, 20, 3
 
@@ -27,17 +28,7 @@ def tokens(count: int = ROWS) -> Tensor:
 
 def _bert(name: str, **further: Any) -> Any:
     torch.manual_seed(0)
-    config: Any = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **further,
-    )
+    config: Any = bert_config(VOCABULARY, LENGTH, **further)
     return getattr(transformers, name)(config)
 
 
@@ -61,16 +52,11 @@ def _vit() -> Any:
     torch.manual_seed(0)
     return transformers.ViTForImageClassification(
         transformers.ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
             image_size=8,
             patch_size=4,
             num_channels=1,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
             num_labels=CLASSES,  # type: ignore[call-arg]  # taken, and not declared
+            **LAYER,
         )
     )
 

@@ -7,11 +7,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 
 import hexloop
+from tests.end_to_end.parity.scripts.comparing import assert_same_arrays
 from tests.end_to_end.sequences.models import MODELS, digits, exact_match, padded, padded_with_decoder_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`:UserWarning")
@@ -110,18 +110,6 @@ def test_predictions_and_metrics_are_the_references(name: str, model: str, tmp_p
     if name not in ("losses alone", "logits"):
         assert "eval_exact_match" in ours[0]
         assert ours[2].shape == ours[3].shape or ours[2].shape[1] != ours[3].shape[1]
-
-
-def assert_same_arrays(one: Any, other: Any) -> None:
-    if isinstance(other, tuple):
-        assert len(one) == len(other)
-        for left, right in zip(one, other, strict=True):
-            assert_same_arrays(left, right)
-    elif other is None:
-        assert one is None
-    else:
-        assert one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_without_labels_are_predicted_as_there(tmp_path: Path) -> None:

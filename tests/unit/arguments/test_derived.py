@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import TrainingArguments as ReferenceArguments
 
 from hexloop.app.arguments.choices import ParallelMode
+from hexloop.app.arguments.declare import GROUP
 from hexloop.app.arguments.old_names import KEPT
 from hexloop.app.arguments.own import Own
 from hexloop.app.arguments.surroundings import Surroundings
@@ -122,7 +123,7 @@ def test_dictionaries_are_the_reference_s() -> None:
     theirs: Any = ReferenceArguments("out", **given)
     own = {"loss_weighting", "keyed_data_randomness", "save_async", "save_when_busy", "resume_despite"}
     own |= {"predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
-    assert set(Own.__dataclass_fields__) == own
+    assert {name for group in Own.__mro__ for name in vars(group).get(GROUP, ())} == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),
         (json.loads(ours.to_json_string()), json.loads(theirs.to_json_string())),

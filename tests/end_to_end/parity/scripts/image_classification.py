@@ -12,6 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from tests.end_to_end.parity.data import images
 from tests.end_to_end.parity.models import CLASSES, IMAGE_SIDE
 from tests.end_to_end.parity.scripts.results import Results, train_evaluate_predict
+from tests.end_to_end.small.encoders import LAYER
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -30,17 +31,12 @@ def rows_of(count: int, seed: int) -> list[dict[str, Any]]:
 def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Results:
     library.set_seed(7)
     config = ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
         image_size=IMAGE_SIDE,
         patch_size=4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
         initializer_range=0.2,
         id2label={place: f"pattern {place}" for place in range(CLASSES)},
         label2id={f"pattern {place}": place for place in range(CLASSES)},
+        **LAYER,
     )
     arguments = library.TrainingArguments(
         output_dir=str(folder),

@@ -10,6 +10,7 @@ from transformers import DataCollatorForLanguageModeling, RobertaConfig, Roberta
 
 from tests.end_to_end.parity.scripts.results import Results, train_evaluate_predict
 from tests.end_to_end.parity.scripts.texts import VOCABULARY, make_tokenizer, sentences
+from tests.end_to_end.small.encoders import LAYER
 
 
 def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Results:
@@ -26,16 +27,11 @@ def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Re
     library.set_seed(7)
     config = RobertaConfig(
         vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
         max_position_embeddings=40,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
         pad_token_id=0,
         bos_token_id=2,
         eos_token_id=3,
+        **LAYER,
     )
     arguments = library.TrainingArguments(
         output_dir=str(folder),

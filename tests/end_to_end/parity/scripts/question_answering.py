@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import BertConfig, BertForQuestionAnswering, default_data_collator
+from transformers import BertForQuestionAnswering, default_data_collator
 from transformers.trainer_utils import speed_metrics
 
 from tests.end_to_end.parity.scripts.results import Results, train_evaluate_predict
 from tests.end_to_end.parity.scripts.texts import OTHER, VOCABULARY, make_tokenizer
+from tests.end_to_end.small.encoders import bert_config
 
 LENGTH = 16
 
@@ -72,16 +73,7 @@ def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Re
             return metrics
 
     library.set_seed(7)
-    config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    config = bert_config(len(VOCABULARY))
     arguments = library.TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=2,

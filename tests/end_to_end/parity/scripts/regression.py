@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 
 from tests.end_to_end.parity.scripts.results import Results, train_evaluate_predict
 from tests.end_to_end.parity.scripts.texts import BAD, GOOD, VOCABULARY, make_tokenizer, sentences
+from tests.end_to_end.small.encoders import bert_config
 
 
 def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Results:
@@ -27,15 +28,8 @@ def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Re
         return {"mse": float(((given - wanted) ** 2).mean()), "pearson": float(np.corrcoef(given, wanted)[0, 1])}
 
     library.set_seed(7)
-    config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+    config = bert_config(
+        len(VOCABULARY),
         initializer_range=0.2,
         id2label={0: "praise"},
         label2id={"praise": 0},

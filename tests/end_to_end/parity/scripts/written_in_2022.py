@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 
 from tests.end_to_end.parity.scripts.results import Results, train_evaluate_predict
 from tests.end_to_end.parity.scripts.texts import VOCABULARY, make_tokenizer, reviews
+from tests.end_to_end.small.encoders import bert_config
 
 COMMON: dict[str, Any] = {
     "num_train_epochs": 3,
@@ -81,17 +82,7 @@ def run(library: Any, arguments: Any, callbacks: list[Any], further: dict[str, A
         return data.map(lambda rows: make_tokenizer()(rows["sentence"], truncation=True), batched=True)
 
     library.set_seed(7)
-    config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        initializer_range=0.2,
-    )
+    config = bert_config(len(VOCABULARY), initializer_range=0.2)
     trainer = ScriptTrainer(
         model=BertForSequenceClassification(config),
         args=arguments,
