@@ -57,9 +57,10 @@ class TorchLosses:
 
     def load(self, parts: Iterable[Part]) -> None:
         """Go on from an exported sum, or from several, of processes that are no more."""
+        found = list(parts)
+        sums = [only_value([part], "undrained") for part in found] or [only_value([], "undrained")]
         self._start()
-        for part in parts:
-            kept = only_value([part], "undrained")
+        for kept in sums:
             self._sum += kept["sum"]
             self._finite += kept["finite"]
             self._added += kept["added"]

@@ -55,9 +55,9 @@ def found_device(local_rank: int = 0) -> str:
     if named:
         return named
     if torch.cuda.is_available():
-        return f"cuda:{local_rank % torch.cuda.device_count()}"
+        return f"cuda:{local_rank % max(1, torch.cuda.device_count())}"
     if torch.backends.mps.is_available():
         return "mps"
     if torch.xpu.is_available():
-        return f"xpu:{local_rank % torch.xpu.device_count()}"
+        return f"xpu:{local_rank % max(1, torch.xpu.device_count())}"
     return "cpu"

@@ -15,6 +15,9 @@ from hexloop.adapters.collectives.simulated.rank import SimulatedCollectives
 
 Result = TypeVar("Result")
 
+STILLNESS = 0.5
+"""Real seconds without a change after which ranks of which only other threads are seen to wait do nothing at all."""
+
 Place = tuple[int, int]
 """A rank, and which of its threads: 0 is its own, the others are those for which it went `apart`."""
 
@@ -175,11 +178,17 @@ class SimulatedWorld:
         self._standstills[place] = standstill
         self._let_time_pass()
         while place in self._standstills:
-            self._changed.wait()
+            changed = self._changed.wait(STILLNESS)
+            if not changed and {rank for rank, _ in self._standstills} >= self._running:
+                self._pass_to_the_first()  # the ranks' own threads wait for those that stand still, unseen
 
     def _let_time_pass(self) -> None:
         """Where nobody has anything to do, go on to the time at which the first sleeper wakes or waiter gives up."""
         while self._standstills and all((rank, 0) in self._standstills for rank in self._running):
+            self._pass_to_the_first()
+
+    def _pass_to_the_first(self) -> None:
+        if self._standstills:
             first = min(self._standstills, key=lambda place: self._standstills[place].until)
             standstill = self._standstills[first]
             self.now = standstill.until
