@@ -115,6 +115,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         run.windows = getattr(learner, "windows", run.windows)
         store = make_store(trainer, run, adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
+        run.agreement = agreement_for(trainer.requests, adapters.collectives, checkpoints.writing)
         prepare_after_first_update(standard, checkpoints)
         trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, control, standard, learner, checkpoints)
@@ -252,7 +253,6 @@ def _run(
         evaluate=partial(evaluation_apart, trainer) if args.auto_find_batch_size else trainer.evaluation_in_training,
         best=best_metric(args),
         evaluate_first=args.eval_on_start,
-        agreement=agreement_for(trainer.requests, adapters.collectives),
     )
     run.counters = list(_counters(trainer, run))
     return run
