@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +35,7 @@ class TorchCollectives:
         self._timeout = timeout
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._witnesses = Witnesses(self.rank, self.world_size)
+        self._shake_hands()
 
     def apart(self) -> TorchCollectives:
         """The same processes, for another thread; see `Collectives.apart`."""
@@ -78,8 +80,20 @@ class TorchCollectives:
             dist.all_reduce(torch.zeros(1), group=self._group)
 
     def tell_failure(self, cause: str) -> None:
-        """Let the other ranks know why this one ends; see `Collectives.tell_failure`."""
+        """Let the other ranks know why this one ends; see `Collectives.tell_failure`.
+
+        Its connections are cut, so that those who wait for it fail at once and look for the cause.
+        """
         self._witnesses.tell(cause)
+        with suppress(Exception):  # they may be cut already
+            dist.destroy_process_group()
+        self._witnesses.linger()
+
+    def _shake_hands(self) -> None:
+        """Connect now, as connections that are made at their first use do not notice a death before it."""
+        self.barrier("the first meeting")
+        self.gather(None)
+        self.broadcast(None)
 
 
 class TorchPending:
