@@ -63,5 +63,5 @@ class Collectives(Protocol):
         ...
 
     def tell_failure(self, cause: str) -> None:
-        """Let the others, who wait for this rank in vain from now on, hear why. Never fails; takes seconds at most."""
+        """Let the others, who wait for this rank in vain from now on, hear why. Never fails, and waits for nobody."""
         ...

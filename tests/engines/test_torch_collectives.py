@@ -94,11 +94,11 @@ def test_the_cause_of_a_failure_reaches_those_who_wait() -> None:
     """A rank that ends with an error of its own says so, and the others are told its words."""
 
     def fail(ranks: Collectives) -> None:
-        if ranks.rank == 0:
+        if ranks.rank == 1:
             ranks.tell_failure("ValueError: no such label")
             raise ValueError("no such label")
         ranks.gather("here")
 
     errors = told(2, fail, timeout=10)
-    assert errors.keys() == {1}
-    assert "rank 0 failed: ValueError: no such label" in errors[1]
+    assert errors.keys() == {0}
+    assert "rank 1 failed: ValueError: no such label" in errors[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -82,12 +81,10 @@ class TorchCollectives:
     def tell_failure(self, cause: str) -> None:
         """Let the other ranks know why this one ends; see `Collectives.tell_failure`.
 
-        Its connections are cut, so that those who wait for it fail at once and look for the cause.
+        They look for the cause when its connections close, or after the time-out. What the process says that holds the
+        store where they met goes with it: that is rank 0, unless the launcher holds it, as torchrun can.
         """
         self._witnesses.tell(cause)
-        with suppress(Exception):  # they may be cut already
-            dist.destroy_process_group()
-        self._witnesses.linger()
 
     def _shake_hands(self) -> None:
         """Connect now, as connections that are made at their first use do not notice a death before it."""

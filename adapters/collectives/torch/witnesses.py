@@ -26,9 +26,8 @@ class Witnesses:
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._kept: Any = dist.distributed_c10d._get_default_store()  # a store ends with whoever holds it
         # The time-out of a store is that of all who use it, so this is a connection of its own where there can be one.
-        self._store: Any = PrefixStore("hexloop", _own_connection(self._kept))
+        self._store: Any = PrefixStore("hexloop", _own_connection(dist.distributed_c10d._get_default_store()))
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -46,15 +45,6 @@ class Witnesses:
         with suppress(Exception):  # the store goes with the process that holds it
             self._store.set(f"cause/{self._rank}", cause[:2000])
 
-    def linger(self) -> None:
-        """Stay, for a little while, until the others have heard: the store may be this process's and go with it."""
-        others = set(range(self._world_size)) - {self._rank}
-        until = time.monotonic() + PATIENCE
-        with suppress(RuntimeError):
-            while others and time.monotonic() < until:
-                others = {rank for rank in others if not self._store.check([f"heard/{rank}"])}
-                time.sleep(0.05)
-
     def _ask(self) -> tuple[dict[int, str], list[int]]:
         """Those that failed by themselves, with their causes, and those of whom nothing is heard."""
         causes: dict[int, str] = {}
@@ -69,7 +59,6 @@ class Witnesses:
                     if rank in causes or self._store.check([f"witness/{rank}"]):
                         silent.discard(rank)
                 if causes:
-                    self._store.set(f"heard/{self._rank}", "")
                     break
                 time.sleep(0.05)
         except RuntimeError:  # whoever held the store is gone
