@@ -50,7 +50,7 @@ def launch(plan: Plan) -> int:
         except SignalException as ending:
             screen.say(f"{ending.sigval.name}: nothing was running")
             return 128 + ending.sigval
-        except (RendezvousError, DistError) as error:
+        except (RendezvousError, DistError, TimeoutError) as error:
             if agent is not None and agent.failure is not None and isinstance(error, RendezvousClosedError):
                 return agent.failure.exit_code
             raise _nobody_there(plan, error) from error

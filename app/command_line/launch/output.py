@@ -77,16 +77,19 @@ class Attempt:
                 selector.register(reader, selectors.EVENT_READ)
             while selector.get_map():
                 ended = self._ended.is_set()  # asked before, so that what was printed until then is read below
-                ready = selector.select(0 if ended else 0.05)
-                for key, _ in ready:
-                    if not self._take(key.fd):
-                        selector.unregister(key.fd)
+                ready = [key.fd for key, _ in selector.select(0 if ended else 0.05)]
+                for reader in sorted(ready, key=self._stream):  # a log before the bar that is drawn anew below it
+                    if not self._take(reader):
+                        selector.unregister(reader)
                 for source, _ in self._readers.values():
                     source.release_what_is_old()
                 if ended and not ready:
                     break
         for source, _ in self._readers.values():
             source.end()
+
+    def _stream(self, reader: int) -> int:
+        return self._readers[reader][0].stream
 
     def _take(self, reader: int) -> bool:
         """Take what the pipe holds; False at its end."""

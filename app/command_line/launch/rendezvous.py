@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import time
 import uuid
 from typing import Any
 
@@ -11,11 +13,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from hexloop.app.command_line.launch.plan import LOOPBACK, Plan
 
 SHARED = "hexloop"
 """The name of a launch on several machines, which all of them have to know; a port holds one launch."""
+
+PAUSE = 0.5
+"""Seconds between two tries to find the others."""
 
 LAST = sys.maxsize
 """The place of a machine that was given none."""
@@ -25,15 +31,31 @@ def meeting(plan: Plan) -> RendezvousHandler:
     """The rendezvous of this machine with the others, or with itself alone, at a free port."""
     alone = plan.rendezvous is None
     endpoint = plan.rendezvous or f"{LOOPBACK}:0"
+    host, _, port = endpoint.rpartition(":")
     options: dict[str, Any] = {"join_timeout": int(plan.join_timeout)}
     if plan.node_rank is not None and not alone:
         options["is_host"] = plan.node_rank == 0
-    address = plan.address or (LOOPBACK if endpoint.rpartition(":")[0] in (LOOPBACK, "localhost") else None)
+    if not options.get("is_host", alone or _matches_machine_hostname(host)):
+        _wait_for(host.strip("[]"), int(port), plan.join_timeout)
+    address = plan.address or (LOOPBACK if host in (LOOPBACK, "localhost") else None)
     parameters = RendezvousParameters(
         "c10d", endpoint, uuid.uuid4().hex if alone else SHARED, *plan.nodes, local_addr=address, **options
     )
     handler = get_rendezvous_handler(parameters)
     return handler if alone else InOrder(handler, plan.node_rank, address)
+
+
+def _wait_for(host: str, port: int, timeout: float) -> None:
+    """Wait until somebody listens there: torch would not do it in silence. Raises TimeoutError, which says why."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=PAUSE).close()
+            return
+        except OSError as error:  # nobody there yet, or no such name yet
+            if time.monotonic() > deadline:
+                raise TimeoutError(str(error)) from error
+        time.sleep(PAUSE)
 
 
 class InOrder(RendezvousHandler):
