@@ -28,7 +28,8 @@ from hexloop.app.command_line.launch.screen import Screen
 from hexloop.app.command_line.launch.signals import ENDING, Signals
 
 WORKER = Path(__file__).with_name("worker.py")
-INTERVAL = 0.05
+INTERVAL = 0.1
+"""Seconds between two looks at the workers."""
 
 AFTER_FAILURE = 10.0
 """Seconds that the others have when one failed: most wait for it in a collective operation and cannot save any more."""
@@ -233,7 +234,7 @@ class Agent(LocalElasticAgent):
                 names = ", ".join(map(str, living))
                 self.screen.say(f"killed after {grace:g} s in which they did not end: rank {names}")
                 break
-            time.sleep(INTERVAL / 2)
+            time.sleep(INTERVAL / 4)
         for process in processes.values():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)

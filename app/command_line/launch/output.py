@@ -9,13 +9,15 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import BinaryIO
 
-from attrs import define, field
+from attrs import Factory, define, field
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from hexloop.app.command_line.launch.screen import Screen, Source
 
 STREAMS = {1: "stdouts", 2: "stderrs"}
 CHUNK = 2**16
+PAUSE = 0.5
+"""Seconds after which reports of errors that are kept are looked at again."""
 
 
 @define
@@ -27,6 +29,7 @@ class Attempt:
     _readers: dict[int, tuple[Source, BinaryIO | None]] = field(factory=dict)
     _writers: list[int] = field(factory=list)
     _ended: Event = field(factory=Event)
+    _wake: tuple[int, int] = Factory(os.pipe)
     _thread: Thread | None = None
 
     def pipe(self, rank: int, stream: int, source: Source, file: BinaryIO | None) -> str:
@@ -52,6 +55,7 @@ class Attempt:
         What another rank says in the very same words is not said again.
         """
         self._ended.set()
+        os.write(self._wake[1], b"!")
         if self._thread is not None:
             self._thread.join()
         final = self.sources.get((last, 2)) if last is not None else None
@@ -62,7 +66,7 @@ class Attempt:
                 source.release()
         if final is not None:
             final.release()
-        for descriptor in (*self._readers, *self._writers):
+        for descriptor in (*self._readers, *self._writers, *self._wake):
             os.close(descriptor)
         self._readers.clear()
         self._writers.clear()
@@ -75,9 +79,10 @@ class Attempt:
         with selectors.DefaultSelector() as selector:
             for reader in self._readers:
                 selector.register(reader, selectors.EVENT_READ)
-            while selector.get_map():
+            selector.register(self._wake[0], selectors.EVENT_READ)
+            while True:
                 ended = self._ended.is_set()  # asked before, so that what was printed until then is read below
-                ready = [key.fd for key, _ in selector.select(0 if ended else 0.05)]
+                ready = [key.fd for key, _ in selector.select(0 if ended else PAUSE) if key.fd in self._readers]
                 for reader in sorted(ready, key=self._stream):  # a log before the bar that is drawn anew below it
                     if not self._take(reader):
                         selector.unregister(reader)
