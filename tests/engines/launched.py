@@ -61,13 +61,17 @@ child = subprocess.Popen(["sleep", "300"])
 threads = os.environ["OMP_NUM_THREADS"]
 print("up", os.getpid(), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], child.pid, threads, flush=True)
 if what.isdecimal():
-    time.sleep(0.5 * int(os.environ["RANK"]))
+    open(f"up-{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"up-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.02)
+    time.sleep(int(os.environ["RANK"]))
     child.kill()
     child.wait()
     sys.exit(int(what))
 time.sleep(300)
 """
-"""Without torch. Its words say what each rank does: "saves", "deaf", "waits", or the exit code that it ends with."""
+"""Without torch. Its words say what each rank does: "saves", "deaf", "waits", or the exit code that it
+ends with, so many seconds after all are up as its rank says."""
 
 BARS = """
 import os, time
