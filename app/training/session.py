@@ -14,6 +14,7 @@ from attrs import define, field
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import attached
 from hexloop.app.training.checkpoints import (
     RunCheckpoints,
@@ -106,6 +107,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             plan = plan_for(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
         refusals.settle()
+        refuse_unlike(trainer)
         wrapped = _prepare(trainer, adapters, model, plan)
         standard, learner = _learner(trainer, adapters, wrapped)
         if is_overridden(trainer, "training_step") and adapters.precision.name in HALF_FORMATS:

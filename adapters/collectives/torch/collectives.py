@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexloop.adapters.collectives.torch.witnesses import Witnesses
+from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
 OPERATIONS = {
@@ -85,6 +86,14 @@ class TorchCollectives:
         store where they met goes with it: that is rank 0, unless the launcher holds it, as torchrun can.
         """
         self._witnesses.tell(cause)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The errors of torch's engines whose processes lost another, told; see `Collectives.explain`."""
+        text = str(error).lower()
+        lost = isinstance(error, dist.DistError) or any(name in text for name in ("gloo", "nccl", "processgroup"))
+        if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError) or not lost:
+            return error
+        return self._witnesses.explained("the others in a training step", error)
 
     def _shake_hands(self) -> None:
         """Connect now, as connections that are made at their first use do not notice a death before it."""

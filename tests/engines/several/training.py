@@ -77,7 +77,8 @@ class Training:
     """What is trained, by how many processes, and how.
 
     size: the samples of an optimizer step, whatever the number of processes. batch: those that a process has at once.
-    arguments: of the run, beside the usual ones. parallelism: the class that the wrapped model has.
+    arguments: of the run, beside the usual ones; of_rank_1: those that rank 1 alone is given.
+    engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
     """
 
     processes: int = 1
@@ -89,7 +90,9 @@ class Training:
     dropout: float = 0.0
     resume: str | None = None
     engine: str = "DistributedDataParallel"
+    callbacks: tuple[type[Any], ...] = ()
     arguments: Mapping[str, Any] = field(factory=dict)
+    of_rank_1: Mapping[str, Any] = field(factory=dict)
 
     def of(self, processes: int, **changes: Any) -> Training:
         """The same by another number of processes."""
@@ -116,7 +119,21 @@ class Trained:
 
 
 def run(training: Training, folder: Path) -> Trained:
-    """Train in `training.processes` real processes. Raises what one of them raised, with its rank."""
+    """Train in `training.processes` real processes. Raises AssertionError where one of them failed, with its rank."""
+    told = _in_processes(training, folder)
+    for rank, said in enumerate(told):
+        if isinstance(said, str):
+            raise AssertionError(f"rank {rank}: {said}")
+    weights = load_file(folder / "weights.safetensors")
+    return Trained(told[0]["history"], weights, [said["read"] for said in told])
+
+
+def ended(training: Training, folder: Path) -> list[str]:
+    """With which error each process ended, by rank; empty where it ended well."""
+    return [said if isinstance(said, str) else "" for said in _in_processes(training, folder)]
+
+
+def _in_processes(training: Training, folder: Path) -> list[Any]:
     port, pipes, processes = free_port(), [], []
     for rank in range(training.processes):
         reader, writer = CONTEXT.Pipe(duplex=False)
@@ -126,16 +143,11 @@ def run(training: Training, folder: Path) -> Trained:
         pipes.append(reader)
         processes.append(process)
     try:
-        told = [_told(reader) for reader in pipes]
+        return [_told(reader) for reader in pipes]
     finally:
         for process in processes:
             process.join(PATIENCE)
             process.kill()
-    for rank, said in enumerate(told):
-        if isinstance(said, str):
-            raise AssertionError(f"rank {rank}: {said}")
-    weights = load_file(folder / "weights.safetensors")
-    return Trained(told[0]["history"], weights, [said["read"] for said in told])
 
 
 def _told(reader: Any) -> Any:
@@ -168,6 +180,7 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
     given: dict[str, Any] = {
         "num_train_epochs": 3, "logging_steps": 1, "learning_rate": 0.01, "report_to": [], "disable_tqdm": True,
         "use_cpu": True, "save_strategy": "no", **training.arguments,
+        **(training.of_rank_1 if os.environ["RANK"] == "1" else {}),
     }  # fmt: skip
     arguments = TrainingArguments(
         folder,
@@ -189,6 +202,8 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
             "rows": len(found.label_ids),
         },
     )
+    for kind in training.callbacks:
+        trainer.add_callback(_told_of(kind, trainer))
     trainer.train(resume_from_checkpoint=training.resume)
     assert arguments.world_size == training.processes
     expected = "Reader" if training.processes == 1 else training.engine
@@ -196,6 +211,13 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
     if arguments.process_index == 0:
         save_file(model.state_dict(), f"{folder}/weights.safetensors")
     return {"history": trainer.state.log_history, "read": data.read}
+
+
+def _told_of(kind: type[Any], trainer: Any) -> Any:
+    """A callback of the class that knows its trainer."""
+    callback = kind()
+    callback.trainer = trainer
+    return callback
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
