@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hexloop.adapters.batches.torch.dispatch import Dispatcher
 from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
 from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
 from hexloop.ports.collectives import Reduction
@@ -44,3 +45,11 @@ def ranks_of(trainer: Trainer) -> Ranks:
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
     return TensorRanks(trainer.adapters.device.name)
+
+
+def dispatcher_of(trainer: Trainer) -> Dispatcher:
+    """How the first process hands out what it reads. All processes ask for it together, at the first time."""
+    from hexloop.adapters.collectives.torch.tensors import host_group
+
+    args = trainer.args
+    return Dispatcher(args.process_index, args.world_size, host_group(float(args.ddp_timeout)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from hexloop.adapters.batches.torch.data_state import is_stateful
 from hexloop.adapters.batches.torch.keyed import seed_streams
 from hexloop.adapters.batches.torch.loader import KeepingLoader
+from hexloop.adapters.batches.torch.shares import Division, Share, shares_of
 from hexloop.adapters.batches.torch.standing import Beginning, Place, Progress, Standing, no_progress
 from hexloop.adapters.batches.torch.streams import kept_streams, put_streams, streams
 from hexloop.adapters.batches.torch.workers import PASSED, Delivered, Delivering, StateLoading, load_state
 from hexloop.domain.order.keys import sample_key
+from hexloop.domain.order.slices import ALL, Shard
 
 
 class StreamLoader(KeepingLoader):
@@ -25,6 +28,8 @@ class StreamLoader(KeepingLoader):
 
     Rows that are passed over are read and dropped where they are read, be that a worker or here: they are not collated.
     key_seed: the seed of the rows' random streams, each keyed by its position; without it the streams simply go on.
+    batch_size: the rows of a batch over all processes. shards: the processes for which this one makes batches of them;
+    it reads all rows in any case.
     """
 
     def __init__(
@@ -34,11 +39,14 @@ class StreamLoader(KeepingLoader):
         collate_fn: Any,
         key_seed: int | None = None,
         progress: Progress = no_progress,
+        shards: Sequence[Shard] = (ALL,),
         **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
         self.rows = KeyedRows(dataset, key_seed, workers)
-        self._collate, self._progress, self._stateful = collate_fn, progress, is_stateful(dataset)
+        self.shards = shards
+        self._divide = Division(collate_fn, batch_size, shards)
+        self._progress, self._stateful = progress, is_stateful(dataset)
         self._live: Any = None
         self._anew = False
         self.place = Place(
@@ -50,15 +58,16 @@ class StreamLoader(KeepingLoader):
         super().__init__(
             self.rows if workers else dataset,
             batch_size=batch_size,
-            collate_fn=Delivering(collate_fn, self._stateful) if workers else collate_fn,
+            collate_fn=Delivering(self._divide, self._stateful) if workers else collate_fn,
             generator=torch.Generator(),
             **options,
         )
 
     def __iter__(self) -> Any:
         if self.num_workers:
-            return (each.batch for each in super().__iter__() if each.samples)
-        return self._collated(Standing.at_the_start(0, self.place.batch_size, 1), iter(self.dataset))
+            return (each.batches[0] for each in super().__iter__() if each.samples)
+        parts = self._collated(Standing.at_the_start(0, self.place.batch_size, 1), iter(self.dataset))
+        return (first.batch for first, *_ in parts)
 
     @property
     def users_data(self) -> Any:
@@ -73,6 +82,12 @@ class StreamLoader(KeepingLoader):
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """The batches of `epoch` after its first `position` rows, or from where the loader was told to go on."""
+        with closing(self.parts_from(epoch, position)) as parts:
+            for first, *_ in parts:
+                yield first.batch
+
+    def parts_from(self, epoch: int, position: int) -> Generator[tuple[Share, ...], None, None]:
+        """The shares of the processes that this one reads for; see `batches_from`."""
         beginning = self.place.begin(epoch, position)
         standing = beginning.standing
         self.generator.manual_seed(epoch)
@@ -101,7 +116,7 @@ class StreamLoader(KeepingLoader):
                 self._anew = True
                 return iter(())
             anew = beginning.anew
-        rows = begun_again(self.dataset, self._follow) if anew else self._follow(iter(self.dataset))
+        rows = begun_again(self.dataset, self._follow) if anew else self._begun(standing.epoch)
         if state is not None and not anew:
             load_state(rows, state, "rows")
         return self.rows.keyed(rows, standing.epoch, standing.samples)
@@ -110,19 +125,25 @@ class StreamLoader(KeepingLoader):
         self._live = rows
         return rows
 
+    def _begun(self, epoch: int) -> Iterator[Any]:
+        """A pass over the data, whatever it draws at its beginning keyed as its first row."""
+        if self.rows.key_seed is not None:
+            seed_streams(sample_key(self.rows.key_seed, epoch, 0))
+        return self._follow(iter(self.dataset))
+
     def _passed_over(self, standing: Standing) -> Iterator[Any]:
         """The rows after those that were read, which are read once more with the streams that the epoch began with."""
         total, size = standing.samples, standing.batch_size
         with kept_streams():
             if standing.streams is not None:
                 put_streams(standing.streams)
-            rows = self.rows.keyed(self._follow(iter(self.dataset)), standing.epoch)
+            rows = self.rows.keyed(self._begun(standing.epoch), standing.epoch)
             for passed, _ in enumerate(zip(range(total), rows, strict=False), 1):
                 if passed % size == 0 or passed == total:
                     self._progress(passed, total)
         return rows
 
-    def _collated(self, standing: Standing, rows: Iterable[Any]) -> Iterator[Any]:
+    def _collated(self, standing: Standing, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
         size, batch = self.place.batch_size, []
         for row in rows:
             batch.append(row)
@@ -135,9 +156,11 @@ class StreamLoader(KeepingLoader):
             standing.note(0, len(batch))
             yield self._finished(batch)
 
-    def _finished(self, rows: list[Any]) -> Any:
-        batch = self._collate(rows)
-        return pin_memory(batch) if self.pin_memory else batch  # type: ignore[no-untyped-call]
+    def _finished(self, rows: list[Any]) -> tuple[Share, ...]:
+        batches, counted = self._divide(rows, self.rows.last_key)
+        if self.pin_memory:
+            batches = pin_memory(batches)  # type: ignore[no-untyped-call]
+        return shares_of(batches, counted, len(rows))
 
     # With workers
 
@@ -160,7 +183,7 @@ class StreamLoader(KeepingLoader):
             self.rows.starts = [Start(0, read) for read in given]
         self.worker_init_fn = StateLoading(states)
 
-    def _delivered(self, standing: Standing) -> Iterator[Any]:
+    def _delivered(self, standing: Standing) -> Iterator[tuple[Share, ...]]:
         each: Delivered
         passed, total = 0, sum(start.passed for start in self.rows.starts)
         for each in super().__iter__():
@@ -169,7 +192,7 @@ class StreamLoader(KeepingLoader):
                 self._progress(passed, total)
             if each.samples:
                 standing.note(each.worker, each.samples, each.state)
-                yield each.batch
+                yield shares_of(each.batches, each.counted, each.samples)
         standing.ended = [True] * self.num_workers
 
 
@@ -192,7 +215,7 @@ class Start:
 class KeyedRows(IterableDataset[Any]):
     """The rows of `dataset` as workers read them, each with its own random streams where there is a `key_seed`.
 
-    starts: where the first iteration of each worker begins.
+    starts: where the first iteration of each worker begins. last_key: that of the row that was made last.
     """
 
     def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
@@ -201,6 +224,7 @@ class KeyedRows(IterableDataset[Any]):
         self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
         if workers:
             self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that stay see it change
+        self.last_key: int | None = None
         self._readers = max(workers, 1)
 
     def __len__(self) -> int:
@@ -228,7 +252,8 @@ class KeyedRows(IterableDataset[Any]):
 
     def _seeded(self, rows: Iterator[Any], seed: int, epoch: int, read: int, worker: int) -> Iterator[Any]:
         while True:
-            seed_streams(sample_key(seed, epoch, read * self._readers + worker))
+            self.last_key = sample_key(seed, epoch, read * self._readers + worker)
+            seed_streams(self.last_key)
             try:
                 row = next(rows)
             except StopIteration:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hexloop.domain.errors import DataError
+
 PADDING = -100
 """What fills dimensions after the first where tensors differ in them; cross entropy ignores it as a label."""
 
 MOST_DIMENSIONS = 8
+
+NUMERIC = (Tensor, np.ndarray, np.generic, int, float)
+"""What travels as a tensor."""
+
+
+_HOST_GROUPS: dict[int, Any] = {}
+"""The group for tensors of the host beside each default group, by the latter's identity."""
+
+
+def host_group(timeout: float) -> Any:
+    """A group of all processes that carries tensors of the host. Collective at the first call; later the same."""
+    default = id(dist.group.WORLD)
+    if default not in _HOST_GROUPS:
+        _HOST_GROUPS[default] = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    return _HOST_GROUPS[default]
 
 
 class TensorRanks:
@@ -24,13 +44,19 @@ class TensorRanks:
         self._device = torch.device(device)
 
     def join(self, values: Any, rows: int) -> tuple[Any, list[int]]:
-        """Every process's rows, in the order of ranks. Numbers, and tensors without dimensions, count as one row."""
+        """Every process's rows, in the order of ranks; of one without rows nothing.
+
+        Numbers, and tensors without dimensions, count as one row. Lists of texts and the like travel as JSON.
+        Raises DataError where JSON cannot say them.
+        """
         leaves = list(_leaves(values))
-        own = [leaf.reshape(-1) if leaf.ndim == 0 else leaf for leaf in leaves]
-        own = [leaf[: min(rows, len(leaf))].contiguous() for leaf in own]
+        own = [_vector(leaf) for leaf in leaves if isinstance(leaf, NUMERIC)]
+        own = [(leaf if rows else leaf[:0]).contiguous() for leaf in own]
         shapes = self._shapes(own, rows)
-        joined = [self._join(leaf, [described[number] for described, _ in shapes]) for number, leaf in enumerate(own)]
-        return _rebuilt(values, iter(joined)), [count for _, count in shapes]
+        joined = iter([self._join(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)])
+        objects = iter(self._objects([leaf if rows else [] for leaf in leaves if not isinstance(leaf, NUMERIC)]))
+        everything = (next(joined if isinstance(leaf, NUMERIC) else objects) for leaf in leaves)
+        return _rebuilt(values, everything), [count for _, count in shapes]
 
     def each(self, value: Tensor) -> list[Tensor]:
         """Every process's tensor of one shape."""
@@ -61,17 +87,51 @@ class TensorRanks:
         widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
         missing = [wide - size for wide, size in zip(widest, own.shape, strict=True)]
         both_ends = [end for size in reversed(missing) for end in (0, size)]
-        moved = own.to(self._device)
-        padded = pad(moved, both_ends, value=PADDING) if any(missing) else moved
-        as_sent = padded.to(torch.uint8) if padded.dtype is torch.bool else padded
-        parts = [part[: shape[0]] for part, shape in zip(self.each(as_sent), shapes, strict=True)]
+        sent = own.to(self._device)
+        if any(missing):
+            sent = pad(sent, both_ends, value=torch.tensor(PADDING).to(own.dtype).item())
+        sent = sent.to(torch.uint8) if sent.dtype is torch.bool else sent
+        parts = [part[: shape[0]] for part, shape in zip(self.each(sent), shapes, strict=True)]
         return torch.cat(parts).to(own.dtype)
 
+    def _objects(self, lists: list[Any]) -> list[list[Any]]:
+        """Each of several lists, with what every process has in it."""
+        if not lists:
+            return []
+        try:
+            said = json.dumps(lists).encode()
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"The predictions hold what cannot be sent to the other processes ({error}); let "
+                "preprocess_logits_for_metrics give tensors, numbers and texts."
+            ) from error
+        own = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(self._device)
+        lengths = [int(each) for each in self.each(torch.tensor([len(said)], device=self._device))]
+        heard = self.each(pad(own, (0, max(lengths) - len(said))))
+        parsed = [
+            json.loads(each[:length].cpu().numpy().tobytes()) for each, length in zip(heard, lengths, strict=True)
+        ]
+        return [[value for process in parsed for value in process[at]] for at in range(len(lists))]
 
-def _leaves(values: Any) -> Iterator[Tensor]:
-    """The tensors that something is nested of, in order."""
-    if isinstance(values, Tensor):
+
+def _vector(leaf: Any) -> Tensor:
+    """A tensor of one dimension or more."""
+    tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+    return tensor.reshape(-1) if tensor.ndim == 0 else tensor
+
+
+def _is_list_of_objects(values: Any) -> bool:
+    """Whether a list, not empty, holds one thing a row that is no tensor."""
+    inner = (Tensor, np.ndarray, Mapping, tuple, list)
+    return isinstance(values, list | tuple) and len(values) > 0 and not any(isinstance(each, inner) for each in values)
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """The tensors, numbers and lists of objects that something is nested of, in order."""
+    if isinstance(values, NUMERIC) or _is_list_of_objects(values):
         yield values
+    elif isinstance(values, str):
+        yield [values]
     elif isinstance(values, Mapping):
         for value in values.values():
             yield from _leaves(value)
@@ -80,9 +140,9 @@ def _leaves(values: Any) -> Iterator[Tensor]:
             yield from _leaves(value)
 
 
-def _rebuilt(values: Any, leaves: Iterator[Tensor]) -> Any:
-    """The same nest with other tensors."""
-    if isinstance(values, Tensor):
+def _rebuilt(values: Any, leaves: Iterator[Any]) -> Any:
+    """The same nest with other leaves."""
+    if isinstance(values, (*NUMERIC, str)) or _is_list_of_objects(values):
         return next(leaves)
     if isinstance(values, Mapping):
         named = {name: _rebuilt(value, leaves) for name, value in values.items()}
