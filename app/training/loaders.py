@@ -113,13 +113,16 @@ class LoaderMaker:
                         "from the start, not sorted; choose 'random', or group them where they come from."
                     ]
                 )
-            several_read_one = args.world_size > 1 and key_seed is None
+            evaluates, together = key_seed is None, global_batch_size(args, batch_size)
+            if evaluates and args.world_size > 1:
+                key_seed, keyed = args.seed, True  # all are to read the same
             return StreamLoader(
                 dataset,
-                batch_size=global_batch_size(args, batch_size),
-                key_seed=args.seed if several_read_one else key_seed if keyed else None,
+                batch_size=together // args.world_size if evaluates else together,
+                key_seed=key_seed if keyed else None,
                 progress=passing_bar(args),
-                shards=self._shards(in_blocks=key_seed is None),
+                shards=self._shards(),
+                in_turns=evaluates,
                 drop_last=args.dataloader_drop_last,
                 **options,
             )
@@ -132,10 +135,10 @@ class LoaderMaker:
         )
         return OrderedLoader(KeyedDataset(dataset) if keyed else dataset, sampler, **options)
 
-    def _shards(self, in_blocks: bool) -> list[Shard]:
+    def _shards(self) -> list[Shard]:
         """The processes for which this one makes batches of data that can only be read from the start."""
         args = self.args
-        every = [Shard(rank, args.world_size, in_blocks) for rank in range(args.world_size)]
+        every = [Shard(rank, args.world_size) for rank in range(args.world_size)]
         return every if dispatches(args) and args.process_index == 0 else [every[args.process_index]]
 
     def _fitted(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
@@ -255,4 +258,6 @@ def expected_rows(loader: Any) -> int | None:
     """How many samples the batches of a loader hold at most, where that is known before they are read."""
     count, batches = example_count(loader), length_of(loader)
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return count if count is None or batches is None or size is None else min(count, batches * size)
+    if count is None or batches is None or size is None:
+        return count
+    return min(count, batches * size * (loader.turns if isinstance(loader, StreamLoader) else 1))

@@ -44,7 +44,7 @@ from hexloop.app.training.sharing import refuse_too_many_processes, training_bat
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
-from hexloop.app.training.worlds import total_of, world_of
+from hexloop.app.training.worlds import parallelism_of, total_of, world_of
 from hexloop.app.wiring import Adapters
 from hexloop.domain.agreement import agreement_for
 from hexloop.domain.plan import Plan, make_plan
@@ -189,7 +189,7 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
     standard: StandardLearner[Any, Any] = StandardLearner(
         trainable,
         adapters.precision,
-        adapters.parallelism,
+        parallelism_of(trainer),
         before_optimizer_step=_before_optimizer_step(trainer),
         after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
     )

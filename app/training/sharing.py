@@ -19,6 +19,7 @@ from hexloop.adapters.batches.torch.foreign_shares import (
 from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.sharded import HandOut, ShardedBatches, own_share
 from hexloop.adapters.batches.torch.stream import StreamLoader
+from hexloop.app.training.fingerprints import batch_fingerprint
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.loaders import batches_of, dispatches, splits
 from hexloop.app.training.passing_bar import passing_bar
@@ -51,7 +52,8 @@ def training_batches(
         transfer = _without_padding(transfer)
     if isinstance(loader, OrderedLoader | StreamLoader):
         hand_out = _hand_out(trainer, loader)
-        return ShardedBatches(loader, transfer, inspect, hand_out, hand_out is own_share or _is_first(trainer))
+        reads = hand_out is own_share or _is_first(trainer)
+        return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(trainer))
     if is_shared_already(loader):
         return GivenShares(loader, trainer.args.world_size, transfer, inspect, progress)
     sharing = _sharing(trainer)
@@ -69,7 +71,7 @@ def evaluation_batches(trainer: Trainer, loader: Any) -> Iterable[Any]:
 
 def _evaluation_shares(trainer: Trainer, loader: Any) -> Shared:
     if isinstance(loader, OrderedLoader | StreamLoader):
-        return ShardedBatches(loader, _as_it_is, hand_out=_hand_out(trainer, loader))
+        return ShardedBatches(loader, _as_it_is, hand_out=_hand_out(trainer, loader), compare=_comparing(trainer))
     sharing, whole = _sharing(trainer), whole_order(loader)
     if is_shared_already(loader) and whole is None:
         return GivenShares(loader, trainer.args.world_size, _as_it_is)
@@ -128,6 +130,21 @@ def _without_padding(transfer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return transfer(batch)
 
     return transferred
+
+
+def _comparing(trainer: Trainer) -> Callable[[Any], None]:
+    """See to it that all processes begin with the same row of data that each of them reads."""
+
+    def compare(witness: Any) -> None:
+        if len(set(map(str, trainer.adapters.collectives.gather(batch_fingerprint(witness))))) > 1:
+            raise DataError(
+                "The processes read different rows from data that can only be read from the start: its __iter__ takes "
+                "a part by the rank (as after split_dataset_by_node), or an order of its own drawing. Each process "
+                "takes its rows of every batch, so let all read the same; or set accelerator_config="
+                "{'dispatch_batches': True}, and the first process reads for all."
+            )
+
+    return compare
 
 
 def _hand_out(trainer: Trainer, loader: OrderedLoader | StreamLoader) -> HandOut:

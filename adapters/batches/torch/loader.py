@@ -92,7 +92,7 @@ class OrderedLoader(KeepingLoader):
 
     def __iter__(self) -> Any:
         if self._delivers:
-            return (each.batches[0] for each in super().__iter__() if each.samples)
+            return (each.divided.batches[0] for each in super().__iter__() if each.samples)
         return self._batches(self.batch_sampler)
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -145,7 +145,7 @@ class OrderedLoader(KeepingLoader):
         for each in super().__iter__():
             if each.samples:
                 standing.note(each.worker, each.samples * ranks, each.state)
-                yield each.batches[0]
+                yield each.divided.batches[0]
 
 
 def is_iterable(dataset: Any) -> bool:

@@ -28,12 +28,17 @@ def own_share(parts: Parts) -> Shares:
             yield share
 
 
+Compare = Callable[[Any], None]
+"""Given a witness of what this process reads; see `Share`."""
+
+
 class ShardedBatches(LoaderBatches):
     """The share that this process has of every batch.
 
     The epoch's last batch may have fewer samples than there are processes; then those that have none compute one that
     is padding, so that all take the same steps.
     hand_out: how the shares get to the processes that do not read. `reads`: whether this one does.
+    compare: sees to it that all have read the same, where they read by themselves what has no numbers.
     """
 
     def __init__(
@@ -43,9 +48,10 @@ class ShardedBatches(LoaderBatches):
         inspect: Inspect = inspect_nothing,
         hand_out: HandOut = own_share,
         reads: bool = True,
+        compare: Compare = inspect_nothing,
     ) -> None:
         super().__init__(loader, transfer, inspect)
-        self._hand_out, self._reads = hand_out, reads
+        self._hand_out, self._reads, self._compare = hand_out, reads, compare
         self._counts = SampleCounts(loader.place.batch_size)
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -62,8 +68,12 @@ class ShardedBatches(LoaderBatches):
                 yield batch
 
     def shares_from(self, epoch: int, position: int) -> Shares:
-        """This process's shares of the batches from `position` on, where they were read."""
-        return self._hand_out(self.loader.parts_from(epoch, position))
+        """This process's shares of the batches from `position` on, whoever has read them."""
+        with closing(self._hand_out(self.loader.parts_from(epoch, position))) as shares:
+            for share in shares:
+                if share.witness is not None and self._hand_out is own_share:
+                    self._compare(share.witness)
+                yield share
 
     def rows(self, batch: Any) -> int:
         """The samples of the whole batch, of which the epoch's last may have fewer."""

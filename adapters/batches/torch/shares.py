@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from attrs import frozen
+from attrs import define, frozen
 
 from hexloop.adapters.batches.torch.keyed import seed_streams
 from hexloop.domain.errors import DataError
@@ -19,42 +19,59 @@ APART = 0x9E3779B97F4A7C15
 
 @frozen
 class Share:
-    """What a process computes of a batch of `samples` over all processes; Padding where none of them is its own."""
+    """What a process computes of a batch of `samples` over all processes; Padding where none of them is its own.
+
+    witness: what the first of these rows makes by itself, whoever's it is; None where nobody has asked.
+    """
 
     batch: Any
     samples: int
+    witness: Any = None
 
 
-@frozen
+class Divided(NamedTuple):
+    """A batch for each process, whether it counts, and the witness. A tuple, through which torch pins memory."""
+
+    batches: list[Any]
+    counted: list[bool]
+    witness: Any
+
+
+@define
 class Division:
     """Makes of the rows of one global batch a batch for each of some processes.
 
     size: the rows of a whole global batch. A process without rows gets the first one, which is not to be counted.
+    testifies: the first time there is a witness.
     """
 
     collate: Callable[[list[Any]], Any]
     size: int
     shards: Sequence[Shard] = (ALL,)
+    testifies: bool = False
 
-    def __call__(self, rows: list[Any], key: int | None = None) -> tuple[list[Any], list[bool]]:
-        """The batches, and whether each counts.
+    def __call__(self, rows: list[Any], key: int | None = None) -> Divided:
+        """The batches.
 
         key: of the rows' random streams; a collate function that draws then draws otherwise in each process.
         """
-        batches, counted = [], []
+        batches, counted, witness = [], [], None
+        if self.testifies:
+            self.testifies, witness = False, self.collate(rows[:1])
         for shard in self.shards:
             mine = shard.of(range(len(rows)), self.size)
             if key is not None and shard.world_size > 1:
                 seed_streams((key ^ (shard.rank + 1) * APART) & 0xFFFFFFFFFFFFFFFF)
             batches.append(self.collate(rows[mine.start : mine.stop] or rows[:1]))
             counted.append(bool(mine))
-        return batches, counted
+        return Divided(batches, counted, witness)
 
 
-def shares_of(batches: Sequence[Any], counted: Sequence[bool], samples: int) -> tuple[Share, ...]:
+def shares_of(batches: Sequence[Any], counted: Sequence[bool], samples: int, witness: Any = None) -> tuple[Share, ...]:
     """The shares of a batch of so many samples, by process. Raises DataError; see `as_padding`."""
     return tuple(
-        Share(batch if counts else as_padding(batch), samples) for batch, counts in zip(batches, counted, strict=True)
+        Share(batch if counts else as_padding(batch), samples, witness)
+        for batch, counts in zip(batches, counted, strict=True)
     )
 
 

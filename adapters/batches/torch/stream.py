@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from hexloop.adapters.batches.torch.data_state import is_stateful
 from hexloop.adapters.batches.torch.keyed import seed_streams
 from hexloop.adapters.batches.torch.loader import KeepingLoader
-from hexloop.adapters.batches.torch.shares import Division, Share, shares_of
+from hexloop.adapters.batches.torch.shares import Division, Share, as_padding, shares_of
 from hexloop.adapters.batches.torch.standing import Beginning, Place, Progress, Standing, no_progress
 from hexloop.adapters.batches.torch.streams import kept_streams, put_streams, streams
 from hexloop.adapters.batches.torch.workers import PASSED, Delivered, Delivering, StateLoading, load_state
@@ -29,7 +31,8 @@ class StreamLoader(KeepingLoader):
     Rows that are passed over are read and dropped where they are read, be that a worker or here: they are not collated.
     key_seed: the seed of the rows' random streams, each keyed by its position; without it the streams simply go on.
     batch_size: the rows of a batch over all processes. shards: the processes for which this one makes batches of them;
-    it reads all rows in any case.
+    it reads all rows in any case. in_turns: batches go round the processes instead, each whole, as a process that is
+    alone would make them; batch_size is then one process's.
     """
 
     def __init__(
@@ -40,12 +43,16 @@ class StreamLoader(KeepingLoader):
         key_seed: int | None = None,
         progress: Progress = no_progress,
         shards: Sequence[Shard] = (ALL,),
+        in_turns: bool = False,
         **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
         self.rows = KeyedRows(dataset, key_seed, workers)
-        self.shards = shards
-        self._divide = Division(collate_fn, batch_size, shards)
+        self.turns = shards[0].world_size if in_turns else 1
+        self._ranks = [shard.rank for shard in shards]
+        self._divide = Division(
+            collate_fn, batch_size, (ALL,) if in_turns else shards, testifies=shards[0].world_size > 1
+        )
         self._progress, self._stateful = progress, is_stateful(dataset)
         self._live: Any = None
         self._anew = False
@@ -64,10 +71,12 @@ class StreamLoader(KeepingLoader):
         )
 
     def __iter__(self) -> Any:
-        if self.num_workers:
-            return (each.batches[0] for each in super().__iter__() if each.samples)
-        parts = self._collated(Standing.at_the_start(0, self.place.batch_size, 1), iter(self.dataset))
-        return (first.batch for first, *_ in parts)
+        standing = Standing.at_the_start(0, self.place.batch_size, max(1, self.num_workers))
+        parts = self._delivered(standing) if self.num_workers else self._collated(standing, iter(self.dataset))
+        return (first.batch for first, *_ in self._dealt(parts))
+
+    def __len__(self) -> int:
+        return math.ceil(super().__len__() / self.turns)
 
     @property
     def users_data(self) -> Any:
@@ -95,9 +104,20 @@ class StreamLoader(KeepingLoader):
         set_epoch(self.users_data, epoch)
         if self.num_workers:
             self._send_workers(beginning)
-            yield from self._delivered(standing)
+            yield from self._dealt(self._delivered(standing))
         else:
-            yield from self._collated(standing, self._opened(beginning))
+            yield from self._dealt(self._collated(standing, self._opened(beginning)))
+
+    def _dealt(self, parts: Iterator[tuple[Share, ...]]) -> Iterator[tuple[Share, ...]]:
+        """The shares, where batches go round the processes those of as many batches as there are processes."""
+        if self.turns == 1:
+            yield from parts
+            return
+        while group := [share for (share,) in islice(parts, self.turns)]:
+            samples, missing = sum(share.samples for share in group), self.turns - len(group)
+            shares = [Share(share.batch, samples, group[0].witness) for share in group]
+            padding = [Share(as_padding(group[0].batch), samples)] * missing
+            yield tuple((shares + padding)[rank] for rank in self._ranks)
 
     # Without workers
 
@@ -157,10 +177,10 @@ class StreamLoader(KeepingLoader):
             yield self._finished(batch)
 
     def _finished(self, rows: list[Any]) -> tuple[Share, ...]:
-        batches, counted = self._divide(rows, self.rows.last_key)
+        divided = self._divide(rows, self.rows.last_key)
         if self.pin_memory:
-            batches = pin_memory(batches)  # type: ignore[no-untyped-call]
-        return shares_of(batches, counted, len(rows))
+            divided = pin_memory(divided)  # type: ignore[no-untyped-call]
+        return shares_of(divided.batches, divided.counted, len(rows), divided.witness)
 
     # With workers
 
@@ -192,7 +212,7 @@ class StreamLoader(KeepingLoader):
                 self._progress(passed, total)
             if each.samples:
                 standing.note(each.worker, each.samples, each.state)
-                yield shares_of(each.batches, each.counted, each.samples)
+                yield shares_of(each.divided.batches, each.divided.counted, each.samples, each.divided.witness)
         standing.ended = [True] * self.num_workers
 
 

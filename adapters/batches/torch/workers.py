@@ -9,7 +9,7 @@ from attrs import frozen
 from torch.utils.data import get_worker_info
 
 from hexloop.adapters.batches.torch.data_state import DataState, capture, is_stateful
-from hexloop.adapters.batches.torch.shares import Division
+from hexloop.adapters.batches.torch.shares import Divided, Division
 
 
 class Delivered(NamedTuple):
@@ -21,10 +21,8 @@ class Delivered(NamedTuple):
     """The worker's data set, as it stood when this batch was made."""
     passed: int
     """How many rows were passed over on the way to it."""
-    batches: list[Any]
+    divided: Divided
     """What the rows make for each of the processes that the loader reads for, mostly this one alone."""
-    counted: list[bool]
-    """Whether each of the batches stands for rows of its process."""
 
 
 class Passed:
@@ -46,11 +44,11 @@ class Delivering:
         info: Any = get_worker_info()
         given = [row for row in rows if row is not PASSED]
         if not given:
-            return Delivered(info.id, 0, None, len(rows), [], [])
+            return Delivered(info.id, 0, None, len(rows), Divided([], [], None))
         dataset = info.dataset.dataset  # the user's, in the wrapper of an OrderedLoader or a StreamLoader
-        batches, counted = self.divide(given, getattr(info.dataset, "last_key", None))
+        divided = self.divide(given, getattr(info.dataset, "last_key", None))
         state = capture(dataset, {"data": dataset.state_dict()}) if self.stateful else None
-        return Delivered(info.id, len(given), state, len(rows) - len(given), batches, counted)
+        return Delivered(info.id, len(given), state, len(rows) - len(given), divided)
 
 
 @frozen

@@ -15,9 +15,6 @@ from torch.nn.functional import pad
 
 from hexloop.domain.errors import DataError
 
-PADDING = -100
-"""What fills dimensions after the first where tensors differ in them; cross entropy ignores it as a label."""
-
 MOST_DIMENSIONS = 8
 
 NUMERIC = (Tensor, np.ndarray, np.generic, int, float)
@@ -43,20 +40,23 @@ class TensorRanks:
         self._size = dist.get_world_size()
         self._device = torch.device(device)
 
-    def join(self, values: Any, rows: int) -> tuple[Any, list[int]]:
-        """Every process's rows, in the order of ranks; of one without rows nothing.
+    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+        """What every process has of nested tensors, in the order of ranks, and of how many rows.
 
-        Numbers, and tensors without dimensions, count as one row. Lists of texts and the like travel as JSON.
-        Raises DataError where JSON cannot say them.
+        Tensors may differ in all their sizes, not in their number of dimensions. Lists of texts and the like travel as
+        JSON. Raises DataError where JSON cannot say them.
         """
         leaves = list(_leaves(values))
-        own = [_vector(leaf) for leaf in leaves if isinstance(leaf, NUMERIC)]
-        own = [(leaf if rows else leaf[:0]).contiguous() for leaf in own]
+        own = [_vector(leaf).contiguous() for leaf in leaves if isinstance(leaf, NUMERIC)]
         shapes = self._shapes(own, rows)
-        joined = iter([self._join(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)])
-        objects = iter(self._objects([leaf if rows else [] for leaf in leaves if not isinstance(leaf, NUMERIC)]))
-        everything = (next(joined if isinstance(leaf, NUMERIC) else objects) for leaf in leaves)
-        return _rebuilt(values, everything), [count for _, count in shapes]
+        tensors = [self._cut(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)]
+        objects = self._objects([leaf for leaf in leaves if not isinstance(leaf, NUMERIC)])
+        found = []
+        for rank, (_, count) in enumerate(shapes):
+            numeric, other = iter([each[rank] for each in tensors]), iter(objects[rank])
+            everything = (next(numeric if isinstance(leaf, NUMERIC) else other) for leaf in leaves)
+            found.append((_rebuilt(values, everything), count))
+        return found
 
     def each(self, value: Tensor) -> list[Tensor]:
         """Every process's tensor of one shape."""
@@ -83,21 +83,21 @@ class TensorRanks:
             found.append((shapes, count))
         return found
 
-    def _join(self, own: Tensor, shapes: list[list[int]]) -> Tensor:
+    def _cut(self, own: Tensor, shapes: list[list[int]]) -> list[Tensor]:
+        """Every process's tensor, of its own shape."""
         widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
         missing = [wide - size for wide, size in zip(widest, own.shape, strict=True)]
-        both_ends = [end for size in reversed(missing) for end in (0, size)]
         sent = own.to(self._device)
-        if any(missing):
-            sent = pad(sent, both_ends, value=torch.tensor(PADDING).to(own.dtype).item())
         sent = sent.to(torch.uint8) if sent.dtype is torch.bool else sent
-        parts = [part[: shape[0]] for part, shape in zip(self.each(sent), shapes, strict=True)]
-        return torch.cat(parts).to(own.dtype)
+        if any(missing):
+            sent = pad(sent, [end for size in reversed(missing) for end in (0, size)])
+        cut = (each[tuple(map(slice, shape))] for each, shape in zip(self.each(sent), shapes, strict=True))
+        return [each.to(own.dtype) for each in cut]
 
     def _objects(self, lists: list[Any]) -> list[list[Any]]:
-        """Each of several lists, with what every process has in it."""
+        """Every process's lists."""
         if not lists:
-            return []
+            return [[] for _ in range(self._size)]
         try:
             said = json.dumps(lists).encode()
         except (TypeError, ValueError) as error:
@@ -108,10 +108,7 @@ class TensorRanks:
         own = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(self._device)
         lengths = [int(each) for each in self.each(torch.tensor([len(said)], device=self._device))]
         heard = self.each(pad(own, (0, max(lengths) - len(said))))
-        parsed = [
-            json.loads(each[:length].cpu().numpy().tobytes()) for each, length in zip(heard, lengths, strict=True)
-        ]
-        return [[value for process in parsed for value in process[at]] for at in range(len(lists))]
+        return [json.loads(each[:length].cpu().numpy().tobytes()) for each, length in zip(heard, lengths, strict=True)]
 
 
 def _vector(leaf: Any) -> Tensor:
