@@ -260,4 +260,4 @@ def expected_rows(loader: Any) -> int | None:
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if count is None or batches is None or size is None:
         return count
-    return min(count, batches * size * (loader.turns if isinstance(loader, StreamLoader) else 1))
+    return int(min(count, batches * size * (loader.turns if isinstance(loader, StreamLoader) else 1)))

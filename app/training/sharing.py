@@ -133,15 +133,16 @@ def _without_padding(transfer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _comparing(trainer: Trainer) -> Callable[[Any], None]:
-    """See to it that all processes begin with the same row of data that each of them reads."""
+    """See to it that all processes begin with the same rows, where each of them reads all."""
 
     def compare(witness: Any) -> None:
         if len(set(map(str, trainer.adapters.collectives.gather(batch_fingerprint(witness))))) > 1:
             raise DataError(
-                "The processes read different rows from data that can only be read from the start: its __iter__ takes "
-                "a part by the rank (as after split_dataset_by_node), or an order of its own drawing. Each process "
-                "takes its rows of every batch, so let all read the same; or set accelerator_config="
-                "{'dispatch_batches': True}, and the first process reads for all."
+                "The processes read different rows, where each reads the whole and takes its share of every batch: the "
+                "data, or their sampler, take a part by the rank (as after split_dataset_by_node), or an order that "
+                "each process draws for itself. Let all read the same (a part by the rank may come from torch's "
+                "DistributedSampler), or set accelerator_config={'dispatch_batches': True}, and the first process "
+                "reads for all."
             )
 
     return compare
@@ -170,4 +171,5 @@ def _sharing(trainer: Trainer) -> Sharing:
         splits(args),
         tell,
         dispatcher_of(trainer).hand_out if dispatches(args) else None,
+        _comparing(trainer),
     )

@@ -159,7 +159,7 @@ class WithOwnLoader(Recording):
         sampler: Any = None
         if kind == "distributed" and WORLD > 1:
             sampler = DistributedSampler(data, WORLD, int(os.environ["RANK"]), shuffle=shuffle)
-        shuffles = shuffle and sampler is None
+        shuffles = shuffle and sampler is None and kind not in STREAMS
         return DataLoader(data, size, shuffles, sampler, collate_fn=collate, num_workers=workers)
 
 

@@ -31,6 +31,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "loader": {"data": "loader", "shuffle": False},
     "own step": {"data": "map", "rows": 41, "trainer": "own step"},
     "own part": {"data": "own part"},
+    "own part in a loader": {"data": "own part", "trainer": "own loader"},
     "one sample": {"data": "map", "rows": 1},
 }
 SAME_AS_ALONE: dict[str, dict[str, Any]] = {
@@ -134,15 +135,13 @@ def apart(one: Any, other: Any) -> float:
 
 def assert_same_as_alone(alone: dict[str, Any], together: Results, exactly: bool = True) -> None:
     """The same rows in every step, the same losses and weights, and the same evaluation to the last bit."""
-    assert steps(together) == [rows for rows in alone["seen"]]
+    assert steps(together) == list(alone["seen"])
     for each in together:
         assert each["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert apart(alone["weights"], each["weights"]) < 1e-5
-        for name in ("predictions", "label_ids", "metrics", "given"):
-            if exactly:
-                assert each[name] == alone[name], name
-        assert apart(alone["predictions"], each["predictions"]) < 1e-6
-        assert each["label_ids"] == alone["label_ids"]
+        for name in ("predictions", "label_ids", "metrics", "given") if exactly else ("label_ids",):
+            assert each[name] == alone[name], name
+        assert apart(alone["predictions"][0], each["predictions"][0]) < 1e-6
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +164,7 @@ def test_two_processes_see_and_measure_what_one_does(tmp_path: Path, alone: Call
     for name, told in (
         ("own step", "dataloader_drop_last=True"),
         ("own part", "read different rows"),
+        ("own part in a loader", "read different rows"),
         ("one sample", "too many ranks for the data"),
     ):
         assert all(told in each[name]["error"] and each[name]["world"] == 2 for each in results), name
@@ -190,7 +190,7 @@ def test_several_processes_see_and_measure_what_one_does(
 ) -> None:
     """The same rows in every step, the same losses and weights, and the same evaluation to the last bit.
 
-    Where evaluation batches are split, the arithmetic of smaller batches rounds otherwise.
+    Where evaluation batches are split, the arithmetic of smaller batches rounds otherwise, and they are padded less.
     """
     scenario = SAME_AS_ALONE[name]
     assert_same_as_alone(alone(scenario), of(together(world), name), exactly="splits" not in scenario)

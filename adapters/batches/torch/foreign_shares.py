@@ -22,7 +22,7 @@ from hexloop.adapters.batches.torch.batches import ForeignBatches, Inspect, insp
 from hexloop.adapters.batches.torch.keyed import KeyedDataset, keyed_indices, seed_streams
 from hexloop.adapters.batches.torch.loader import is_iterable
 from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.sharded import HandOut
+from hexloop.adapters.batches.torch.sharded import Compare, HandOut
 from hexloop.adapters.batches.torch.shares import SampleCounts, Share, as_padding, shares_of
 from hexloop.adapters.batches.torch.shielding import ShieldedIterator
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
@@ -43,7 +43,8 @@ class Sharing:
 
     splits: each batch among all, instead of whole batches in turn. seed: of what its reading draws at random.
     tell: lets the first process say where the loader's generators stand. hand_out: how batches get to those that do not
-    read, where rank 0 reads for all; None where each reads for itself.
+    read, where rank 0 reads for all; None where each reads for itself, and `compare`, given what it read first, sees to
+    it that all have read the same.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class Sharing:
     splits: bool = False
     tell: Tell = list
     hand_out: HandOut | None = None
+    compare: Compare = inspect_nothing
 
 
 class KeyedReading:
@@ -99,6 +101,7 @@ class ForeignShares(ForeignBatches):
         sampler = getattr(loader, "batch_sampler", None)
         self.drops_last = bool(getattr(sampler, "drop_last", getattr(loader, "drop_last", False)))
         self._reads = sharing.hand_out is None or sharing.rank == 0
+        self._has_compared = False
 
     def batches_per_epoch(self) -> int | None:
         """How many batches each process computes in an epoch, padding included; None where nobody knows."""
@@ -145,7 +148,7 @@ class ForeignShares(ForeignBatches):
                 yield shares[self.sharing.rank]
 
     def _parts(self, epoch: int, position: int) -> Generator[tuple[Share, ...], None, None]:
-        batches, size = self._opened(epoch, position), self.sharing.world_size
+        batches, size = self._compared(self._opened(epoch, position)), self.sharing.world_size
         if self.sharing.splits:
             for batch in batches:
                 yield split(batch, size)
@@ -156,6 +159,14 @@ class ForeignShares(ForeignBatches):
             samples = sum(map(row_count, group))
             missing = size - len(group)
             yield shares_of(group + group[:1] * missing, [True] * len(group) + [False] * missing, samples)
+
+    def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, of which the first that is ever read is compared with that of the other processes."""
+        for batch in batches:
+            if not self._has_compared and self.sharing.hand_out is None:
+                self.sharing.compare(batch)
+            self._has_compared = True
+            yield batch
 
     def _read(self, epoch: int, position: int = 0, anew: bool = False) -> Iterator[Any]:
         begin = super()._read
@@ -222,7 +233,7 @@ class SampledShares(ForeignShares):
         batches = KeyedReading(lambda: iter(self._batch_sampler), sharing.seed, epoch, 0, len)
         pass_over(batches, position, self._progress, len)
         noted: deque[tuple[int, bool]] = deque()
-        self._turns.lists = self._own_lists(batches, epoch, position, noted)
+        self._turns.lists = self._own_lists(self._compared(batches), epoch, position, noted)
         for batch in self._fetching:
             samples, counts = noted.popleft()
             yield Share(batch if counts else as_padding(batch), samples)

@@ -111,9 +111,9 @@ class TorchEvaluator:
             logits = self.preprocess_logits(logits, labels)
         parts = self.ranks.parts((logits, labels, self._inputs_of(batch)), rows)
         losses = [None] * len(parts) if loss is None else self.ranks.each(loss)
-        for (values, count), each in zip(parts, losses, strict=True):
+        for ((logits, labels, inputs), count), each in zip(parts, losses, strict=True):
             if count or len(parts) == 1:
-                self._take(*values, each, count)
+                self._take(logits, labels, inputs, each, count)
         rows = sum(count for _, count in parts)
         self.samples += rows
         self._batches += 1
