@@ -242,16 +242,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(world: int, tmp_path
 
 
 @pytest.mark.matrix
-def test_a_run_goes_on_with_the_same_rows_on_other_processes(tmp_path: Path, alone: Callable[[Any], Any]) -> None:
+def test_a_run_goes_on_with_the_same_rows_on_other_processes(tmp_path: Path) -> None:
     """A checkpoint of two processes goes on in four and in one."""
     names = [name for name in RESUMED if "loader" not in name]
     stopped = {name: RESUMED[name] | {"stop_at": 4} for name in names}
     before = launch(2, stopped, tmp_path / "two")
     goes_on = {name: RESUMED[name] | {"from": str(tmp_path / "two" / name / "checkpoint-4")} for name in names}
     after = launch(4, goes_on, tmp_path / "four")
+    (in_one,) = launch(1, goes_on, tmp_path / "one")
 
     for name in names:
         whole = steps(of(before, name))
         assert steps(of(after, name)) == whole[4:], name
         assert apart(of(before, name)[0]["weights"], of(after, name)[0]["weights"]) < 1e-5
-        assert alone(goes_on[name])["seen"] == whole[4:], name
+        assert in_one[name]["seen"] == whole[4:], name
