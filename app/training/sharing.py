@@ -17,7 +17,7 @@ from hexloop.adapters.batches.torch.foreign_shares import (
     whole_order,
 )
 from hexloop.adapters.batches.torch.loader import OrderedLoader
-from hexloop.adapters.batches.torch.sharded import HandOut, ShardedBatches, own_share
+from hexloop.adapters.batches.torch.sharded import HandOut, ShardedBatches, own_share, too_many_ranks
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.app.training.fingerprints import batch_fingerprint
 from hexloop.app.training.hooks import is_overridden
@@ -53,7 +53,8 @@ def training_batches(
     if isinstance(loader, OrderedLoader | StreamLoader):
         hand_out = _hand_out(trainer, loader)
         reads = hand_out is own_share or _is_first(trainer)
-        return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(trainer))
+        at_least = trainer.args.world_size if loader.num_workers < 2 else 1  # of one worker there may be less
+        return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(trainer), at_least)
     if is_shared_already(loader):
         return GivenShares(loader, trainer.args.world_size, transfer, inspect, progress)
     sharing = _sharing(trainer)
@@ -92,12 +93,7 @@ def refuse_too_many_processes(trainer: Trainer, batches: Batches[Any]) -> None:
     if world == 1:
         return
     if samples is not None and 0 < samples < world:
-        raise ConfigurationError(
-            [
-                f"The run has {world} processes, too many ranks for the data, of which there "
-                f"{'is 1 sample' if samples == 1 else f'are {samples} samples'}; start at most {samples}, or give more."
-            ]
-        )
+        raise ConfigurationError([too_many_ranks(world, samples)])
     if is_overridden(trainer, "training_step") and _pads(batches, world):
         raise ConfigurationError([_no_padding()])
 

@@ -99,7 +99,20 @@ class OwnPart(Stream):
         return super().order()[int(os.environ.get("RANK", "0")) :: WORLD]
 
 
-STREAMS = {"stream": Stream, "shuffled": ShuffledStream, "stateful": StatefulStream, "own part": OwnPart}
+class WithoutLength(Stream):
+    """A stream of which nobody knows the end."""
+
+    def __len__(self) -> int:
+        raise TypeError("It has no length.")
+
+
+STREAMS = {
+    "without length": WithoutLength,
+    "stream": Stream,
+    "shuffled": ShuffledStream,
+    "stateful": StatefulStream,
+    "own part": OwnPart,
+}
 
 
 def collate(rows: list[Any]) -> dict[str, Tensor]:

@@ -25,14 +25,15 @@ Results = list[dict[str, Any]]
 STREAM = {"data": "stream", "rows": 41}  # the last batch has one row, so that the others compute padding
 DISPATCH = {"accelerator": {"dispatch_batches": True}}
 SHORT: dict[str, dict[str, Any]] = {
-    "map": {"data": "map", "rows": 41},
-    "stream": STREAM,
-    "dispatched": {"data": "stateful", "workers": 2, "rows": 43, **DISPATCH},
-    "loader": {"data": "loader", "shuffle": False},
+    "map": {"data": "map", "rows": 25, "epochs": 1},
+    "stream": {"data": "stream", "rows": 25, "epochs": 1},
+    "dispatched": {"data": "stateful", "rows": 19, "epochs": 1, **DISPATCH},
+    "loader": {"data": "loader", "rows": 21, "epochs": 1, "shuffle": False},
     "own step": {"data": "map", "rows": 41, "trainer": "own step"},
     "own part": {"data": "own part"},
     "own part in a loader": {"data": "own part", "trainer": "own loader"},
     "one sample": {"data": "map", "rows": 1},
+    "one row": {"data": "without length", "rows": 1, "arguments": {"max_steps": 3}},
 }
 SAME_AS_ALONE: dict[str, dict[str, Any]] = {
     "map": {"data": "map", "rows": 41},
@@ -166,6 +167,7 @@ def test_two_processes_see_and_measure_what_one_does(tmp_path: Path, alone: Call
         ("own part", "read different rows"),
         ("own part in a loader", "read different rows"),
         ("one sample", "too many ranks for the data"),
+        ("one row", "too many ranks for the data"),
     ):
         assert all(told in each[name]["error"] and each[name]["world"] == 2 for each in results), name
 

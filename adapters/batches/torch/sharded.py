@@ -11,6 +11,7 @@ from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.shares import SampleCounts, Share
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.domain.errors import DataError
 from hexloop.ports.state import Part
 
 Shares = Generator[Share, None, None]
@@ -32,6 +33,14 @@ Compare = Callable[[Any], None]
 """Given a witness of what this process reads; see `Share`."""
 
 
+def too_many_ranks(world: int, samples: int) -> str:
+    """What is wrong with a run of more processes than samples."""
+    return (
+        f"The run has {world} processes, too many ranks for the data, of which there "
+        f"{'is 1 sample' if samples == 1 else f'are {samples} samples'}; start at most {samples}, or give more."
+    )
+
+
 class ShardedBatches(LoaderBatches):
     """The share that this process has of every batch.
 
@@ -39,6 +48,7 @@ class ShardedBatches(LoaderBatches):
     is padding, so that all take the same steps.
     hand_out: how the shares get to the processes that do not read. `reads`: whether this one does.
     compare: sees to it that all have read the same, where they read by themselves what has no numbers.
+    at_least: the samples of an epoch's first batch; with fewer, the epoch ends in a DataError.
     """
 
     def __init__(
@@ -49,9 +59,11 @@ class ShardedBatches(LoaderBatches):
         hand_out: HandOut = own_share,
         reads: bool = True,
         compare: Compare = inspect_nothing,
+        at_least: int = 1,
     ) -> None:
         super().__init__(loader, transfer, inspect)
         self._hand_out, self._reads, self._compare = hand_out, reads, compare
+        self._at_least = at_least
         self._counts = SampleCounts(loader.place.batch_size)
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -60,6 +72,8 @@ class ShardedBatches(LoaderBatches):
         with closing(self.shares_from(epoch, position)) as shares:
             for number, share in enumerate(shares):
                 if number == 0:
+                    if position == 0 and share.samples < self._at_least:
+                        raise DataError(too_many_ranks(self._at_least, share.samples))
                     self._inspect(share.batch)
                     if self._reads:
                         self.loader.standing()
