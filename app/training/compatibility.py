@@ -12,6 +12,7 @@ from attrs import evolve
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
+from hexloop.app.training.loaders import global_batch_size
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.state import RunState
@@ -94,7 +95,7 @@ class RunSetup:
             "precision": trainer.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
-            "batch_size": trainer._train_batch_size * trainer.args.world_size,
+            "batch_size": global_batch_size(trainer.args, trainer._train_batch_size),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": trainer.makes_optimizer,

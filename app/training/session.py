@@ -37,15 +37,15 @@ from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
-from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
+from hexloop.app.training.loaders import check_batch, global_batch_size, stop_workers
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force, preparing
 from hexloop.app.training.outcome import watch_outcome
-from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
+from hexloop.app.training.sharing import refuse_too_many_processes, training_batches
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
-from hexloop.app.training.worlds import total_of, world_of
+from hexloop.app.training.worlds import parallelism_of, total_of, world_of
 from hexloop.app.wiring import Adapters
 from hexloop.domain.agreement import agreement_for
 from hexloop.domain.plan import Plan, make_plan
@@ -103,8 +103,9 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
             transfer, inspection = _ways_of_batches(trainer)
-            batches = batches_of(loader, journal.fingerprinted(transfer), inspection, passing_bar(trainer.args))
+            batches = training_batches(trainer, loader, journal.fingerprinted(transfer), inspection)
             plan = plan_for(trainer, batches)
+            refuse_too_many_processes(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
         refusals.settle()
         refuse_unlike(trainer)
@@ -191,7 +192,7 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
     standard: StandardLearner[Any, Any] = StandardLearner(
         trainable,
         adapters.precision,
-        adapters.parallelism,
+        parallelism_of(trainer),
         before_optimizer_step=_before_optimizer_step(trainer),
         after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
     )
@@ -237,7 +238,7 @@ def _run(
         run=trainer.new_run_name(),
         seed=args.seed,
         data_seed=args.seed if args.data_seed is None else args.data_seed,
-        global_batch_size=trainer._train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        global_batch_size=global_batch_size(args, trainer._train_batch_size) * args.gradient_accumulation_steps,
     )
     run: Run[Any, Any] = Run(
         learner=learner,
