@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
+from hexloop.app.training.states import model_state
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.state import RunState
@@ -38,7 +38,7 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if trainer.args.auto_find_batch_size else ()
         self._accepted = frozenset((*trainer.args.resume_despite, *found))
-        self._model = ModelState(trainer.adapters.parallelism.unwrap(trainer.model))
+        self._model = model_state(trainer)
         self._document = self._described()
 
     def document(self) -> Mapping[str, Any]:
