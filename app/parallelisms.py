@@ -13,7 +13,7 @@ from hexloop.ports.parallelism import Parallelism
 
 
 def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[Any]:
-    """DeepSpeed where it is asked for, DistributedDataParallel where there are several processes and nothing else is."""
+    """DeepSpeed where it is asked for, else DistributedDataParallel where there are several processes."""
     deepspeed = deepspeed_configuration(args)
     if deepspeed is not None:
         return deepspeed_parallelism(args, device, deepspeed)

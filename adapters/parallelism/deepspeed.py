@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
+from torch._C._distributed_c10d import HashStore
 
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.parallelism import ParallelismCapabilities
@@ -71,8 +72,8 @@ class DeepSpeed:
         )
         if engine.world_size != self.world_size:
             raise CollectiveError(
-                f"The run has {self.world_size} processes, but DeepSpeed's engine sees {engine.world_size}; leave it to "
-                "hexloop to initialise torch.distributed, and start the script with one launcher."
+                f"The run has {self.world_size} processes, but DeepSpeed's engine sees {engine.world_size}; leave it "
+                "to hexloop to initialise torch.distributed, and start the script with one launcher."
             )
         self._engine[:] = [engine]
         if (dtype := _half_of(engine)) is not None:
@@ -99,7 +100,7 @@ class DeepSpeed:
         if self.device.type == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if not dist.is_initialized():  # a run of one process needs no launcher, and no port
-            dist.init_process_group(BACKENDS.get(self.device.type), store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(BACKENDS.get(self.device.type), store=HashStore(), rank=0, world_size=1)
 
 
 def _half_of(engine: Any) -> torch.dtype | None:

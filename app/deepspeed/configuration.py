@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.problems import shown
@@ -44,7 +44,7 @@ class DeepSpeedConfiguration:
     """
 
     values: dict[str, Any]
-    problems: tuple[str, ...] = field(default=(), converter=tuple)
+    problems: Sequence[str] = ()
 
     @property
     def stage(self) -> int:
@@ -149,6 +149,7 @@ def _completed(config: dict[str, Any], args: TrainingArguments) -> Iterator[str]
     config.setdefault("steps_per_print", math.inf)  # hexloop's loggers tell of the run
     if "optimizer" not in config:
         config.setdefault("zero_allow_untested_optimizer", True)
+        config.setdefault("zero_force_ds_cpu_optimizer", False)
     known = {rule.path for rule in (*OF_HIDDEN_SIZE, *OF_LENGTH)}
     for path in autos_in(config):
         if path not in known:

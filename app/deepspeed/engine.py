@@ -78,7 +78,7 @@ def deepspeed_schedule(args: TrainingArguments, optimizer: Any, total_steps: int
 
     section, _ = configuration.for_length(_length(args, total_steps))
     name = section.get("type")
-    if name not in lr_schedules.VALID_LR_SCHEDULES:
+    if not isinstance(name, str) or name not in lr_schedules.VALID_LR_SCHEDULES:
         known = ", ".join(lr_schedules.VALID_LR_SCHEDULES)
         raise ConfigurationError(
             [f"You chose scheduler.type={name!r} in DeepSpeed's configuration, but it has {known}; choose among these."]

@@ -21,7 +21,6 @@ pytest.importorskip("deepspeed")
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 240
-PLAIN = {"zero_allow_untested_optimizer": True}
 
 
 def zero(stage: int, **further: Any) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(phases: list[dict[str, Any]], processes: int = 2, **arguments: Any) -> list[dict[str, Any]]:
+def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -> list[dict[str, Any]]:
     """The reports of phases of a job, trained by processes of their own, each under the same limit of time."""
     job = json.dumps({"arguments": arguments, "phases": phases})
     environment = {
@@ -104,7 +103,7 @@ def alone(folder: Path, **arguments: Any) -> tuple[list[dict[str, Any]], dict[st
 def assert_as_alone_and_resumable(folder: Path, stage: int, **arguments: Any) -> None:
     """Twenty updates with partial windows give what one process gives; a run taken up at the tenth gives the same."""
     saving = {"save_strategy": "steps", "save_steps": 10}
-    evaluating = {"eval_strategy": "steps", "eval_steps": 10}
+    evaluating: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 10}
     log, expected = alone(folder / "alone", **evaluating, **arguments)
     phases: list[dict[str, Any]] = [
         {"output": str(folder / "whole"), "arguments": saving},

@@ -56,8 +56,7 @@ class ZeroOptimizerState:
         for parameter in self._parameters():
             name = self._names[id(parameter)]
             state: dict[str, Any] = {}
-            for part in self._exported(parameter, name, state):
-                yield part
+            yield from self._exported(parameter, name, state)
             if state:
                 document["state"][name] = {key: value for key, value in state.items() if key != MASTERS}
             if MASTERS in state:
@@ -159,8 +158,6 @@ class ZeroOptimizerState:
             for value in state.get(name, {}).values():
                 if not (isinstance(value, dict) and TENSOR in value):
                     continue
-                shape = found[value[TENSOR]].shape
-                if shape not in ((), tuple(whole_shape(parameter))):
-                    raise ValueError(
-                        f"{value[TENSOR]} is of shape {shape} there, and {name} of {tuple(whole_shape(parameter))} here."
-                    )
+                there, here = found[value[TENSOR]].shape, tuple(whole_shape(parameter))
+                if there not in ((), here):
+                    raise ValueError(f"{value[TENSOR]} is of shape {there} there, and {name} of {here} here.")

@@ -79,7 +79,9 @@ class ZeroPartitions:
     @contextmanager
     def at_hand(self, holder: int) -> Iterator[None]:
         """Within, a flat tensor and its moments are in memory, from wherever they are offloaded to."""
-        swapped = self._engine.zero_optimization_partition_weights() and self._zero._swappable_optimizer_subgroup(holder)
+        swapped = self._engine.zero_optimization_partition_weights() and self._zero._swappable_optimizer_subgroup(
+            holder
+        )
         if swapped:
             self._zero._optimizer_states_and_gradient_swap_in(holder)
         try:
