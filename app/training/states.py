@@ -39,6 +39,15 @@ def optimizer_state(trainer: Trainer) -> Exportable:
     return ZeroOptimizerState(model, ZeroPartitions(engine), scaler)
 
 
+def group_sizes(trainer: Trainer) -> list[int]:
+    """How many of the model's parameters are in each of the optimizer's groups."""
+    if not _is_engine(trainer) or not _wraps_optimizer(trainer.model_wrapped):
+        return [len(group["params"]) for group in trainer.optimizer.param_groups]
+    from hexloop.adapters.trainable.torch.zero_partitions import ZeroPartitions
+
+    return [len(group) for group in ZeroPartitions(trainer.model_wrapped).groups]
+
+
 def rank_files(trainer: Trainer) -> RankFiles:
     """Which process writes what. Where weights and moments are gathered, all take part, and the first has them."""
     collectives, own = trainer.adapters.collectives, dict(EACH_RANKS_OWN)

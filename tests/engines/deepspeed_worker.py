@@ -95,6 +95,8 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     for phase in job["phases"]:
         trainer = train(phase["output"], {**job["arguments"], **phase.get("arguments", {})}, phase.get("resume"))
+        for _ in range(1, phase.get("again", 1)):
+            trainer.train()
         trainer.save_model(os.path.join(phase["output"], "model"))
         if trainer.is_world_process_zero():
             Path(phase["output"], "report.json").write_text(json.dumps(report(trainer)), encoding="utf-8")
