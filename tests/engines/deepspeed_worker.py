@@ -1,7 +1,7 @@
 """Trains under DeepSpeed as one of several processes: `python -m tests.engines.deepspeed_worker JOB`.
 
 JOB is JSON: `arguments` of TrainingArguments, `phases`, each of which makes a Trainer over a fresh model and trains it
-(`resume` from a checkpoint, `output` folder of its own), and `parts` of the Trainer's setting.
+(`resume` from a checkpoint; `output`, a folder of its own; `again`, how often it trains).
 """
 
 from __future__ import annotations
