@@ -215,7 +215,9 @@ def test_what_cannot_work_is_refused(said: str) -> None:
 def test_nvme_with_a_folder_works_in_stage_3() -> None:
     """For the optimizer and for the weights."""
     disk = {"device": "nvme", "nvme_path": "/local_nvme"}
-    assert not configured({"zero_optimization": {"stage": 3, "offload_optimizer": disk, "offload_param": disk}}).problems
+    assert not configured(
+        {"zero_optimization": {"stage": 3, "offload_optimizer": disk, "offload_param": disk}}
+    ).problems
 
 
 def test_the_half_format_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
