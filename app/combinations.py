@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 from attrs import frozen
@@ -30,6 +31,14 @@ class Refusal:
     chosen: str
     because: str
     instead: str
+
+
+SHAPED = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
+"""Parts of the names of optimizers whose update of a number depends on the tensor that it is in."""
+
+
+def _uses_deepspeed(setting: Setting) -> bool:
+    return bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED")
 
 
 REFUSALS = (
@@ -64,10 +73,28 @@ REFUSALS = (
         "set fp16_full_eval=False",
     ),
     Refusal(
-        lambda setting: bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED"),
+        lambda setting: _uses_deepspeed(setting) and importlib.util.find_spec("deepspeed") is None,
         "DeepSpeed (deepspeed, or the environment variable ACCELERATE_USE_DEEPSPEED)",
-        "hexloop has no adapter for it yet",
-        "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
+        "the package deepspeed is not installed",
+        "pip install 'hexloop[deepspeed]'",
+    ),
+    Refusal(
+        lambda setting: _uses_deepspeed(setting) and (bool(setting.args.fsdp) or is_on("ACCELERATE_USE_FSDP")),
+        "DeepSpeed and FSDP",
+        "both spread the same model",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.owns_update and setting.args.auto_find_batch_size,
+        "auto_find_batch_size=True with {parallelism.name}",
+        "its engine is made for one batch size",
+        "set per_device_train_batch_size to one that fits",
+    ),
+    Refusal(
+        lambda setting: _uses_deepspeed(setting) and any(word in str(setting.args.optim) for word in SHAPED),
+        "optim={args.optim} with DeepSpeed",
+        "its partitions are flat, and this optimizer looks at the rows and columns of each weight",
+        "choose another, such as adamw_torch",
     ),
     Refusal(
         lambda setting: bool(setting.args.fsdp) or is_on("ACCELERATE_USE_FSDP"),

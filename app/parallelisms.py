@@ -6,12 +6,17 @@ from typing import Any
 
 from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.deepspeed.configuration import deepspeed_configuration
+from hexloop.app.deepspeed.engine import deepspeed_parallelism
 from hexloop.ports.device import Device
 from hexloop.ports.parallelism import Parallelism
 
 
 def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[Any]:
-    """DistributedDataParallel where there are several processes and nothing else is asked for."""
+    """DeepSpeed where it is asked for, else DistributedDataParallel where there are several processes."""
+    deepspeed = deepspeed_configuration(args)
+    if deepspeed is not None:
+        return deepspeed_parallelism(args, device, deepspeed)
     if args.world_size == 1:
         return SingleProcess()
     import torch

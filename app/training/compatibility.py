@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
 from hexloop.app.training.loaders import global_batch_size
+from hexloop.app.training.states import group_sizes, model_state
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.state import RunState
@@ -39,7 +39,7 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if trainer.args.auto_find_batch_size else ()
         self._accepted = frozenset((*trainer.args.resume_despite, *found))
-        self._model = ModelState(trainer.adapters.parallelism.unwrap(trainer.model))
+        self._model = model_state(trainer)
         self._document = self._described()
 
     def document(self) -> Mapping[str, Any]:
@@ -99,7 +99,10 @@ class RunSetup:
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": trainer.makes_optimizer,
-                "groups": [_options(group) for group in optimizer.param_groups],
+                "groups": [
+                    _options(group, size)
+                    for group, size in zip(optimizer.param_groups, group_sizes(trainer), strict=True)
+                ],
                 "without_decay": _without_decay(model),
             },
         }
@@ -183,14 +186,14 @@ def _without_decay(model: Any) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in decayed]
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:
     """The options of a group that a resumed run is to have too, as JSON has them, and how many parameters it is of."""
     options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
         if name not in MAY_CHANGE and _is_plain(value)
     }
-    return {**options, "parameters": len(group["params"])}
+    return {**options, "parameters": size}
 
 
 def _is_plain(value: Any) -> bool:

@@ -12,8 +12,10 @@ import torch
 from attrs import define, field
 
 from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.deepspeed.engine import deepspeed_learner, refuse_deepspeed
 from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import attached
 from hexloop.app.training.checkpoints import (
@@ -67,7 +69,7 @@ class Session:
 
     run: Run[Any, Any]
     control: LiveControl
-    standard: StandardLearner[Any, Any]
+    standard: StandardLearner[Any, Any] | DeepSpeedLearner
     learner: Learner[Any, Any]
     checkpoints: RunCheckpoints
     counters: list[TokenCounter | OperationMeter] = field(factory=list)
@@ -107,6 +109,8 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             plan = plan_for(trainer, batches)
             refuse_too_many_processes(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
+        with refusals:
+            refuse_deepspeed(trainer, plan.total_steps)
         refusals.settle()
         refuse_unlike(trainer)
         wrapped = _prepare(trainer, adapters, model, plan)
@@ -145,7 +149,7 @@ def _announce(trainer: Trainer, run: Run[Any, Any]) -> None:
         run.plan.total_steps,
         run.state.global_batch_size,
         trainer.adapters.device.name,
-        sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
+        trainer.get_num_trainable_parameters(),
     )
 
 
@@ -167,6 +171,8 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
         return trainer.optimizer
 
     wrapped, trainer.optimizer = adapters.parallelism.prepare(model, make_optimizer)
+    if trainer.lr_scheduler is None:  # the engine has made the optimizer itself
+        trainer.create_scheduler(num_training_steps=plan.total_steps)
     if trainer.args.torch_compile:
         wrapped = torch.compile(
             wrapped, backend=trainer.args.torch_compile_backend or "inductor", mode=trainer.args.torch_compile_mode
@@ -176,7 +182,9 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
     return wrapped
 
 
-def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
+def _learner(
+    trainer: Trainer, adapters: Adapters, wrapped: Any
+) -> tuple[StandardLearner[Any, Any] | DeepSpeedLearner, Learner[Any, Any]]:
     """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
     choice = preparing(trainer, loss_in_force(trainer))
     trainable = TorchTrainable(
@@ -189,13 +197,12 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
         shifted=choice.shifted,
         world=world_of(trainer, choice.normalises),
     )
-    standard: StandardLearner[Any, Any] = StandardLearner(
-        trainable,
-        adapters.precision,
-        parallelism_of(trainer),
-        before_optimizer_step=_before_optimizer_step(trainer),
-        after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
-    )
+    before, after = _before_optimizer_step(trainer), lambda: trainer.dispatcher.call("on_optimizer_step")
+    standard: StandardLearner[Any, Any] | DeepSpeedLearner
+    if adapters.parallelism.capabilities.owns_update:
+        standard = deepspeed_learner(trainer, wrapped, trainable, before, after)
+    else:
+        standard = StandardLearner(trainable, adapters.precision, parallelism_of(trainer), before, after)
     learner: Any = standard
     if is_overridden(trainer, "training_step"):
         learner = OverriddenTrainingStep(standard, wrapped, trainer.training_step)

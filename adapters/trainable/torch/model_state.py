@@ -34,6 +34,10 @@ class ModelState:
         """Every tensor of the state dict, each once; extra state as a JSON document each."""
         for name, tensor in self.named_tensors().items():
             yield part_of(name, tensor)
+        yield from self.extra_parts()
+
+    def extra_parts(self) -> Iterator[Part]:
+        """Extra state, as a JSON document each, with its tensors."""
         for name, value in self._extra().items():
             flattening = Flattening(type(self._model).__qualname__)
             document = flattening.flatten(value, f"{name}.value")
@@ -58,7 +62,7 @@ class ModelState:
         own, restoring = self._state(), Restoring(found)
         extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
-            for name in found.keys() & own.keys():
+            for name in filter(lambda name: self.is_copied(own[name]), found.keys() & own.keys()):
                 own[name].copy_(tensor_of(found[name]))
         for name, value in extra.items():
             self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
@@ -77,9 +81,9 @@ class ModelState:
                 f"{name} is unknown to the model" for name in sorted(found.keys() - own.keys() - belonging)
             ],
             "shapes": [
-                f"{name} is of shape {found[name].shape} there and {tuple(own[name].shape)} here"
+                f"{name} is of shape {found[name].shape} there and {self.shape_of(own[name])} here"
                 for name in both
-                if found[name].shape != tuple(own[name].shape)
+                if found[name].shape != self.shape_of(own[name])
             ],
             "types": [
                 f"{name} is of type {found[name].dtype} there and {DTYPES.get(own[name].dtype)} here"
@@ -88,6 +92,14 @@ class ModelState:
             ],
         }  # fmt: skip
         return [problem for problems in listed.values() for problem in _shortened(problems)]
+
+    def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of one of the module's tensors."""
+        return tuple(tensor.shape)
+
+    def is_copied(self, tensor: Tensor) -> bool:
+        """Whether loading may copy into one of the module's tensors as it is."""
+        return True
 
     def _state(self) -> dict[str, Tensor]:
         state = self._model.state_dict(keep_vars=True)
