@@ -70,12 +70,6 @@ REFUSALS = (
         "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
     ),
     Refusal(
-        lambda setting: bool(setting.args.fsdp) or is_on("ACCELERATE_USE_FSDP"),
-        "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP)",
-        "hexloop has no adapter for it yet",
-        "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
-    ),
-    Refusal(
         lambda setting: setting.args.parallelism_config is not None or is_on("ACCELERATE_USE_PARALLELISM_CONFIG"),
         "several dimensions of devices (parallelism_config, or the environment variable "
         "ACCELERATE_USE_PARALLELISM_CONFIG)",

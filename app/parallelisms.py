@@ -18,6 +18,10 @@ def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[A
 
     from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
 
+    if args.fsdp:
+        from hexloop.adapters.parallelism.torch.fsdp2 import Fsdp2
+
+        return Fsdp2(torch.device(device.name), args.world_size)
     options = DdpOptions(
         find_unused_parameters=args.ddp_find_unused_parameters,
         bucket_cap_mb=args.ddp_bucket_cap_mb,

@@ -24,6 +24,7 @@ from hexloop.app.training.finished import finished_at
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
+from hexloop.app.training.sharded import DEALT, is_sharded, layout_of
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -138,7 +139,7 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
             lambda: companion_files(trainer),
             snapshots=snapshots_for(trainer),
             setup=RunSetup(trainer, run),
-            ranks=RankFiles(collectives.rank, collectives.world_size),
+            ranks=RankFiles(collectives.rank, collectives.world_size, dealt=DEALT if is_sharded(trainer) else frozenset()),
         ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(trainer),
@@ -160,10 +161,10 @@ def snapshots_for(trainer: Trainer) -> TorchSnapshots:
 
 def exportables(trainer: Trainer, run: Run[Any, Any]) -> dict[str, Exportable]:
     """Whoever keeps something between steps, by the name of its file."""
-    model = trainer.adapters.parallelism.unwrap(trainer.model)
+    model, layout = trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer)
     return {
-        "model": ModelState(model),
-        "optimizer": OptimizerState(model, trainer.optimizer),
+        "model": ModelState(model, layout),
+        "optimizer": OptimizerState(model, trainer.optimizer, layout),
         "scheduler": run.scheduler,
         "scaler": trainer.adapters.precision,
         "losses": run.losses,

@@ -12,6 +12,7 @@ from attrs import evolve
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
+from hexloop.app.training.sharded import layout_of, own_class
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.state import RunState
@@ -38,7 +39,7 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if trainer.args.auto_find_batch_size else ()
         self._accepted = frozenset((*trainer.args.resume_despite, *found))
-        self._model = ModelState(trainer.adapters.parallelism.unwrap(trainer.model))
+        self._model = ModelState(trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer))
         self._document = self._described()
 
     def document(self) -> Mapping[str, Any]:
@@ -90,7 +91,7 @@ class RunSetup:
         trainer, optimizer = self._trainer, self._trainer.optimizer
         model = trainer.adapters.parallelism.unwrap(trainer.model)
         return {
-            "model": type(model).__qualname__,
+            "model": own_class(model).__qualname__,
             "precision": trainer.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,

@@ -95,7 +95,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         undo.callback(control.release)
         adapters.device.seed(trainer.args.seed + adapters.collectives.rank)
         with refusals:
-            model = trainer.place_model()
+            model = trainer.place_model(moves=not adapters.parallelism.capabilities.sharded)
             align_special_tokens(model, trainer.processing_class)
             observers = undo.enter_context(attached(trainer, model))
         with refusals:

@@ -43,7 +43,7 @@ class Gradients:
         return norm
 
     def _clip_apart(self, gradients: list[Tensor], max_norm: float) -> Tensor:
-        norm = get_total_norm(gradients)
+        norm = _whole(get_total_norm(gradients))
         if max_norm > 0:
             clip_grads_with_norm_(self._parameters, max_norm, norm)
         return norm
@@ -52,6 +52,12 @@ class Gradients:
         """Forget every gradient."""
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """The norm as a plain tensor, where the gradients are spread over processes. Collective then."""
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor
+    return whole
 
 
 def _lie_together(gradients: list[Tensor]) -> bool:
