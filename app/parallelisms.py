@@ -6,22 +6,21 @@ from typing import Any
 
 from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.fsdp import fsdp_is_asked_for, make_fsdp
 from hexloop.ports.device import Device
 from hexloop.ports.parallelism import Parallelism
 
 
 def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[Any]:
-    """DistributedDataParallel where there are several processes and nothing else is asked for."""
+    """FSDP where it is asked for, DistributedDataParallel where there are several processes and nothing else is."""
+    if fsdp_is_asked_for(args) and args.world_size > 1:
+        return make_fsdp(args, device)
     if args.world_size == 1:
         return SingleProcess()
     import torch
 
     from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
 
-    if args.fsdp:
-        from hexloop.adapters.parallelism.torch.fsdp2 import Fsdp2
-
-        return Fsdp2(torch.device(device.name), args.world_size)
     options = DdpOptions(
         find_unused_parameters=args.ddp_find_unused_parameters,
         bucket_cap_mb=args.ddp_bucket_cap_mb,
