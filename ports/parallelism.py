@@ -83,6 +83,11 @@ class Layout(Protocol[Model_contra, Array]):
         """How many processes there are."""
         ...
 
+    @property
+    def uneven(self) -> bool:
+        """Whether a process may hold nothing of a parameter, and then has no moments of it."""
+        ...
+
     def state(self, model: Model_contra) -> Mapping[str, Array]:
         """Parameters and buffers as they lie here; one that goes by several names comes under each. Collective."""
         ...
@@ -101,6 +106,10 @@ class Layout(Protocol[Model_contra, Array]):
 
     def like(self, parameter: Array, local: Array) -> Array:
         """A tensor that is spread as a parameter is, made of what this process holds of it, flat."""
+        ...
+
+    def norm(self, own: Array) -> Array:
+        """The norm of gradients that are spread, from what a norm of this process's comes to. Collective."""
         ...
 
 

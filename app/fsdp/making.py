@@ -6,6 +6,7 @@ from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.fsdp.settings import FsdpSettings, read_fsdp
+from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.parallelism import Parallelism
 
@@ -35,7 +36,31 @@ def _second(args: TrainingArguments, device: Device, settings: FsdpSettings) -> 
 
 
 def _first(args: TrainingArguments, device: Device, settings: FsdpSettings) -> Parallelism[Any]:
-    raise NotImplementedError
+    import torch
+
+    from hexloop.adapters.parallelism.torch.fsdp1 import Fsdp1, Fsdp1Options
+
+    if settings.offload and device.name == "cpu":
+        raise ConfigurationError(
+            [
+                "You chose FSDP 1 with weights in host memory on the CPU, but that is where they are; leave offload out, "
+                "or set version=2 in fsdp_config."
+            ]
+        )
+    prefetch = settings.backward_prefetch
+    options = Fsdp1Options(
+        units=_units(settings),
+        strategy=settings.strategy,
+        mesh=settings.mesh if settings.strategy.startswith("hybrid") else None,
+        formats=_formats(args, settings),
+        offload=settings.offload,
+        recompute=settings.recompute,
+        backward_prefetch=None if prefetch == "no_prefetch" else prefetch or "backward_pre",
+        forward_prefetch=settings.forward_prefetch,
+        limit_all_gathers=settings.limit_all_gathers,
+        synchronise_each=settings.synchronise_each,
+    )
+    return Fsdp1(torch.device(device.name), args.world_size, options)
 
 
 def _units(settings: FsdpSettings) -> Any:

@@ -12,7 +12,7 @@ from attrs import evolve
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
-from hexloop.app.training.sharded import layout_of, own_class
+from hexloop.app.training.sharded import layout_of, own_class, own_name
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.state import RunState
@@ -180,7 +180,8 @@ class RunSetup:
 
 def _without_decay(model: Any) -> list[str]:
     decayed = frozenset(decayed_names(model))
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in decayed]
+    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [own_name(name) for name in trained if name not in decayed]
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

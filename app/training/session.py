@@ -41,6 +41,7 @@ from hexloop.app.training.losses import HALF_FORMATS, loss_in_force, preparing
 from hexloop.app.training.outcome import watch_outcome
 from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
+from hexloop.app.training.sharded import layout_of
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
@@ -184,6 +185,7 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
         label_names=trainer.label_names,
         shifted=choice.shifted,
         world=world_of(trainer, choice.normalises),
+        layout=layout_of(trainer),
     )
     standard: StandardLearner[Any, Any] = StandardLearner(
         trainable,

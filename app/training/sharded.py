@@ -41,6 +41,11 @@ def own_class(model: Any) -> type[Any]:
     return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
 
 
+def own_name(name: str) -> str:
+    """A parameter's name in the model that the user passed in, without what FSDP 1 puts into it."""
+    return name.replace("_fsdp_wrapped_module.", "")
+
+
 def save_sharded(trainer: Trainer, folder: str) -> None:
     """Write the weights as several files with an index, each process those that fall to it. Collective."""
     collectives = trainer.adapters.collectives

@@ -124,6 +124,8 @@ class RowLayout:
     rank: int
     world_size: int
 
+    uneven = False
+
     def state(self, model: nn.Module) -> Mapping[str, Any]:
         """The state dict, whose parameters are those of the optimizer."""
         return model.state_dict(keep_vars=True)
@@ -156,3 +158,7 @@ class RowLayout:
         made = torch.empty_like(parameter.detach(), dtype=local.dtype)
         self.local(made).copy_(local)
         return made
+
+    def norm(self, own: Tensor) -> Tensor:
+        """The norm as a plain tensor: what torch computes of DTensors is one of all their rows."""
+        return own.full_tensor() if isinstance(own, DTensor) else own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of
 from hexloop.domain.checkpoints.dealing import deal
@@ -25,6 +27,8 @@ class WholeLayout:
 
     rank: int = 0
     world_size: int = 1
+
+    uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
         """The state dict."""
@@ -45,6 +49,10 @@ class WholeLayout:
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
         """What every process holds is the whole."""
         return local.view(parameter.shape)
+
+    def norm(self, own: Tensor) -> Tensor:
+        """It is that of the whole already."""
+        return own
 
 
 WHOLE = WholeLayout()
@@ -121,6 +129,18 @@ def _gathered(entry: Entry, owner: int, layout: TorchLayout) -> Tensor | None:
 def communicating() -> torch.device:
     """The device whose tensors the default group carries."""
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
+
+
+def of_all(value: Any) -> list[Any]:
+    """What every process says, a JSON-like value, by rank. Collective."""
+    device, size = communicating(), dist.get_world_size()
+    said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([said.numel()], device=device))
+    longest = max(int(length) for length in lengths)
+    heard = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
+    dist.all_gather(heard, pad(said, (0, longest - said.numel())))
+    return [json.loads(bytes(each[: int(n)].cpu().numpy())) for each, n in zip(heard, lengths, strict=True)]
 
 
 def taken(whole: Tensor, spread: Spread) -> Tensor:

@@ -12,14 +12,13 @@ from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
-    Entry,
     TorchLayout,
     WholeLayout,
     dealt_parts,
-    entry_of,
     shape_of,
     taken,
 )
+from hexloop.adapters.trainable.torch.moments import agreed, entries_of
 from hexloop.adapters.trainable.torch.nested import Flattening, Held, Restoring, classes_near, tensors_in
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
 from hexloop.adapters.trainable.torch.tensors import part_of
@@ -74,21 +73,14 @@ class OptimizerState:
         if further or unnumbered:
             values = {"top": further, "state": unnumbered}
             document[FURTHER] = {key: flattening.flatten(value, FURTHER) for key, value in values.items()}
-        yield from self._parts(flattening)
-        yield json_part(OPTIONS, document)
-
-    def _parts(self, flattening: Flattening) -> Iterator[Part]:
-        tensors, parameters = flattening.tensors, flattening.parameters
         if isinstance(self._layout, WholeLayout):
-            yield from (part_of(name, tensor) for name, tensor in tensors.items())
+            yield from (part_of(name, tensor) for name, tensor in flattening.tensors.items())
         else:
-            entries = [
-                entry_of(name, tensor, parameters[name], self._layout)
-                if name in parameters
-                else Entry(name, tensor, tuple(tensor.shape), tensor.dtype)
-                for name, tensor in tensors.items()
-            ]
+            entries = entries_of(flattening.tensors, flattening.parameters, self._layout)
+            if self._layout.uneven:
+                document["state"], entries = agreed(document["state"], entries, dict(named.values()), self._layout)
             yield from dealt_parts(entries, self._layout)
+        yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
         """Go on with exported moments and options.
