@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from hexloop.app.arguments.launched import launched
 from hexloop.app.wiring import Adapters
+
+MOST_ROWS = 1 << 62
+"""More than any tensor has: all of them count."""
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -40,8 +44,8 @@ class Accelerator:
 
     @property
     def local_process_index(self) -> int:
-        """This process among those of its machine; in one process 0."""
-        return self.process_index
+        """This process among those of its machine."""
+        return launched().local_rank
 
     @property
     def is_local_main_process(self) -> bool:
@@ -76,21 +80,31 @@ class Accelerator:
         return objects[0] if len(objects) == 1 else objects
 
     def gather(self, tensor: Any) -> Any:
-        """The tensor of every process, one after the other; in one process the tensor itself."""
-        self._refuse_several("gather")
-        return tensor
+        """The tensors of every process, one after the other; numbers become rows."""
+        if self.num_processes == 1:
+            return tensor
+        return self._ranks.join(tensor, MOST_ROWS)[0]
 
     gather_for_metrics = gather
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The tensors of all processes made one; in one process the tensor times `scale`."""
-        self._refuse_several("reduce")
-        return tensor * scale
+        """The tensors of all processes made one: their "sum" or "mean", times `scale`; "none" leaves them."""
+        if reduction not in ("sum", "mean", "none"):
+            raise ValueError(f"You chose reduction={reduction!r}, but there are 'sum', 'mean' and 'none'.")
+        if self.num_processes == 1 or reduction == "none":
+            return tensor * scale
+        total = self._ranks.total(tensor)
+        return total * scale / (self.num_processes if reduction == "mean" else 1)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """The tensor of this process, as long as the longest; in one process the tensor itself."""
-        self._refuse_several("pad_across_processes")
-        return tensor
+        """The tensor of this process, as long in `dim` as the longest, filled up with `pad_index` at one end."""
+        if self.num_processes == 1:
+            return tensor
+        lengths = self._ranks.each(torch.tensor(tensor.shape[dim], device=self.device))
+        missing = max(int(length) for length in lengths) - tensor.shape[dim]
+        shape = (*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :])
+        filling = tensor.new_full(shape, pad_index)
+        return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=dim)
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """The model as it is; see `prepare`."""
@@ -114,9 +128,8 @@ class Accelerator:
         """Wait until every process is here."""
         self.adapters.collectives.barrier("wait_for_everyone")
 
-    def _refuse_several(self, name: str) -> None:
-        if self.num_processes > 1:
-            raise NotImplementedError(
-                f"You called accelerator.{name} in a run of {self.num_processes} processes, which needs tensors to "
-                "travel between them; gather plain numbers through trainer.adapters.collectives."
-            )
+    @property
+    def _ranks(self) -> Any:
+        from hexloop.adapters.collectives.torch.tensors import TensorRanks
+
+        return TensorRanks(self.device)

@@ -91,17 +91,19 @@ def settle_due(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         yield from _evaluate(run)
     if control.should_save and not run.stopped:
         control.should_save = False
-        yield from save(run)
+        yield from save(run, asked=run.agreement.alone and run.requests.asked.save)
 
 
 def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     """Do what the processes agree on having been asked: save, stand still, stop."""
     asked = run.agreement.reached()
+    if asked.collect:
+        yield from _answering(run, run.checkpoints.collect())
     while True:
         if asked.stop:  # before the save, which is the run's last then and must not be left out
             run.stopped = run.control.should_training_stop = True
         if asked.save:
-            yield from save(run)
+            yield from save(run, asked=True)
         if asked.stop or not asked.pause:
             return
         yield from _answering(run, run.checkpoints.finish())  # nobody comes to a boundary at which to collect it
@@ -109,13 +111,14 @@ def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
         asked = run.agreement.reached()
 
 
-def save(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
-    """Take a checkpoint of the run as it stands, with what is still due, and answer those who asked for one."""
+def save(run: Run[Batch, Loss], asked: bool) -> Iterator[AnyEvent]:
+    """Take a checkpoint of the run as it stands, with what is still due, and answer those who `asked` for one."""
     state = run.state
     state.due = run.control.due()
     state.gradient_norm = None if run.gradient_norm is None else float(run.gradient_norm)
-    required = run.requests.asked.save or run.stopped or state.step >= run.plan.total_steps
-    run.await_saves()
+    required = asked or run.stopped or state.step >= run.plan.total_steps
+    if asked:
+        run.await_saves()
     yield from _answering(run, run.checkpoints.save(state, required))
     state.due = []
 

@@ -12,11 +12,15 @@ from hexloop.domain.errors import HexloopError
 
 @frozen
 class Asked:
-    """What is to be done at a boundary, as all processes of the run agree."""
+    """What is to be done at a boundary, as all processes of the run agree.
+
+    collect: hear what became of the save that was in flight when they were asked.
+    """
 
     stop: bool = False
     save: bool = False
     pause: bool = False
+    collect: bool = False
 
 
 NOTHING_ASKED = Asked()

@@ -65,3 +65,7 @@ class Collectives(Protocol):
     def tell_failure(self, cause: str) -> None:
         """Let the others, who wait for this rank in vain from now on, hear why. Never fails, and waits for nobody."""
         ...
+
+    def explain(self, error: BaseException) -> BaseException:
+        """A CollectiveError that says who is to blame, where `error` is what losing a rank led to; else `error`."""
+        ...

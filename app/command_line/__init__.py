@@ -1,4 +1,4 @@
-"""The command line: `hexloop train`, `evaluate`, `predict`, `checkpoints`, `runs` and `doctor`.
+"""The command line: `hexloop train`, `evaluate`, `predict`, `launch`, `checkpoints`, `runs` and `doctor`.
 
 Whatever a command needs is imported when it runs, so that `--help` and `--version` answer at once.
 """
@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "hexloop.app.command_line.training",
     "evaluate": "hexloop.app.command_line.evaluating",
     "predict": "hexloop.app.command_line.predicting",
+    "launch": "hexloop.app.command_line.launch",
     "checkpoints": "hexloop.app.command_line.checkpoints",
     "runs": "hexloop.app.command_line.runs",
     "doctor": "hexloop.app.command_line.doctor",

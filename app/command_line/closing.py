@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hexloop.app.command_line.driving import Progress
-from hexloop.app.command_line.resuming import AUTO, resume_command, source_of_resume
+from hexloop.app.command_line.resuming import AUTO, command_line, resume_command, source_of_resume
 from hexloop.app.storages import as_location, is_elsewhere, scheme_of
 from hexloop.app.training.finished import FINISHED
 from hexloop.app.wiring import JOURNAL
@@ -46,11 +46,11 @@ def where_to_go_on(trainer: Trainer, options: Namespace, progress: Progress, loo
     args = trainer.args
     finished = progress.ended is not None and progress.step >= trainer.state.max_steps
     if source_of_resume(options, args) == AUTO and not finished:
-        command = shlex.join(["hexloop", *options.words])
+        command = command_line(options.words)
     elif (step := _last_saved(trainer, progress)) is not None:
         command = resume_command(options.words, args, step, finished)
     elif source_of_resume(options, args):
-        command = shlex.join(["hexloop", *options.words])
+        command = command_line(options.words)
     else:
         command = ""
     parts = [f"Checkpoints are in {args.output_dir}" if command else "No checkpoint was written"]

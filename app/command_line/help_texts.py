@@ -10,6 +10,7 @@ and its metrics by import path, so that any project's own code can be trained.
   hexloop train recipe.yaml --resume              go on after a stop or a crash
   hexloop evaluate recipe.yaml                    measure the checkpoint
   hexloop predict recipe.yaml --output out.npz    write its predictions
+  hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 see which checkpoints are good
   hexloop runs diff runs/a runs/b                 see at which step two runs part
   hexloop doctor                                  see what this machine can do"""

@@ -18,6 +18,7 @@ from hexloop.app.command_line.help_texts import (
     TRAIN,
     TRAIN_EXAMPLES,
 )
+from hexloop.app.command_line.launch.parser import add_launch
 from hexloop.app.command_line.runs.parser import add_runs
 
 ARGUMENT_NAMES = frozenset(TrainingArguments.__dataclass_fields__)
@@ -73,6 +74,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if name in words:
             add_arguments(parser_of_run, TrainingArguments)
     add_checkpoints(commands, _add_common, PlainHelp)
+    add_launch(commands, _add_common, PlainHelp)
     add_runs(commands, _add_common, PlainHelp)
     _add_doctor(commands)
     return parser

@@ -32,13 +32,16 @@ def run(options: Namespace) -> ExitCode:
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
     source = source_of_resume(options, recipe.arguments)
     if source == AUTO and (step := _finished_at(recipe.arguments)) is not None:
-        print(
-            f"{options.recipe}: this run is finished, after {step:,} steps; its checkpoints are in "
-            f"{recipe.arguments.output_dir}. Give it more steps to go on, or another output_dir to start anew."
-        )
+        if recipe.arguments.process_index == 0:
+            print(
+                f"{options.recipe}: this run is finished, after {step:,} steps; its checkpoints are in "
+                f"{recipe.arguments.output_dir}. Give it more steps to go on, or another output_dir to start anew."
+            )
         return ExitCode.DONE
     trainer = recipe.make_trainer(("train_dataset", "eval_dataset"))
-    print(_opening(trainer, options.recipe), flush=True)
+    first = trainer.is_world_process_zero()  # which speaks for all
+    if first:
+        print(_opening(trainer, options.recipe), flush=True)
     progress, began = Progress(), time.time()
     try:
         drive(trainer, source, progress)
@@ -47,8 +50,9 @@ def run(options: Namespace) -> ExitCode:
             where = where_to_go_on(trainer, options, progress)
             error.add_note(f"The run ended after step {trainer.state.global_step:,}. {where}")
         raise
-    print(summary(trainer, progress))
-    print(where_to_go_on(trainer, options, progress, results(str(trainer.args.output_dir), began)), flush=True)
+    if first:
+        print(summary(trainer, progress))
+        print(where_to_go_on(trainer, options, progress, results(str(trainer.args.output_dir), began)), flush=True)
     if not progress.stopped:
         return ExitCode.DONE
     return ExitCode.STOPPED if progress.saved_last_step else ExitCode.FAILED

@@ -60,6 +60,10 @@ class RunCheckpoints:
         self.finish = store.finish
         self.close = store.close
 
+    def writing(self) -> bool:
+        """Whether a save is in flight; see `CheckpointStore.writing`."""
+        return self._store.writing
+
     @property
     def news(self) -> bool:
         """Whether there is anything to tell; see `Checkpoints.news`."""

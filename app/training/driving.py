@@ -41,6 +41,9 @@ def follow(trainer: Trainer, resume_from: str | bool | None, run_name: str | Non
                 yield event
                 take_control()
     except BaseException as error:
+        told = trainer.adapters.collectives.explain(error)
+        if told is not error:
+            raise told from error
         if not isinstance(error, CollectiveError):
             trainer.adapters.collectives.tell_failure(f"{type(error).__name__}: {error}")
         raise

@@ -14,6 +14,7 @@ from attrs import define, field
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import attached
 from hexloop.app.training.checkpoints import (
     RunCheckpoints,
@@ -107,6 +108,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             plan = plan_for(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
         refusals.settle()
+        refuse_unlike(trainer)
         wrapped = _prepare(trainer, adapters, model, plan)
         standard, learner = _learner(trainer, adapters, wrapped)
         if is_overridden(trainer, "training_step") and adapters.precision.name in HALF_FORMATS:
@@ -116,6 +118,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         run.windows = getattr(learner, "windows", run.windows)
         store = make_store(trainer, run, adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
+        run.agreement = agreement_for(trainer.requests, adapters.collectives, checkpoints.writing)
         prepare_after_first_update(standard, checkpoints)
         trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, control, standard, learner, checkpoints)
@@ -254,7 +257,6 @@ def _run(
         evaluate=partial(evaluation_apart, trainer) if args.auto_find_batch_size else trainer.evaluation_in_training,
         best=best_metric(args),
         evaluate_first=args.eval_on_start,
-        agreement=agreement_for(trainer.requests, adapters.collectives),
     )
     run.counters = list(_counters(trainer, run))
     return run

@@ -65,6 +65,8 @@ class CheckpointStore:
     _tidy: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _in_flight: tuple[Saving, Task, RunState] | None = field(default=None, init=False)
+    _voted_on: Task | None = field(default=None, init=False)
+    _beside: Collectives | None = field(default=None, init=False)
     _preparation: Task | None = field(default=None, init=False)
     _given_up: threading.Event = field(factory=threading.Event, init=False)
 
@@ -92,9 +94,15 @@ class CheckpointStore:
             self._preparation = Task(self.contents.prepare(), "hexloop makes room for snapshots")
 
     @property
+    def writing(self) -> bool:
+        """Whether this process has a save in flight; what it says is held against it when all agree to `collect`."""
+        self._voted_on = None if self._in_flight is None else self._in_flight[1]
+        return self._voted_on is not None and not self._voted_on.done
+
+    @property
     def news(self) -> bool:
-        """Whether the save in flight is done, or waits for room."""
-        if self._in_flight is None:
+        """Whether the save in flight is done, or waits for room; of several processes none can tell by itself."""
+        if self._in_flight is None or self._world_size > 1:
             return False
         saving, task, _ = self._in_flight
         return task.done or saving.room.full is not None
@@ -105,7 +113,7 @@ class CheckpointStore:
         A failure of the storage is reported, and the run goes on; the third in a row raises StorageError, and so does
         a storage that stays full.
         """
-        if self._in_flight is not None and not self.news and self.skip_when_busy and not required:
+        if self.skip_when_busy and not required and by_leader(self.collectives, self._is_busy):
             yield SaveSkipped(state.step, checkpoint_name(state.step))
             return
         yield from self._settle()
@@ -118,14 +126,18 @@ class CheckpointStore:
             yield CheckpointPublished(state.step, checkpoint_name(state.step))
             return
         self.note("began", checkpoint=saving.name)
-        if self._writes_behind:
+        if self.behind:
             yield from self._save_behind(saving, state)
         else:
             yield from self._ended(saving, saving.run, state, [Saved(state.step, saving.name)])
 
     def collect(self) -> Iterator[AnyEvent]:
-        """What there is to tell of the save in flight; waits for it where it waits for room. See `save` for errors."""
-        if self.news:
+        """What there is to tell of the save in flight; waits for it where it waits for room. See `save` for errors.
+
+        Several processes come here when they agree that what was in flight is written.
+        """
+        agreed = self._world_size > 1 and self._in_flight is not None and self._in_flight[1] is self._voted_on
+        if self.news or agreed:
             yield from self._settle()
 
     def load_best(self, state: RunState) -> None:
@@ -174,10 +186,14 @@ class CheckpointStore:
     def _world_size(self) -> int:
         return 1 if self.collectives is None else self.collectives.world_size
 
-    @property
-    def _writes_behind(self) -> bool:
-        """Several processes save while all stand still: their agreement is made in the loop's own thread."""
-        return self.behind and self._world_size == 1
+    def _is_busy(self) -> bool:
+        return self._in_flight is not None and not self._in_flight[1].done and self._in_flight[0].room.full is None
+
+    def _apart(self) -> Collectives | None:
+        """The processes, for the thread that writes behind the loop."""
+        if self._beside is None and self.collectives is not None:
+            self._beside = self.collectives.apart()
+        return self._beside
 
     def _choose(self, name: str | None) -> str | None:
         """The checkpoint to go on from, verified."""
@@ -207,7 +223,13 @@ class CheckpointStore:
         saving = Saving(
             step=state.step,
             files=lambda: self.contents.files(state),
-            committer=Committer(self.storage, publisher, self.collectives, self.note, self._given_up),
+            committer=Committer(
+                self.storage,
+                publisher,
+                self._apart() if self.behind else self.collectives,
+                self.note,
+                self._given_up,
+            ),
             lineage=Lineage(state.run, self.session, self._ancestors),
             policy=self.policy,
             held=self._held,

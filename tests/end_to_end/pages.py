@@ -3,8 +3,8 @@
     python tests/end_to_end/pages.py PAGE
 
 Blocks with a title are files, written to the present folder; the other python blocks run one after the other, as one
-module; then `hexloop train` runs with every recipe that the page gave a title, and each recording of
-`hexloop checkpoints` is made anew: a block of text that begins with the command.
+module; then `hexloop train` runs with every recipe that the page gave a title, launchers run its scripts, and each
+recording of `hexloop checkpoints` is made anew: a block of text that begins with the command.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import subprocess
 import sys
 import types
 from contextlib import redirect_stdout
@@ -24,6 +25,11 @@ SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 RECORDED = "$ hexloop checkpoints "
 CHANGING = re.compile(r"\b[0-9a-f]{8}\b|-?\d[\d.e-]*( (s|min|h)\b)?")
 """What differs between two recordings: the names of runs, numbers, the units of ages."""
+LAUNCHERS = {
+    "hexloop launch": [sys.executable, "-m", "hexloop", "launch"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}
+"""What runs a launcher, by its words; they end in one of the page's files."""
 TITLE = re.compile(r'title="(?P<title>[^"]+)"')
 
 
@@ -72,6 +78,9 @@ def run(page: Path) -> None:
 
             code = main(words[1:])
             assert code == 0, (words, code)
+        for launcher, command in LAUNCHERS.items():
+            if words[: len(launcher.split())] == launcher.split() and Path(words[-1]).exists():
+                subprocess.run([*command, *words[len(launcher.split()) :]], check=True, timeout=200)
     for block in blocks:
         if block.code.startswith(RECORDED):
             record(block)

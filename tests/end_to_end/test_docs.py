@@ -71,8 +71,10 @@ def check_command(words: list[str], titles: set[str | None]) -> None:
         case ["hexloop", *options]:
             read = read_options(options)
             assert read.unknown == [], words
-            if "recipe" in read:
-                assert read.recipe in titles or (ROOT / read.recipe).exists(), words
+            if (file := getattr(read, "recipe", getattr(read, "program", None))) is not None:
+                assert file in titles or (ROOT / file).exists(), words
+        case ["torchrun", *_, file]:
+            assert file in titles, words
         case ["python", file]:
             assert file in titles or (ROOT / file).exists(), words
         case ["python", "-m", "pytest", *files]:
@@ -98,7 +100,14 @@ def test_a_block_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "No checkpoint is in ." in ended.stderr
 
-    for wrong in ("make trian", "hexloop train no.yaml", "hexloop doctor --jsno", "pip install 'hexloop[none]'", "ls"):
+    for wrong in (
+        "make trian",
+        "hexloop train no.yaml",
+        "hexloop doctor --jsno",
+        "torchrun no.py",
+        "pip install 'hexloop[none]'",
+        "ls",
+    ):
         (words,) = commands_of(Block("sh", None, 1, wrong))
         with pytest.raises((AssertionError, SystemExit)):
             check_command(words, set())

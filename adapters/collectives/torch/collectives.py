@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexloop.adapters.collectives.torch.witnesses import Witnesses
+from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
 OPERATIONS = {
@@ -34,6 +35,7 @@ class TorchCollectives:
         self._timeout = timeout
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._witnesses = Witnesses(self.rank, self.world_size)
+        self._shake_hands()
 
     def apart(self) -> TorchCollectives:
         """The same processes, for another thread; see `Collectives.apart`."""
@@ -78,8 +80,26 @@ class TorchCollectives:
             dist.all_reduce(torch.zeros(1), group=self._group)
 
     def tell_failure(self, cause: str) -> None:
-        """Let the other ranks know why this one ends; see `Collectives.tell_failure`."""
+        """Let the other ranks know why this one ends; see `Collectives.tell_failure`.
+
+        They look for the cause when its connections close, or after the time-out. What the process says that holds the
+        store where they met goes with it: that is rank 0, unless the launcher holds it, as torchrun can.
+        """
         self._witnesses.tell(cause)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The errors of torch's engines whose processes lost another, told; see `Collectives.explain`."""
+        text = str(error).lower()
+        lost = isinstance(error, dist.DistError) or any(name in text for name in ("gloo", "nccl", "processgroup"))
+        if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError) or not lost:
+            return error
+        return self._witnesses.explained("the others in a training step", error)
+
+    def _shake_hands(self) -> None:
+        """Connect now, as connections that are made at their first use do not notice a death before it."""
+        self.barrier("the first meeting")
+        self.gather(None)
+        self.broadcast(None)
 
 
 class TorchPending:

@@ -37,8 +37,12 @@ class Witnesses:
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
-            causes, missing = self._ask()
-            raise CollectiveError(self._told(what, causes, missing, error), missing or causes) from error
+            raise self.explained(what, error) from error
+
+    def explained(self, what: str, error: RuntimeError) -> CollectiveError:
+        """What torch's error comes from, once the others had time to say what they know."""
+        causes, missing = self._ask()
+        return CollectiveError(self._told(what, causes, missing, error), missing or causes)
 
     def tell(self, cause: str) -> None:
         """Say why this rank ends."""

@@ -62,7 +62,7 @@ REFUSED = """
 ## What is refused
 
 Engines that are not there yet are refused when a `Trainer` is made: `deepspeed`, `fsdp`, `parallelism_config`,
-`push_to_hub=True`, and several processes (`local_rank` above 0, or a launcher's `WORLD_SIZE`). Of earlier releases'
+and `push_to_hub=True`. Of earlier releases'
 names, these are refused where they ask for what is no more: `save_safetensors=False`, the backend `"apex"`,
 `tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than `"last"`.
 

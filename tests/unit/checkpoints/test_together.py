@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from itertools import chain
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hexloop.adapters.collectives.simulated.faults import Kill, RankKilled
 from hexloop.adapters.collectives.simulated.world import SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.agreement import agreement_for
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import verify
@@ -18,6 +24,7 @@ from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.checkpoints.together import by_leader, together
 from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed
+from hexloop.domain.requests import Requests
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import OpenFile
@@ -44,40 +51,70 @@ class RankContents(SmallContents):
         if self.rank == 0:
             yield from super().files(state)
 
+    def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
+        """This rank's files, as they are now."""
+        own = File(f"random-{self.rank}.bin", [f"{self.rank} at {state.step}".encode()])
+        shared = super().snapshot(state) if self.rank == 0 else lambda: iter(())
+        return lambda: chain([own], shared())
+
     def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
         """This rank's file, and what all share."""
         self.weights = b"".join(open_file(f"random-{self.rank}.bin"))
         return super().restore(names, open_file)
 
 
-def store_of(storage: Storage, ranks: Collectives, limit: int | None = None) -> CheckpointStore:
+class SlowContents(RankContents):
+    """Nothing of a snapshot is handed out before the gate is open."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.gate = threading.Event()
+
+    def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
+        """This rank's files, for those who wait."""
+        files = super().snapshot(state)
+
+        def when_open() -> Iterator[File]:
+            assert self.gate.wait(30)
+            yield from files()
+
+        return when_open
+
+
+def store_of(storage: Storage, ranks: Collectives, limit: int | None = None, behind: bool = False) -> CheckpointStore:
     """The store of one rank; every rank comes up with a session of its own, and they agree on one."""
     return CheckpointStore(
-        storage, RankContents(ranks.rank), CheckpointPolicy(limit), collectives=ranks, pauses=(), behind=True
+        storage, RankContents(ranks.rank), CheckpointPolicy(limit), collectives=ranks, pauses=(), behind=behind
     )
 
 
 def save_steps(
-    storage: Callable[[int], Storage], *steps: int, limit: int | None = None
+    storage: Callable[[int], Storage], *steps: int, limit: int | None = None, behind: bool = False
 ) -> Callable[..., list[AnyEvent]]:
     """What a rank does that saves at these steps."""
 
     def run(ranks: Collectives) -> list[AnyEvent]:
-        store, state = store_of(storage(ranks.rank), ranks, limit), RunState(run="mine")
+        store, state = store_of(storage(ranks.rank), ranks, limit, behind), RunState(run="mine")
         events: list[AnyEvent] = []
         for step in steps:
             state.step = step
             events += store.save(state)
+        events += store.finish()
         return events
 
     return run
 
 
+both_ways = pytest.mark.parametrize("behind", [False, True])
+"""Saving while all stand still, and behind the loop."""
+
+
+@both_ways
 @pytest.mark.parametrize("publication", list(Publication))
-def test_all_ranks_make_one_checkpoint(publication: Publication) -> None:
+def test_all_ranks_make_one_checkpoint(publication: Publication, behind: bool) -> None:
     """The manifest names every rank's files, each rank hears the same, and all take up what they saved."""
     storage = MemoryStorage(publication)
-    told = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2))
+    told = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2, behind=behind))
     assert told[0] == told[1] == told[2]
     assert told[0][-2:] == [Saved(3, "checkpoint-3"), CheckpointPublished(3, "checkpoint-3")]
     assert names(storage) == checkpoint_names(2, 3)
@@ -96,31 +133,37 @@ def test_all_ranks_make_one_checkpoint(publication: Publication) -> None:
     assert SimulatedWorld(SIZE).run(resume) == [b"weights"] * SIZE
 
 
-def test_what_fails_on_one_rank_fails_on_all() -> None:
+@both_ways
+def test_what_fails_on_one_rank_fails_on_all(behind: bool) -> None:
     """Whichever rank's write fails, every rank hears of the failure, and nothing of the save is left."""
     for failing in range(SIZE):
         storage = MemoryStorage()
         seen: list[Storage] = [storage] * SIZE
         seen[failing] = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write")])
         with pytest.warns(UserWarning, match="was not saved"):
-            told = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1))
-        assert [[type(event) for event in events] for events in told] == [[SaveFailed]] * SIZE
+            told = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1, behind=behind))
+        heard = [[type(event) for event in events] for events in told]
+        assert heard == [[Saved, SaveFailed] if behind else [SaveFailed]] * SIZE
         assert names(storage) == []
 
 
-def test_a_full_disk_on_one_rank_stops_all() -> None:
+@both_ways
+def test_a_full_disk_on_one_rank_stops_all(behind: bool) -> None:
     """A rank that finds no room ends the run on every rank, each with the kind of error that it was."""
     storage = MemoryStorage()
     faulty = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=9)])
     with pytest.warns(UserWarning, match="was not saved"):
-        ended = SimulatedWorld(SIZE).outcomes(save_steps(lambda rank: faulty if rank == 1 else storage, 1))
+        ended = SimulatedWorld(SIZE).outcomes(
+            save_steps(lambda rank: faulty if rank == 1 else storage, 1, behind=behind)
+        )
     assert [type(outcome.error) for outcome in ended] == [StorageFullError] * SIZE
     assert names(storage) == []
 
 
+@both_ways
 @pytest.mark.parametrize("publication", list(Publication))
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int) -> None:
+def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, behind: bool) -> None:
     """Whoever dies, and wherever in a save or a rotation: a complete checkpoint or none, and the next start goes on."""
     operation = 1
     while True:
@@ -129,12 +172,13 @@ def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int) -> No
         world = SimulatedWorld(SIZE, [Kill(rank, operation)], timeout=5)
 
         def go_on(ranks: Collectives, storage: Storage = storage) -> int:
-            store = store_of(storage, ranks, limit=2)
+            store = store_of(storage, ranks, 2, behind)
             state = store.resume()
             assert state is not None
             for _ in range(2):
                 state.step += 1
                 list(store.save(state))
+            list(store.finish())
             return state.step
 
         ended = world.outcomes(go_on)
@@ -173,6 +217,34 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank() -> None:
     ended = SimulatedWorld(SIZE).outcomes(lambda ranks: store_of(storage, ranks).resume("checkpoint-1"))
     assert all(isinstance(outcome.error, CheckpointError) for outcome in ended)
     assert "On rank 0: checkpoint-1 in memory is damaged" in str(ended[1].error)
+
+
+@given(st.integers(2, 5), st.lists(st.integers(0, 30), min_size=5, max_size=5))
+@settings(max_examples=15, deadline=None)
+def test_ranks_hear_of_a_save_at_the_same_boundary(size: int, slowness: list[int]) -> None:
+    """However long each rank writes, all hear of the checkpoint at the same boundary, and only when all have written.
+
+    Boundaries pass on meanwhile: nobody waits for who writes.
+    """
+    storage = MemoryStorage()
+
+    def boundaries(ranks: Collectives) -> tuple[int, list[AnyEvent]]:
+        store = store_of(storage, ranks, behind=True)
+        store.contents = contents = SlowContents(ranks.rank)
+        agreement = agreement_for(Requests(), ranks, lambda: store.writing)
+        assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
+        for boundary in range(200):
+            if boundary == slowness[ranks.rank]:
+                contents.gate.set()
+            if agreement.reached().collect and (heard := list(store.collect())):
+                assert boundary > max(slowness[:size])
+                return boundary, heard
+            time.sleep(0.001)
+        raise AssertionError("nobody heard of it")
+
+    told = SimulatedWorld(size).run(boundaries)
+    assert told == [told[0]] * size
+    assert told[0][1] == [CheckpointPublished(1, "checkpoint-1")]
 
 
 def test_alone_nothing_is_exchanged() -> None:

@@ -23,7 +23,7 @@ def test_help_names_the_commands_and_the_exit_codes(commands: Commands) -> None:
     """`hexloop --help` lists every command and every exit code."""
     outcome = commands("--help")
     assert outcome.code == 0
-    for word in ("train", "evaluate", "predict", "doctor", "  0 ", "  1 ", "  2 ", "  3 ", "  130 "):
+    for word in ("train", "evaluate", "predict", "launch", "doctor", "  0 ", "  1 ", "  2 ", "  3 ", "  130 "):
         assert f"\n  {word.strip()} " in outcome.output or f"\n    {word.strip()} " in outcome.output
 
 
@@ -52,6 +52,8 @@ def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands,
         (["tran", "recipe.yaml"], "invalid choice: 'tran'"),
         (["train"], "train needs a recipe; name it right after the command"),
         (["train", "--resume", "recipe.yaml"], "train needs a recipe; name it right after the command"),
+        (["launch", "--processes", "2"], "the following arguments are required: RECIPE-or-SCRIPT.py"),
+        (["launch", "--procs", "2", "recipe.yaml"], "launch takes no --procs"),
         (["doctor", "--jsn"], "doctor takes no --jsn"),
         (["predict", "recipe.yaml"], "the following arguments are required: --output"),
         (["evaluate", "recipe.yaml", "--checkpoint", "x", "--no-checkpoint"], "not allowed with argument"),

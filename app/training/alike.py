@@ -1,0 +1,71 @@
+"""Whether the processes of a run were started alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from hexloop.domain.errors import ConfigurationError
+from hexloop.ports.collectives import Json
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+MAY_DIFFER = frozenset({"local_rank", "log_level", "log_level_replica", "logging_dir", "run_name"})
+"""Arguments that a process may have for itself."""
+
+MOST_TOLD = 8
+
+
+def refuse_unlike(trainer: Trainer) -> None:
+    """Raise ConfigurationError, on every process, where arguments, versions, model or data are not everywhere the same.
+
+    One small message a process; what differs is told by key and rank, only where anything does.
+    """
+    collectives = trainer.adapters.collectives
+    if collectives.world_size == 1:
+        return
+    own = _described(trainer)
+    digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16).hexdigest()
+    if len(set(cast("list[str]", collectives.gather(digest)))) == 1:
+        return
+    everybody = cast("list[dict[str, Any]]", collectives.gather(cast(Json, own)))
+    problems = []
+    for rank, theirs in enumerate(everybody):
+        for key in sorted(theirs.keys() | everybody[0].keys()):
+            first, other = everybody[0].get(key), theirs.get(key)
+            if first != other:
+                problems.append(
+                    f"Rank {rank} has {key}={other}, but rank 0 has {first}; start all processes with the same."
+                )
+    raise ConfigurationError(problems[:MOST_TOLD])
+
+
+def _described(trainer: Trainer) -> dict[str, Any]:
+    """What has to be the same, as plain values."""
+    arguments = {name: value for name, value in trainer.args.to_dict().items() if name not in MAY_DIFFER}
+    model = trainer.adapters.parallelism.unwrap(trainer.model)
+    shapes = [[name, *tensor.shape, str(tensor.dtype)] for name, tensor in model.named_parameters()]
+    described = {
+        **{
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in arguments.items()
+        },
+        "the version of Python": ".".join(platform.python_version_tuple()[:2]),
+        "the version of torch": torch.__version__,
+        "the model": type(model).__qualname__,
+        "the model's parameters": hashlib.blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest(),
+    }
+    length = _length(trainer.train_dataset)
+    return described if length is None else {**described, "the number of training samples": length}
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None

@@ -1,0 +1,74 @@
+"""Real processes that talk through torch.distributed on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+PATIENCE = 60
+"""Seconds after which a process that is stuck is killed."""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+    return port
+
+
+def in_processes(size: int, function: Callable[[int], Result]) -> list[Result | BaseException]:
+    """What the function gives, or raises, in each of `size` forked processes of one gloo group, by rank.
+
+    A process that dies gives a ChildProcessError.
+    """
+    port, readers = free_port(), []
+    children = []
+    for rank in range(size):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            _run(rank, size, port, function, writer)
+        os.close(writer)
+        children.append(child)
+        readers.append(reader)
+    return [_answer(child, reader) for child, reader in zip(children, readers, strict=True)]
+
+
+def _run(rank: int, size: int, port: int, function: Callable[[int], Any], writer: int) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(PATIENCE)
+    try:
+        import torch.distributed as dist
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCH_GLOO_LAZY_INIT="1")
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+        try:
+            said: Any = function(rank)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            said = error
+        with os.fdopen(writer, "wb") as stream:
+            ForkingPickler(stream).dump(said)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # torch's threads may abort an orderly end of the interpreter
+
+
+def _answer(child: int, reader: int) -> Any:
+    with os.fdopen(reader, "rb") as stream:
+        data = stream.read()
+    with suppress(ChildProcessError):
+        os.waitpid(child, 0)
+    return ForkingPickler.loads(data) if data else ChildProcessError(f"process {child} died without a word")

@@ -1,0 +1,40 @@
+"""A script of several processes, any of which may be killed at any instant; `hexloop launch` starts it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from hexloop import Trainer, TrainingArguments
+from tests.end_to_end.small.trainers import history
+from tests.engines.killed_run import Net, Noisy, digests
+
+
+def main(folder: Path, steps: int, width: int) -> None:
+    """Start the run in `folder`/run, or go on with it; each process says in `folder`/pid-<rank> which it is."""
+    rank = int(os.environ["RANK"])
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    warnings.filterwarnings("ignore", "The run that goes on from")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        str(folder / "run"), max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        per_device_eval_batch_size=4, logging_steps=3, eval_strategy="steps", eval_steps=5, save_strategy="steps",
+        save_steps=2, save_total_limit=2, learning_rate=1e-3, use_cpu=True, disable_tqdm=True, report_to=[],
+        ddp_find_unused_parameters=False, ddp_bucket_cap_mb=1, ddp_timeout=60,
+    )  # fmt: skip
+    trainer = Trainer(Net(width), arguments, train_dataset=Noisy(42), eval_dataset=Noisy(9))
+    trainer.train(resume_from_checkpoint="auto")
+    assert type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
+    assert arguments.world_size == int(os.environ["WORLD_SIZE"]) > 1
+    if rank == 0:
+        (folder / "end.json").write_text(json.dumps({"weights": digests(trainer.model), "history": history(trainer)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

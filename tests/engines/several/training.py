@@ -1,0 +1,233 @@
+"""A run of several processes, small enough to be repeated in every shape; see `Training`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from tests.engines.processes import free_port
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["hexloop.app.trainer", "torch._dynamo", "pytest"])  # or each process imports them
+PATIENCE = 120
+WORDS, LONGEST, WIDTH = 31, 9, 24
+CLOCK = ("runtime", "per_second")
+"""Endings of what is logged and depends on the clock."""
+
+
+class Sentences(Dataset[Any]):
+    """Sequences of 2 to 9 words, some of them without a label; each notes by whom it was read."""
+
+    def __init__(self, count: int) -> None:
+        draw = torch.Generator().manual_seed(count)
+        lengths = torch.randint(2, LONGEST + 1, (count,), generator=draw).tolist()
+        self.rows = [torch.randint(1, WORDS, (length,), generator=draw) for length in lengths]
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.read.append(index)
+        words = self.rows[index]
+        return {"words": words, "labels": torch.where(words % 5 == 0, -100, words)}
+
+
+def padded(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch as wide as its longest sample."""
+    fill = {"words": 0, "labels": -100}
+    return {name: nn.utils.rnn.pad_sequence([sample[name] for sample in samples], True, fill[name]) for name in fill}
+
+
+class Reader(nn.Module):
+    """Guesses each word from the word and the mean of all; a dropout layer where asked for."""
+
+    def __init__(self, depth: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Logits of shape (rows, words, 31), and the mean loss over the labels that count."""
+        hidden = self.words(words)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(self.dropout(hidden)))
+        logits = self.out(hidden)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+@frozen
+class Training:
+    """What is trained, by how many processes, and how.
+
+    size: the samples of an optimizer step, whatever the number of processes. batch: those that a process has at once.
+    arguments: of the run, beside the usual ones; of_rank_1: those that rank 1 alone is given.
+    engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
+    """
+
+    processes: int = 1
+    rows: int = 45
+    held_out: int = 13
+    size: int = 8
+    batch: int = 2
+    depth: int = 2
+    dropout: float = 0.0
+    resume: str | None = None
+    engine: str = "DistributedDataParallel"
+    callbacks: tuple[type[Any], ...] = ()
+    arguments: Mapping[str, Any] = field(factory=dict)
+    of_rank_1: Mapping[str, Any] = field(factory=dict)
+
+    def of(self, processes: int, **changes: Any) -> Training:
+        """The same by another number of processes."""
+        return evolve(self, processes=processes, **changes)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches in a step."""
+        return self.size // (self.batch * self.processes)
+
+
+@frozen
+class Trained:
+    """What came of it: what was logged, the weights, and the samples that each process read, in order."""
+
+    history: list[dict[str, float]]
+    weights: dict[str, Tensor]
+    read: list[list[int]]
+
+    @property
+    def logged(self) -> list[dict[str, float]]:
+        """What was logged, but for what depends on the clock."""
+        return [{name: value for name, value in entry.items() if not name.endswith(CLOCK)} for entry in self.history]
+
+
+def run(training: Training, folder: Path) -> Trained:
+    """Train in `training.processes` real processes. Raises AssertionError where one of them failed, with its rank."""
+    told = _in_processes(training, folder)
+    for rank, said in enumerate(told):
+        if isinstance(said, str):
+            raise AssertionError(f"rank {rank}: {said}")
+    weights = load_file(folder / "weights.safetensors")
+    return Trained(told[0]["history"], weights, [said["read"] for said in told])
+
+
+def ended(training: Training, folder: Path) -> list[str]:
+    """With which error each process ended, by rank; empty where it ended well."""
+    return [said if isinstance(said, str) else "" for said in _in_processes(training, folder)]
+
+
+def _in_processes(training: Training, folder: Path) -> list[Any]:
+    port, pipes, processes = free_port(), [], []
+    for rank in range(training.processes):
+        reader, writer = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_in_process, args=(training, str(folder), rank, port, writer), daemon=False)
+        process.start()
+        writer.close()
+        pipes.append(reader)
+        processes.append(process)
+    try:
+        return [_told(reader) for reader in pipes]
+    finally:
+        for process in processes:
+            process.join(PATIENCE)
+            process.kill()
+
+
+def _told(reader: Any) -> Any:
+    if not reader.poll(PATIENCE):
+        return "stuck"
+    try:
+        return reader.recv()
+    except EOFError:
+        return "died"
+
+
+def _in_process(training: Training, folder: str, rank: int, port: int, writer: Any) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(training.processes), MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port), TORCH_GLOO_LAZY_INIT="1", LOCAL_WORLD_SIZE=str(training.processes),
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    try:
+        writer.send(_train(training, folder))
+    except BaseException as error:
+        writer.send(f"{type(error).__name__}: {error}")
+    finally:
+        writer.close()
+        os._exit(0)  # torch's threads may abort an orderly end of the interpreter
+
+
+def _train(training: Training, folder: str) -> dict[str, Any]:
+    from hexloop import Trainer, TrainingArguments
+
+    given: dict[str, Any] = {
+        "num_train_epochs": 3, "logging_steps": 1, "learning_rate": 0.01, "report_to": [], "disable_tqdm": True,
+        "use_cpu": True, "save_strategy": "no", **training.arguments,
+        **(training.of_rank_1 if os.environ["RANK"] == "1" else {}),
+    }  # fmt: skip
+    arguments = TrainingArguments(
+        folder,
+        per_device_train_batch_size=training.batch,
+        per_device_eval_batch_size=3,
+        gradient_accumulation_steps=training.accumulation,
+        **given,
+    )
+    data = Sentences(training.rows)
+    model = Reader(training.depth, training.dropout)
+    trainer = Trainer(
+        model,
+        arguments,
+        padded,
+        data,
+        Sentences(training.held_out),
+        compute_metrics=lambda found: {
+            "right": float((found.predictions.argmax(-1) == found.label_ids).mean()),
+            "rows": len(found.label_ids),
+        },
+    )
+    for kind in training.callbacks:
+        trainer.add_callback(_told_of(kind, trainer))
+    trainer.train(resume_from_checkpoint=training.resume)
+    assert arguments.world_size == training.processes
+    expected = "Reader" if training.processes == 1 else training.engine
+    assert type(trainer.model_wrapped).__name__ == expected, type(trainer.model_wrapped)
+    if arguments.process_index == 0:
+        save_file(model.state_dict(), f"{folder}/weights.safetensors")
+    return {"history": trainer.state.log_history, "read": data.read}
+
+
+def _told_of(kind: type[Any], trainer: Any) -> Any:
+    """A callback of the class that knows its trainer."""
+    callback = kind()
+    callback.trainer = trainer
+    return callback
+
+
+def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """The norm of the difference of all weights over the norm of the weights."""
+    difference = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
+    return float((difference / sum(float(value.double().square().sum()) for value in one.values())) ** 0.5)
+
+
+def fresh(folder: Path) -> Path:
+    """The folder, empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,104 @@
+"""Processes that talk through torch.distributed, as the Collectives port has it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from hexloop.adapters.collectives.torch import TorchCollectives
+from hexloop.app.contracts.collectives import CollectivesContract
+from hexloop.domain.errors import CollectiveError
+from hexloop.ports.collectives import Collectives, Reduction
+from tests.engines.processes import in_processes
+
+Result = TypeVar("Result")
+
+TIMEOUT = 20.0
+
+
+def agreeing(size: int, function: Callable[[Collectives], Result], timeout: float = TIMEOUT) -> list[Result]:
+    """What the function gives in each of `size` processes; raises what one raised."""
+    outcomes = in_processes(size, lambda _rank: function(TorchCollectives(timeout)))
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+class TestTwoProcesses(CollectivesContract):
+    """A world of two real processes."""
+
+    world_size = 2
+
+    def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
+        """In forked processes."""
+        return agreeing(self.world_size, function)
+
+
+@pytest.mark.matrix
+class TestFourProcesses(TestTwoProcesses):
+    """A world of four real processes."""
+
+    world_size = 4
+
+
+def told(size: int, function: Callable[[Collectives], object], timeout: float = TIMEOUT) -> dict[int, str]:
+    """What CollectiveError each process ended with, by rank."""
+    outcomes = in_processes(size, lambda _rank: function(TorchCollectives(timeout)))
+    return {rank: str(each) for rank, each in enumerate(outcomes) if isinstance(each, CollectiveError)}
+
+
+def test_a_rank_that_is_stuck_is_named() -> None:
+    """Those who waited in vain for a rank say within the time-out which one it was, and of whom they know nothing."""
+
+    def get_stuck(ranks: Collectives) -> None:
+        if ranks.rank == 1:
+            time.sleep(12)
+        else:
+            ranks.barrier("all are here")
+
+    errors = told(3, get_stuck, timeout=4)
+    assert errors.keys() == {0, 2}
+    assert all("the barrier 'all are here', but rank 1 never came" in error for error in errors.values())
+
+
+def test_a_rank_that_dies_is_named_at_once() -> None:
+    """The death of a process is noticed long before the time-out."""
+
+    def reduce(ranks: Collectives) -> None:
+        for _ in range(3):
+            ranks.start_reduction([1.0], Reduction.SUM).result()
+
+    def die(ranks: Collectives) -> float:
+        if ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(CollectiveError, match="rank 1 never came") as caught:
+            reduce(ranks)
+        assert caught.value.missing == (1,)
+        return time.monotonic() - began
+
+    first, second, third = in_processes(3, lambda _rank: die(TorchCollectives(60)))
+    assert isinstance(second, ChildProcessError)
+    assert isinstance(first, float), first
+    assert isinstance(third, float), third
+    assert max(first, third) < 30
+
+
+def test_the_cause_of_a_failure_reaches_those_who_wait() -> None:
+    """A rank that ends with an error of its own says so, and the others are told its words."""
+
+    def fail(ranks: Collectives) -> None:
+        if ranks.rank == 1:
+            ranks.tell_failure("ValueError: no such label")
+            raise ValueError("no such label")
+        ranks.gather("here")
+
+    errors = told(2, fail, timeout=10)
+    assert errors.keys() == {0}
+    assert "rank 1 failed: ValueError: no such label" in errors[0]
