@@ -90,7 +90,7 @@ class CheckpointStore:
 
     def prepare(self) -> None:
         """Make room for snapshots, behind the loop; the first save waits for that."""
-        if self._writes_behind and self._preparation is None:
+        if self.behind and self._preparation is None:
             self._preparation = Task(self.contents.prepare(), "hexloop makes room for snapshots")
 
     @property

@@ -90,11 +90,19 @@ def dealt_parts(entries: Sequence[Entry], layout: TorchLayout) -> Iterator[Part]
     """
     owners = deal([entry.size for entry in entries], layout.world_size)
     for entry, owner in zip(entries, owners, strict=True):
-        tensor = entry.tensor if entry.spread is None else _gathered(entry, owner, layout)
-        if owner == layout.rank and tensor is not None:
-            yield part_of(entry.name, tensor)
+        if entry.spread is not None:
+            whole = _gathered(entry, owner, layout)
+        else:
+            whole = _copied(entry.tensor) if owner == layout.rank else None
+        if whole is not None:
+            yield part_of(entry.name, whole)
         else:
             yield Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _nothing)
+
+
+def _copied(tensor: Tensor | None) -> Tensor | None:
+    """In host memory of its own: what leaves stays as it is now."""
+    return None if tensor is None else tensor.detach().to("cpu", copy=True)
 
 
 def _nothing() -> memoryview:
