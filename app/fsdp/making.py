@@ -43,8 +43,8 @@ def _first(args: TrainingArguments, device: Device, settings: FsdpSettings) -> P
     if settings.offload and device.name == "cpu":
         raise ConfigurationError(
             [
-                "You chose FSDP 1 with weights in host memory on the CPU, but that is where they are; leave offload out, "
-                "or set version=2 in fsdp_config."
+                "You chose FSDP 1 with weights in host memory on the CPU, but that is where they are; leave offload "
+                "out, or set version=2 in fsdp_config."
             ]
         )
     prefetch = settings.backward_prefetch

@@ -66,9 +66,9 @@ def fsdp_is_asked_for(args: TrainingArguments) -> bool:
 
 
 def read_fsdp(args: TrainingArguments) -> FsdpSettings:
-    """What is asked for. `fsdp_config` goes before accelerate's variables, which count where `fsdp` does not turn it on.
+    """What is asked for; `fsdp_config` goes before accelerate's variables.
 
-    Raises ConfigurationError with all problems.
+    These count where `fsdp` does not turn FSDP on. Raises ConfigurationError with all problems.
     """
     problems: list[str] = []
     launched = {} if args.fsdp else _launched(problems)

@@ -143,7 +143,9 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
             lambda: companion_files(trainer),
             snapshots=snapshots_for(trainer),
             setup=RunSetup(trainer, run),
-            ranks=RankFiles(collectives.rank, collectives.world_size, dealt=DEALT if is_sharded(trainer) else frozenset()),
+            ranks=RankFiles(
+                collectives.rank, collectives.world_size, dealt=DEALT if is_sharded(trainer) else frozenset()
+            ),
         ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(trainer),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from hexloop.adapters.contents.checkpoint.keepers import MIGRATIONS, MODEL, dealt_files_of
-from hexloop.adapters.contents.checkpoint.shards import is_weights
+from hexloop.adapters.contents.checkpoint.keepers import MIGRATIONS, dealt_files_of
+from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.ports.parallelism import Sharding

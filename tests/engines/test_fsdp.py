@@ -123,7 +123,9 @@ ENDS: dict[str, Training] = {
 def test_a_checkpoint_goes_on_under_any_engine(tmp_path: Path, saved: str, goes_on: str) -> None:
     """The same is learned from the middle of an epoch on, by another number of processes and another engine."""
     steps = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 3}
-    first, second = (each.of(each.processes, arguments={**each.arguments, **steps}) for each in (ENDS[saved], ENDS[goes_on]))
+    first, second = (
+        each.of(each.processes, arguments={**each.arguments, **steps}) for each in (ENDS[saved], ENDS[goes_on])
+    )
     whole = run(first, fresh(tmp_path / "whole"))
     resumed = run(second.of(second.processes, resume=str(tmp_path / "whole" / "checkpoint-4")), fresh(tmp_path / "2"))
     same(whole, resumed)
@@ -148,8 +150,9 @@ def test_a_file_of_weights_holds_no_more_than_the_share_of_a_process(tmp_path: P
     names: list[str] = []
     for file in sorted((tmp_path / "run" / "checkpoint-4").glob("model-*.safetensors")):
         with safe_open(file, "pt") as tensors:
-            names += tensors.keys()
-            sizes.append(sum(tensors.get_tensor(name).numel() for name in tensors.keys()))
+            held = list(tensors.keys())
+            sizes.append(sum(tensors.get_tensor(name).numel() for name in held))
+            names += held
     assert len(sizes) == 4
     assert len(names) == len(set(names))
     assert max(sizes) < 1.5 * sum(sizes) / 4

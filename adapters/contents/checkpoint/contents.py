@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hexloop.adapters.contents.checkpoint import state_codec
 from hexloop.adapters.contents.checkpoint.keepers import (
     MIGRATIONS,
-    MODEL,
     Migrations,
     dealt_files_of,
     document_file,
@@ -17,7 +16,7 @@ from hexloop.adapters.contents.checkpoint.keepers import (
 )
 from hexloop.adapters.contents.checkpoint.rank_files import ONE_RANK, RankFiles
 from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP, AnySetup, Setup
-from hexloop.adapters.contents.checkpoint.shards import is_weights
+from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile

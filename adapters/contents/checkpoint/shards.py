@@ -63,6 +63,11 @@ def shard_names(keeper: str, count: int) -> list[str]:
     return [f"{keeper}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 
+def keeper_of(path: str) -> str:
+    """Whose tensors a file of this name holds, all of them or some."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", path)
+
+
 def tensor_paths(keeper: str, names: Collection[str]) -> list[str]:
     """Which of a checkpoint's files hold the tensors of a keeper other than the model."""
     pattern = re.compile(re.escape(keeper) + r"(-\d{5}-of-\d{5})?\.safetensors")

@@ -93,6 +93,11 @@ class Fsdp1:
             return self.options.mesh[1]
         return 1 if self.options.strategy == "no_shard" else self.world_size
 
+    @property
+    def _strategy(self) -> str:
+        """As it is chosen, but for a hybrid that splits nothing: torch would let no gradients meet then."""
+        return "no_shard" if self._shards == 1 else self.options.strategy
+
     def _wrap(self, model: nn.Module) -> FullyShardedDataParallel:
         options = self.options
         units = options.units.of(model)
@@ -102,14 +107,14 @@ class Fsdp1:
         formats = options.formats
         prefetch = options.backward_prefetch
         mesh = None
-        if options.strategy.startswith("hybrid"):
+        if self._strategy.startswith("hybrid"):
             assert options.mesh is not None
             mesh = init_device_mesh(self.device.type, options.mesh, mesh_dim_names=("copies", "shards"))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning)  # torch would have NO_SHARD be DDP
             return FullyShardedDataParallel(
                 model,
-                sharding_strategy=getattr(ShardingStrategy, _TORCH_NAMES.get(options.strategy, options.strategy).upper()),
+                sharding_strategy=getattr(ShardingStrategy, _TORCH_NAMES.get(self._strategy, self._strategy).upper()),
                 auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen),
                 mixed_precision=MixedPrecision(formats.parameters, formats.gradients, formats.buffers),
                 cpu_offload=CPUOffload(True) if options.offload else None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -83,7 +84,7 @@ class Fsdp2:
         fully_shard(model, **how)
         if options.prefetch:
             in_order = [unit for unit in model.modules() if isinstance(unit, FSDPModule) and unit is not model]
-            for unit, after in zip(in_order, in_order[1:], strict=False):
+            for unit, after in pairwise(in_order):
                 unit.set_modules_to_forward_prefetch([after])
 
     def _mesh(self) -> DeviceMesh:
@@ -151,7 +152,8 @@ class RowLayout:
     def local(self, tensor: Tensor) -> Tensor:
         """The process's rows."""
         assert isinstance(tensor, DTensor)
-        return tensor.detach().to_local().view(-1)
+        rows: Tensor = cast("DTensor", tensor.detach()).to_local()
+        return rows.view(-1)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
         """A DTensor of these rows, on the device that the parameter's lie on."""

@@ -111,7 +111,7 @@ def same_as_first(model: nn.Module, device: torch.device) -> None:
 
 
 def _broadcast(tensor: torch.Tensor, device: torch.device) -> None:
-    for piece in tensor.view(-1).split(CHUNK):
+    for piece in torch.split(tensor.view(-1), CHUNK):
         sent = piece.to(device)
         dist.broadcast(sent, 0)
         if sent.data_ptr() != piece.data_ptr():

@@ -14,9 +14,7 @@ from hexloop.adapters.trainable.torch.tensors import DTYPES, TYPES
 from hexloop.ports.parallelism import Spread
 
 
-def entries_of(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], layout: TorchLayout
-) -> list[Entry]:
+def entries_of(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], layout: TorchLayout) -> list[Entry]:
     """What leaves of tensors by name, of which some are the state of parameters."""
     return [
         entry_of(name, tensor, parameters[name], layout)
@@ -29,7 +27,7 @@ def entries_of(
 def agreed(
     state: Mapping[str, Any], entries: list[Entry], parameters: Mapping[str, Tensor], layout: TorchLayout
 ) -> tuple[dict[str, Any], list[Entry]]:
-    """The state of all parameters and its tensors, where a process has that of the parameters alone that it holds some of.
+    """The state of all parameters and its tensors, where a process has that of parameters alone of which it holds some.
 
     state: from a parameter's name to what is kept of it, as JSON that mentions tensors. Each is told by the first
     process that holds some of its parameter. Collective.
@@ -52,7 +50,7 @@ def agreed(
             held, size = own.get(tensor), prod(shape)
             runs = tuple((0, size if rank == first else 0) for rank in range(layout.world_size))
             spread = Spread(tuple(shape), runs, runs[layout.rank]) if whole else layout.spread(parameter, parameter)
-            found[tensor] = Entry(tensor, held and held.tensor, tuple(shape), TYPES[dtype], spread)
+            found[tensor] = Entry(tensor, None if held is None else held.tensor, tuple(shape), TYPES[dtype], spread)
     return merged, list(found.values())
 
 

@@ -107,9 +107,7 @@ class OptimizerState:
         parameters = self._layout.parameters(self._model)
         return {name: shape_of(parameter, parameter, self._layout) for name, parameter in parameters.items()}
 
-    def _spread(
-        self, state: Mapping[str, Any], found: Mapping[str, Part]
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
+    def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Tensor], Tensor]]:
         """For each tensor that lies as its parameter does: from the whole to what this process holds of it."""
         cuts: dict[str, Callable[[Tensor], Tensor]] = {}
         for name, parameter in self._named_parameters():
