@@ -9,6 +9,7 @@ from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.environment import is_on
+from hexloop.app.fsdp import fsdp_is_asked_for
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.parallelism import ParallelismCapabilities
 
@@ -39,6 +40,20 @@ SHAPED = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
 
 def _uses_deepspeed(setting: Setting) -> bool:
     return bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED")
+
+
+OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
+"""Optimizers whose steps go by rows and columns, or by the size of a whole parameter."""
+
+
+def _optimizer(args: TrainingArguments) -> str:
+    return str(getattr(args.optim, "value", args.optim))
+
+
+def _of_whole_matrices(args: TrainingArguments) -> bool:
+    """Whether the optimizer projects, quantises or updates whole tensors, one at a time."""
+    name = _optimizer(args)
+    return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
 
 
 REFUSALS = (
@@ -79,7 +94,7 @@ REFUSALS = (
         "pip install 'hexloop[deepspeed]'",
     ),
     Refusal(
-        lambda setting: _uses_deepspeed(setting) and (bool(setting.args.fsdp) or is_on("ACCELERATE_USE_FSDP")),
+        lambda setting: _uses_deepspeed(setting) and fsdp_is_asked_for(setting.args),
         "DeepSpeed and FSDP",
         "both spread the same model",
         "leave one of them out",
@@ -97,10 +112,40 @@ REFUSALS = (
         "choose another, such as adamw_torch",
     ),
     Refusal(
-        lambda setting: bool(setting.args.fsdp) or is_on("ACCELERATE_USE_FSDP"),
-        "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP)",
-        "hexloop has no adapter for it yet",
-        "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
+        lambda setting: fsdp_is_asked_for(setting.args) and setting.args.world_size == 1,
+        "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) in a run of one process",
+        "there is nothing to spread the model over",
+        "start several, as with `torchrun --nproc-per-node 2`, or leave it out",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.sharded and setting.device.kind not in ("cpu", "cuda"),
+        "the parallelism {parallelism.name} on the device {device.kind}",
+        "its processes cannot exchange tensors there",
+        "leave it out, or train on GPUs or the CPU",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.name == "fsdp1" and setting.precision == "fp16",
+        "the precision fp16 with FSDP 1",
+        "its processes would not agree on where gradients overflow",
+        "choose bf16, or set version=2 in fsdp_config",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.sharded and (setting.args.bf16_full_eval or setting.args.fp16_full_eval),
+        "an evaluation in half precision (bf16_full_eval or fp16_full_eval) with the parallelism {parallelism.name}",
+        "a model that is spread keeps the format that it is trained in",
+        "leave it out, and set mixed_precision in fsdp_config",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.sharded and _of_whole_matrices(setting.args),
+        "the optimizer {optimizer} with the parallelism {parallelism.name}",
+        "it computes with whole matrices, and each process holds a part of each",
+        "choose another, such as adamw_torch",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.name == "fsdp1" and _optimizer(setting.args) in OF_WHOLE_SHAPES,
+        "the optimizer {optimizer} with FSDP 1",
+        "it goes by the shape of a parameter, of which each process holds a flat part",
+        "choose another, such as adamw_torch, or set version=2 in fsdp_config",
     ),
     Refusal(
         lambda setting: setting.args.parallelism_config is not None or is_on("ACCELERATE_USE_PARALLELISM_CONFIG"),
@@ -129,6 +174,7 @@ def refused_combinations(
         "precision": precision,
         "precisions": ", ".join(sorted(device.precisions)),
         "parallelism": parallelism,
+        "optimizer": _optimizer(args),
     }
     return [
         f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(words)

@@ -20,6 +20,7 @@ from hexloop.adapters.journal.json_lines import JsonLinesJournal
 from hexloop.adapters.journal.none import NoJournal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
+from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.world import join
@@ -91,7 +92,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
     precision = injected.get("precision") or choose_precision(args, device)
-    parallelism = injected.get("parallelism") or choose_parallelism(args, device)
+    parallelism = injected.get("parallelism") or _parallelism(args, device, problems)
     deepspeed = deepspeed_configuration(args)
     problems += [] if deepspeed is None else deepspeed.problems
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
@@ -113,6 +114,15 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         interrupts=interrupts,
         journal=SteadyJournal(journal, clock),
     )
+
+
+def _parallelism(args: TrainingArguments, device: Device, problems: list[str]) -> Parallelism[Any]:
+    """The engine that the arguments name; a single process, and what is wrong among `problems`, where it cannot be."""
+    try:
+        return choose_parallelism(args, device)
+    except ConfigurationError as error:
+        problems += error.problems
+        return SingleProcess()
 
 
 def choose_device(args: TrainingArguments) -> Device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from attrs import frozen
@@ -10,6 +10,8 @@ from attrs import frozen
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
 Loss_contra = TypeVar("Loss_contra", contravariant=True)
+Model_contra = TypeVar("Model_contra", contravariant=True)
+Array = TypeVar("Array")
 
 
 @frozen
@@ -57,4 +59,73 @@ class Parallelism(Protocol[Loss_contra]):
 
     def unwrap(self, model: Model) -> Model:
         """The model as the user passed it in."""
+        ...
+
+
+@frozen
+class Spread:
+    """A tensor of which each process holds a run of the flattened elements.
+
+    `shape` is the whole's. `runs` says for each process, by rank, the first element that it holds and how many; one
+    that holds a copy of another's run counts as holding none. `own` is what this process holds, copy or not.
+    """
+
+    shape: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
+    own: tuple[int, int]
+
+
+class Layout(Protocol[Model_contra, Array]):
+    """Where the tensors of a prepared model lie, and what they are called in the model that the user passed in."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        ...
+
+    @property
+    def uneven(self) -> bool:
+        """Whether a process may hold nothing of a parameter, and then has no moments of it."""
+        ...
+
+    def state(self, model: Model_contra) -> Mapping[str, Array]:
+        """Parameters and buffers as they lie here; one that goes by several names comes under each. Collective."""
+        ...
+
+    def parameters(self, model: Model_contra) -> Mapping[str, Array]:
+        """The parameters as they lie here, each under one name."""
+        ...
+
+    def spread(self, tensor: Array, parameter: Array) -> Spread | None:
+        """How a tensor lies that is a parameter, or one of its moments; None where every process has the whole."""
+        ...
+
+    def local(self, tensor: Array) -> Array:
+        """What this process holds of a tensor that is spread, flat; writing to it writes to the tensor."""
+        ...
+
+    def like(self, parameter: Array, local: Array) -> Array:
+        """A tensor that is spread as a parameter is, made of what this process holds of it, flat."""
+        ...
+
+    def norm(self, own: Array) -> Array:
+        """The norm of gradients that are spread, from what a norm of this process's comes to. Collective."""
+        ...
+
+
+class Sharding(Parallelism[Loss_contra], Protocol[Loss_contra, Model_contra, Array]):
+    """What an adapter answers besides, where its capabilities say that it is sharded."""
+
+    def spreads(self, model: Model_contra) -> bool:
+        """Whether this model, as the user passed it in, is prepared: no process holds the whole of it."""
+        ...
+
+    @property
+    def layout(self) -> Layout[Model_contra, Array]:
+        """Where the tensors of the model lie that was prepared last."""
         ...

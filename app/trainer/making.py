@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
 from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
@@ -13,7 +13,11 @@ from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
 from hexloop.app.training.hooks import is_overridden, standard
 from hexloop.app.training.learning_rates import make_learning_rates
 from hexloop.app.training.placement import place_model
+from hexloop.app.training.sharded import is_sharded
 from hexloop.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer.trainer import Trainer
 
 
 class Making(TrainerAttributes):
@@ -37,9 +41,10 @@ class Making(TrainerAttributes):
         self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
         self.can_return_loss = returns_loss_unasked(self.model)
 
-    def place_model(self) -> Any:
-        """The model on its device, with what the arguments ask of its memory."""
-        return place_model(self.model, self.args, self.adapters.device, self.place_model_on_device)
+    def place_model(self, moves: bool = True) -> Any:
+        """The model on its device, with what the arguments ask of its memory. One that is spread stays as it lies."""
+        moves = moves and self.place_model_on_device and not is_sharded(cast("Trainer", self))
+        return place_model(self.model, self.args, self.adapters.device, moves)
 
     @property
     def makes_optimizer(self) -> bool:

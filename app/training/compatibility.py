@@ -12,6 +12,7 @@ from attrs import evolve
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
 from hexloop.app.training.loaders import global_batch_size
+from hexloop.app.training.sharded import own_class, own_name
 from hexloop.app.training.states import group_sizes, model_state
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
@@ -91,7 +92,7 @@ class RunSetup:
         trainer, optimizer = self._trainer, self._trainer.optimizer
         model = trainer.adapters.parallelism.unwrap(trainer.model)
         return {
-            "model": type(model).__qualname__,
+            "model": own_class(model).__qualname__,
             "precision": trainer.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
@@ -183,7 +184,8 @@ class RunSetup:
 
 def _without_decay(model: Any) -> list[str]:
     decayed = frozenset(decayed_names(model))
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in decayed]
+    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [own_name(name) for name in trained if name not in decayed]
 
 
 def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:

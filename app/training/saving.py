@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.app.storages import as_location, is_elsewhere, storage_for
 from hexloop.app.training.hooks import is_overridden
+from hexloop.app.training.sharded import is_sharded, own_class, save_sharded
 from hexloop.ports.files import File
 from hexloop.ports.storage import Storage
 
@@ -29,6 +30,7 @@ CHUNK = 1 << 20
 def save_model(trainer: Trainer, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
     """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder.
 
+    Where the weights are spread over processes all of them call this, and the first writes what is not weights.
     state_dict: the weights, where they are others than the model's own.
     Where `folder` is a URL, the files are written here first, and what is there of their names is replaced.
     """
@@ -39,7 +41,12 @@ def save_model(trainer: Trainer, folder: str, state_dict: Mapping[str, Any] | No
         return
     os.makedirs(folder, exist_ok=True)
     model = trainer.adapters.parallelism.unwrap(trainer.model)
-    if hasattr(model, "save_pretrained"):
+    if is_sharded(trainer) and state_dict is None:
+        save_sharded(trainer, folder)
+        if not trainer.args.should_save:
+            return
+        _save_configuration(model, folder)
+    elif hasattr(model, "save_pretrained"):
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": state_dict}))
     else:
         named = ModelState(model).named_tensors() if state_dict is None else state_dict
@@ -103,7 +110,7 @@ def _save_configuration(model: Any, folder: str) -> None:
     """config.json and generation_config.json of a transformers model, as its `save_pretrained` writes them."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
-        config.architectures = [type(model).__name__]
+        config.architectures = [own_class(model).__name__]
         config.dtype = str(model.dtype).removeprefix("torch.")
         config.save_pretrained(folder)
     if hasattr(model, "can_generate") and model.can_generate() and getattr(model, "generation_config", None):

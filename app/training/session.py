@@ -43,6 +43,7 @@ from hexloop.app.training.loaders import check_batch, global_batch_size, stop_wo
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force, preparing
 from hexloop.app.training.outcome import watch_outcome
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
+from hexloop.app.training.sharded import layout_of
 from hexloop.app.training.sharing import refuse_too_many_processes, training_batches
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
@@ -98,7 +99,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         undo.callback(control.release)
         adapters.device.seed(trainer.args.seed + adapters.collectives.rank)
         with refusals:
-            model = trainer.place_model()
+            model = trainer.place_model(moves=not adapters.parallelism.capabilities.sharded)
             align_special_tokens(model, trainer.processing_class)
             observers = undo.enter_context(attached(trainer, model))
         with refusals:
@@ -196,6 +197,7 @@ def _learner(
         label_names=trainer.label_names,
         shifted=choice.shifted,
         world=world_of(trainer, choice.normalises),
+        layout=layout_of(trainer),
     )
     before, after = _before_optimizer_step(trainer), lambda: trainer.dispatcher.call("on_optimizer_step")
     standard: StandardLearner[Any, Any] | DeepSpeedLearner

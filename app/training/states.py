@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hexloop.adapters.contents.checkpoint.rank_files import EACH_RANKS_OWN, Inheritance, RankFiles
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.app.training.sharded import DEALT, is_sharded, layout_of
 from hexloop.ports.state import Exportable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def model_state(trainer: Trainer) -> ModelState:
     """The weights that the trainer trains, or has trained."""
     model = trainer.adapters.parallelism.unwrap(trainer.model)
     if not _is_engine(trainer):
-        return ModelState(model)
+        return ModelState(model, layout_of(trainer))
     from hexloop.adapters.trainable.torch.zero_partitions import ZeroPartitions
     from hexloop.adapters.trainable.torch.zero_weights import ZeroModelState
 
@@ -30,7 +31,7 @@ def optimizer_state(trainer: Trainer) -> Exportable:
     """The optimizer's moments and options. Raises CheckpointError for an engine whose state hexloop does not know."""
     model, engine = trainer.adapters.parallelism.unwrap(trainer.model), trainer.model_wrapped
     if not _is_engine(trainer) or not _wraps_optimizer(engine):
-        return OptimizerState(model, trainer.optimizer)
+        return OptimizerState(model, trainer.optimizer, layout_of(trainer))
     from hexloop.adapters.trainable.torch.zero_moments import ZeroOptimizerState
     from hexloop.adapters.trainable.torch.zero_partitions import ZeroPartitions, refuse_unknown_engine
 
@@ -53,7 +54,8 @@ def rank_files(trainer: Trainer) -> RankFiles:
     collectives, own = trainer.adapters.collectives, dict(EACH_RANKS_OWN)
     if trainer.adapters.parallelism.capabilities.owns_update:
         own |= {"model": Inheritance.OWN_OR_FIRST, "optimizer": Inheritance.OWN_OR_FIRST}
-    return RankFiles(collectives.rank, collectives.world_size, own)
+    dealt = DEALT if is_sharded(trainer) else frozenset()
+    return RankFiles(collectives.rank, collectives.world_size, own, dealt)
 
 
 def whole_weights(trainer: Trainer) -> Mapping[str, Any] | None:

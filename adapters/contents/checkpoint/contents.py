@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hexloop.adapters.contents.checkpoint import state_codec
 from hexloop.adapters.contents.checkpoint.keepers import (
     MIGRATIONS,
-    MODEL,
     Migrations,
+    dealt_files_of,
     document_file,
     files_of,
     parts_of,
@@ -16,7 +16,7 @@ from hexloop.adapters.contents.checkpoint.keepers import (
 )
 from hexloop.adapters.contents.checkpoint.rank_files import ONE_RANK, RankFiles
 from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP, AnySetup, Setup
-from hexloop.adapters.contents.checkpoint.shards import is_weights
+from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
@@ -64,20 +64,28 @@ class CheckpointContents:
         self._migrations = migrations
 
     def files(self, state: RunState) -> Iterator[File]:
-        """Every file; see `Contents.files`. The extra ones come first, as making them may draw random numbers."""
-        yield from self._companions()
-        for name, exportable in self._exportables.items():
-            parts = exportable.export()
-            if self._ranks.writes(name):
-                yield from self._exported(name, list(parts))
-        yield from self._documents(state)
+        """Every file; see `Contents.files`.
+
+        What is dealt out comes together before anything is written, so that no process waits for one whose storage
+        fails. The extra files come first, as making them may draw random numbers.
+        """
+        dealt = self._dealt()
+
+        def files() -> Iterator[File]:
+            yield from self._companions()
+            for name, parts in dealt.items():
+                yield from self._exported(name, parts)
+            for name, exportable in self._kept().items():
+                yield from self._exported(name, list(exportable.export()))
+            yield from self._documents(state)
+
+        return files()
 
     def prepare(self) -> Callable[[], None]:
         """Make room for everything that is exported now; see `Contents.prepare`."""
         if self._snapshots is None:
             return lambda: None
-        kept = {name: each for name, each in self._exportables.items() if self._ranks.writes(name)}
-        return self._snapshots.reserve({name: list(each.export()) for name, each in kept.items()})
+        return self._snapshots.reserve({name: list(each.export()) for name, each in self._kept().items()})
 
     def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
         """Keep everything as it is now; see `Contents.snapshot`."""
@@ -85,8 +93,8 @@ class CheckpointContents:
             raise CheckpointError("A snapshot needs memory to be kept in; construct CheckpointContents with snapshots.")
         take = self._snapshots.take
         companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companions()]
-        kept = {name: each for name, each in self._exportables.items() if self._ranks.writes(name)}
-        exported = {name: take(name, exportable.export()) for name, exportable in kept.items()}
+        exported = self._dealt()
+        exported |= {name: take(name, exportable.export()) for name, exportable in self._kept().items()}
         documents = list(self._documents(state))
 
         def files() -> Iterator[File]:
@@ -112,7 +120,8 @@ class CheckpointContents:
         setup = read_document(RUN_SETUP, names, open_file, self._migrations)
         found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
-        self._refuse_other_shapes(found[MODEL])
+        if MODEL not in self._ranks.dealt:  # elsewhere looking takes as long as saving, and the setup has looked
+            self._refuse_other_shapes(found[MODEL])
         left_new = self._setup.left_new(setup)
         for name in sorted(found.keys() - left_new, key=self._order):
             if found[name] or not self._ranks.is_own(name):
@@ -125,14 +134,34 @@ class CheckpointContents:
         self._load(MODEL, parts_of(MODEL, names, open_file, self._migrations))
 
     def _companions(self) -> Iterator[File]:
-        """The extra files that have no name of the checkpoint's own; the first process writes them."""
+        """The extra files that have no name of the checkpoint's own; the first process writes them.
+
+        Where parts of the model are dealt out, all processes make them: whoever writes weights needs those of all.
+        """
         if self._ranks.rank != 0:
+            if self._ranks.dealt:
+                list(self._extra_files())
             return iter(())
         kept = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
         own = {RUN_STATE, RUN_SETUP, *kept}
         return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
 
+    def _dealt(self) -> dict[str, list[Part]]:
+        """What falls to this process, in host memory, of what is dealt out. Collective."""
+        return {name: list(each.export()) for name, each in self._exportables.items() if name in self._ranks.dealt}
+
+    def _kept(self) -> dict[str, Exportable]:
+        """Whoever keeps something of which this process writes all."""
+        return {
+            name: each
+            for name, each in self._exportables.items()
+            if name not in self._ranks.dealt and self._ranks.writes(name)
+        }
+
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
+        if name in self._ranks.dealt:
+            rank, world_size = self._ranks.rank, self._ranks.world_size
+            return dealt_files_of(name, parts, self._max_shard_size, self._migrations, rank, world_size)
         return files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
 
     def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:

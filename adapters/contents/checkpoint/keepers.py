@@ -6,17 +6,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hexloop.adapters.contents.checkpoint import documents
-from hexloop.adapters.contents.checkpoint.shards import weight_files, weight_paths
+from hexloop.adapters.contents.checkpoint.shards import MODEL, dealt_files, tensor_paths, weight_files, weight_paths
 from hexloop.adapters.contents.checkpoint.stream import Stream
-from hexloop.adapters.contents.checkpoint.tensors import join, tensor_file, tensor_parts
+from hexloop.adapters.contents.checkpoint.tensors import join, tensor_file, tensor_of_part, tensor_parts
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.parts import json_part, json_value
 from hexloop.domain.state import Migration, migrate
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 from hexloop.ports.state import JSON, Part
-
-MODEL = "model"
 
 VERSION = "schema_version"
 """The entry of a document that says how to read the others."""
@@ -42,13 +40,27 @@ def files_of(name: str, parts: list[Part], max_shard_size: int, migrations: Migr
         yield document_file(f"{name}.json", values, migrations)
 
 
+def dealt_files_of(
+    name: str, parts: list[Part], max_shard_size: int, migrations: Migrations, rank: int, world_size: int
+) -> Iterator[File]:
+    """The files that a process writes of a keeper whose tensors are dealt out; the first also writes the documents.
+
+    The parts that fall to others hold nothing.
+    """
+    tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
+    yield from dealt_files(name, tensors, max_shard_size, rank, world_size)
+    values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
+    if values and rank == 0:
+        yield document_file(f"{name}.json", values, migrations)
+
+
 def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS) -> list[Part]:
     """The parts that a checkpoint holds of the keeper `name`, whose tensors are not read yet.
 
     Raises CheckpointError where a file is not what its name says, or of a newer schema version.
     """
-    paths = weight_paths(names, open_file) if name == MODEL else [f"{name}.safetensors"]
-    parts = [part for path in paths if path in names for part in tensor_parts(_stream(open_file, path), path)]
+    paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
+    parts = [part for path in paths for part in tensor_parts(_stream(open_file, path), path)]
     values = read_document(f"{name}.json", names, open_file, migrations)
     return parts + [json_part(part, value) for part, value in values.items()]
 

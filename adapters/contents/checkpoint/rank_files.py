@@ -31,18 +31,22 @@ EACH_RANKS_OWN = {
 
 @frozen
 class RankFiles:
-    """A process among `world_size`. The first one's files have the names that they have where it is alone."""
+    """A process among `world_size`. The first one's files have the names that they have where it is alone.
+
+    dealt: what no process has the whole of; its tensors are written by the processes that they fall to.
+    """
 
     rank: int = 0
     world_size: int = 1
     own: dict[str, Inheritance] = field(factory=lambda: dict(EACH_RANKS_OWN))
+    dealt: frozenset[str] = frozenset()
 
     def is_own(self, name: str) -> bool:
         """Whether every process has its own."""
         return name in self.own
 
     def writes(self, name: str) -> bool:
-        """Whether this process writes what is kept under that name."""
+        """Whether this process writes all that is kept under that name, and is not given some of it."""
         return self.rank == 0 or name in self.own
 
     def file_name(self, name: str) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable, Iterator
 
 from hexloop.adapters.contents.checkpoint import documents
 from hexloop.adapters.contents.checkpoint.tensors import Tensor, tensor_file
+from hexloop.domain.checkpoints.dealing import deal
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 
+MODEL = "model"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -29,14 +31,55 @@ def weight_files(tensors: list[Tensor], largest: int) -> Iterator[File]:
     if len(shards) == 1:
         yield tensor_file(WEIGHTS, tensors, _METADATA)
         return
-    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    names = shard_names(MODEL, len(shards))
     for name, shard in zip(names, shards, strict=True):
         yield tensor_file(name, shard, _METADATA)
+    yield _index(names, shards)
+
+
+def dealt_files(keeper: str, tensors: list[Tensor], largest: int, rank: int, world_size: int) -> Iterator[File]:
+    """Those files of a keeper that a process writes, of several that each hold the tensors that fall to it by `deal`.
+
+    Each file is of tensors of one process. That of the first also writes the index, where it is the model's.
+    """
+    owners = deal([tensor.size for tensor in tensors], world_size)
+    shards = [
+        (owner, shard)
+        for owner in range(world_size)
+        for shard in _shards([each for each, its in zip(tensors, owners, strict=True) if its == owner], largest)
+        if shard
+    ]
+    names = shard_names(keeper, len(shards))
+    metadata = _METADATA if keeper == MODEL else None
+    for name, (owner, shard) in zip(names, shards, strict=True):
+        if owner == rank:
+            yield tensor_file(name, shard, metadata)
+    if keeper == MODEL and rank == 0:
+        yield _index(names, [shard for _, shard in shards])
+
+
+def shard_names(keeper: str, count: int) -> list[str]:
+    """The usual names of the parts of a file."""
+    return [f"{keeper}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def keeper_of(path: str) -> str:
+    """Whose tensors a file of this name holds, all of them or some."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", path)
+
+
+def tensor_paths(keeper: str, names: Collection[str]) -> list[str]:
+    """Which of a checkpoint's files hold the tensors of a keeper other than the model."""
+    pattern = re.compile(re.escape(keeper) + r"(-\d{5}-of-\d{5})?\.safetensors")
+    return sorted(name for name in names if pattern.fullmatch(name))
+
+
+def _index(names: list[str], shards: list[list[Tensor]]) -> File:
     index = {
-        "metadata": {"total_size": sum(tensor.size for tensor in tensors)},
+        "metadata": {"total_size": sum(tensor.size for shard in shards for tensor in shard)},
         "weight_map": {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
     }
-    yield File(INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
+    return File(INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
 
 
 def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:

@@ -57,6 +57,11 @@ class Tensor:
             yield chunk
 
 
+def tensor_of_part(part: Part) -> Tensor:
+    """The tensor that a part alone is, or of which it holds nothing. Raises CheckpointError for other parts."""
+    return _joined(part.name, [part]) if part.length else Tensor(part.name, part.dtype, part.shape, (part,))
+
+
 def join(parts: Iterable[Part]) -> list[Tensor]:
     """The tensors that parts are slices of, in order; a tensor's slices come in order, too.
 

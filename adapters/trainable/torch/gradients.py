@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
+
 SMALL = 1e-6
 """Added to the norm before dividing by it, as torch's own clip_grad_norm_ does."""
 
@@ -18,9 +20,11 @@ class Gradients:
 
     Those that lie together (one device, dense, plain tensors) take three kernels to measure and two to clip; others go
     through torch's general functions. Which it is, is looked up again whenever their number changes.
+    layout: where the parameters lie, where they are spread over processes.
     """
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, parameters: Iterable[Parameter], layout: TorchLayout = WHOLE) -> None:
+        self._layout = layout
         self._parameters = tuple(parameter for parameter in parameters if parameter.requires_grad)
         self._count = -1
         self._together = False
@@ -33,7 +37,7 @@ class Gradients:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if len(gradients) != self._count:
             self._count, self._together = len(gradients), _lie_together(gradients)
-        if not self._together:
+        if not self._together or self._layout is not WHOLE:
             return self._clip_apart(gradients, max_norm)
         norms = torch._foreach_norm(gradients)
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
@@ -43,7 +47,7 @@ class Gradients:
         return norm
 
     def _clip_apart(self, gradients: list[Tensor], max_norm: float) -> Tensor:
-        norm = get_total_norm(gradients)
+        norm = self._layout.norm(get_total_norm(gradients))
         if max_norm > 0:
             clip_grads_with_norm_(self._parameters, max_norm, norm)
         return norm

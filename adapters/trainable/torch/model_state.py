@@ -8,6 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from hexloop.adapters.trainable.torch.layouts import (
+    WHOLE,
+    TorchLayout,
+    WholeLayout,
+    dealt_parts,
+    entry_of,
+    shape_of,
+    taken,
+)
 from hexloop.adapters.trainable.torch.nested import Flattening, Restoring
 from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, tensor_of
 from hexloop.domain.parts import json_part, json_value
@@ -25,15 +34,22 @@ class ModelState:
 
     A tensor that goes by several names (tied weights) leaves once, under the name that the model does not derive from
     another (transformers' tied keys), else under the first; loading it fills all of them.
+    layout: where the tensors lie, where they are spread over processes: each then leaves whole from one process, and
+    the others export a part of it that holds nothing.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layout: TorchLayout = WHOLE) -> None:
         self._model = model
+        self._layout = layout
 
     def export(self) -> Iterator[Part]:
         """Every tensor of the state dict, each once; extra state as a JSON document each."""
-        for name, tensor in self.named_tensors().items():
-            yield part_of(name, tensor)
+        tensors = self.named_tensors()
+        if isinstance(self._layout, WholeLayout):
+            yield from (part_of(name, tensor) for name, tensor in tensors.items())
+        else:
+            entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
+            yield from dealt_parts(entries, self._layout)
         yield from self.extra_parts()
 
     def extra_parts(self) -> Iterator[Part]:
@@ -63,14 +79,22 @@ class ModelState:
         extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
             for name in filter(lambda name: self.is_copied(own[name]), found.keys() & own.keys()):
-                own[name].copy_(tensor_of(found[name]))
+                self._copy(own[name], tensor_of(found[name]))
         for name, value in extra.items():
             self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
+
+    def _copy(self, own: Tensor, whole: Tensor) -> None:
+        spread = self._layout.spread(own, own)
+        if spread is None:
+            own.copy_(whole)
+        else:
+            self._layout.local(own).copy_(taken(whole, spread))
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """How saved tensors differ from the model's: missing, unknown, of other shapes and, if asked, other types."""
         found = {part.name: part for part in parts}
         own, extra = self._state(), self._extra()
+        shapes = {name: self.shape_of(tensor) for name, tensor in own.items()}
         owners = _owners(self._model, own)
         held = {owners.get(name, name) for name in found}
         belonging = {name for name in found if any(name == each or name.startswith(f"{each}.") for each in extra)}
@@ -81,9 +105,9 @@ class ModelState:
                 f"{name} is unknown to the model" for name in sorted(found.keys() - own.keys() - belonging)
             ],
             "shapes": [
-                f"{name} is of shape {found[name].shape} there and {self.shape_of(own[name])} here"
+                f"{name} is of shape {found[name].shape} there and {shapes[name]} here"
                 for name in both
-                if found[name].shape != self.shape_of(own[name])
+                if found[name].shape != shapes[name]
             ],
             "types": [
                 f"{name} is of type {found[name].dtype} there and {DTYPES.get(own[name].dtype)} here"
@@ -94,19 +118,19 @@ class ModelState:
         return [problem for problems in listed.values() for problem in _shortened(problems)]
 
     def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of one of the module's tensors."""
-        return tuple(tensor.shape)
+        """The shape of one of the module's tensors, of which this process may hold a part."""
+        return shape_of(tensor, tensor, self._layout)
 
     def is_copied(self, tensor: Tensor) -> bool:
         """Whether loading may copy into one of the module's tensors as it is."""
         return True
 
     def _state(self) -> dict[str, Tensor]:
-        state = self._model.state_dict(keep_vars=True)
+        state = self._layout.state(self._model)
         return {name: value for name, value in state.items() if isinstance(value, Tensor) and not _is_extra(name)}
 
     def _extra(self) -> dict[str, object]:
-        return {name: value for name, value in self._model.state_dict().items() if _is_extra(name)}
+        return {name: value for name, value in self._layout.state(self._model).items() if _is_extra(name)}
 
 
 def _is_extra(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -49,11 +49,13 @@ class Flattening:
     """Turns values into JSON; their tensors gather in `tensors` under dotted names, each once however often it is met.
 
     owner: whose values they are, for messages. classes: those of which objects may be kept.
+    parameters: afterwards, for the tensors of a parameter's state, that parameter.
     """
 
     owner: str
     classes: Classes = field(factory=dict)
     tensors: dict[str, Tensor] = field(factory=dict, init=False)
+    parameters: dict[str, Tensor] = field(factory=dict, init=False)
     _names: dict[int, str] = field(factory=dict, init=False)
 
     def flatten(self, value: Any, name: str, parameter: Tensor | None = None) -> Any:
@@ -83,6 +85,8 @@ class Flattening:
                 known, number = f"{name}#{number}", number + 1
             self._names[id(tensor)] = known
             self.tensors[known] = tensor
+            if parameter is not None:
+                self.parameters[known] = parameter
         own = parameter is not None and tensor.dtype != parameter.dtype
         return {TENSOR: known, OWN_TYPE: True} if own else {TENSOR: known}
 
@@ -120,12 +124,14 @@ class Restoring:
     """Turns what `Flattening` made back into values. Every tensor is new; one that was met twice is one tensor again.
 
     found: the parts, by name. holds: a tensor that is to keep its type comes as `Held`.
+    spread: what becomes of a tensor, by its name, of which this process holds but a part.
     own_type: afterwards, the ids of the counters that are to keep theirs.
     """
 
     found: Mapping[str, Part]
     classes: Classes = field(factory=dict)
     holds: bool = True
+    spread: Mapping[str, Callable[[Tensor], Tensor]] = field(factory=dict)
     own_type: set[int] = field(factory=set, init=False)
     _tensors: dict[str, Tensor] = field(factory=dict, init=False)
 
@@ -154,7 +160,8 @@ class Restoring:
         if name not in self.found:
             raise ValueError(f"The saved optimizer lacks the tensor {name!r}.")
         if name not in self._tensors:
-            self._tensors[name] = tensor_of(self.found[name])
+            whole = tensor_of(self.found[name])
+            self._tensors[name] = self.spread[name](whole) if name in self.spread else whole
         tensor = self._tensors[name]
         if own_type and self.holds and (tensor.dim() > 0 or tensor.is_complex()):
             return Held(tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hexloop.adapters.trainable.torch.nested import TENSOR, Flattening, Restoring
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
@@ -116,9 +116,3 @@ def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | N
             for group in saved
         ],
     }  # fmt: skip
-
-
-def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter."""
-    parameters: Iterator[tuple[str, Tensor]] = model.named_parameters()
-    return {name: tuple(parameter.shape) for name, parameter in parameters}

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.layouts import (
+    WHOLE,
+    TorchLayout,
+    WholeLayout,
+    dealt_parts,
+    shape_of,
+    taken,
+)
+from hexloop.adapters.trainable.torch.moments import agreed, entries_of
 from hexloop.adapters.trainable.torch.nested import Flattening, Held, Restoring, classes_near, tensors_in
-from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes, shapes_of
+from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
 from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.parts import json_part, json_value
+from hexloop.ports.parallelism import Spread
 from hexloop.ports.state import JSON, Part
 
 OPTIONS = "param_groups"
@@ -28,12 +39,15 @@ class OptimizerState:
     optimizer's own package whose attributes are such. They come back bit for bit: torch decides where a loaded tensor
     goes, but one that is not of its parameter's type keeps its own, which torch would cast (8-bit states, moments in
     float32 of bfloat16 weights).
+    layout: where tensors lie, where they are spread over processes: each then leaves whole from one process, and the
+    others export a part of it that holds nothing.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, layout: TorchLayout = WHOLE) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._layout = layout
+        self._names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
 
     def export(self) -> Iterator[Part]:
         """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
@@ -59,8 +73,13 @@ class OptimizerState:
         if further or unnumbered:
             values = {"top": further, "state": unnumbered}
             document[FURTHER] = {key: flattening.flatten(value, FURTHER) for key, value in values.items()}
-        for name, tensor in flattening.tensors.items():
-            yield part_of(name, tensor)
+        if isinstance(self._layout, WholeLayout):
+            yield from (part_of(name, tensor) for name, tensor in flattening.tensors.items())
+        else:
+            entries = entries_of(flattening.tensors, flattening.parameters, self._layout)
+            if self._layout.uneven:
+                document["state"], entries = agreed(document["state"], entries, dict(named.values()), self._layout)
+            yield from dealt_parts(entries, self._layout)
         yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
@@ -77,11 +96,26 @@ class OptimizerState:
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
-                refuse_other_shapes(document["state"], shapes_of(self._model), found)
+                refuse_other_shapes(document["state"], self._shapes(), found)
             self._refuse_other_groups(document["groups"])
-            self._take(document, Restoring(found, classes_near(self._optimizer)))
+            classes, spread = classes_near(self._optimizer), self._spread(document["state"], found)
+            self._take(document, Restoring(found, classes, spread=spread))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        parameters = self._layout.parameters(self._model)
+        return {name: shape_of(parameter, parameter, self._layout) for name, parameter in parameters.items()}
+
+    def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Tensor], Tensor]]:
+        """For each tensor that lies as its parameter does: from the whole to what this process holds of it."""
+        cuts: dict[str, Callable[[Tensor], Tensor]] = {}
+        for name, parameter in self._named_parameters():
+            spread = self._layout.spread(parameter, parameter)
+            for tensor in tensors_in(state.get(name)) if spread is not None else ():
+                if tensor in found and spread is not None and found[tensor].shape == spread.shape:
+                    cuts[tensor] = partial(_cut, self._layout, parameter, spread)
+        return cuts
 
     def _take(self, document: Mapping[str, Any], restoring: Restoring) -> None:
         named = list(self._named_parameters())
@@ -127,6 +161,11 @@ class OptimizerState:
                 "model, so no checkpoint would hold it; register it as a parameter of the model."
             )
         return self._names[id(parameter)]
+
+
+def _cut(layout: TorchLayout, parameter: Tensor, spread: Spread, whole: Tensor) -> Tensor:
+    """What this process holds of a moment, in memory of its own."""
+    return layout.like(parameter, taken(whole, spread).clone())
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:

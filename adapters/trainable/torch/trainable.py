@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.gradients import Gradients
 from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.loss import ComputeLoss
 from hexloop.adapters.trainable.torch.world import ALONE, World
 from hexloop.ports.batches import Padding
@@ -23,7 +24,7 @@ class TorchTrainable:
     what it gives otherwise is a mean, which `exact` weighs by its items within its window; without, each batch of the
     window weighs the same.
     shifted: the loss compares each position with the label after it.
-    world: the processes that each compute a share of every window.
+    world: the processes that each compute a share of every window. layout: where the model's parameters lie.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TorchTrainable:
         label_names: Sequence[str] = ("labels",),
         shifted: bool = False,
         world: World = ALONE,
+        layout: TorchLayout = WHOLE,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -46,7 +48,7 @@ class TorchTrainable:
         self._label_names = tuple(label_names)
         self._shifted = shifted
         self._world = world
-        self._gradients = Gradients(model.parameters())
+        self._gradients = Gradients(model.parameters(), layout)
         self.clip = self._gradients.clip
         self.clear_gradients = self._gradients.clear
 

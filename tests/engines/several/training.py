@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -124,7 +124,9 @@ def run(training: Training, folder: Path) -> Trained:
     for rank, said in enumerate(told):
         if isinstance(said, str):
             raise AssertionError(f"rank {rank}: {said}")
-    weights = load_file(folder / "weights.safetensors")
+    weights: dict[str, Tensor] = {}
+    for file in (folder / "weights").glob("*.safetensors"):
+        weights |= load_file(file)
     return Trained(told[0]["history"], weights, [said["read"] for said in told])
 
 
@@ -208,8 +210,7 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
     assert arguments.world_size == training.processes
     expected = "Reader" if training.processes == 1 else training.engine
     assert type(trainer.model_wrapped).__name__ == expected, type(trainer.model_wrapped)
-    if arguments.process_index == 0:
-        save_file(model.state_dict(), f"{folder}/weights.safetensors")
+    trainer.save_model(f"{folder}/weights")
     return {"history": trainer.state.log_history, "read": data.read}
 
 

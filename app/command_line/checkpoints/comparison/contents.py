@@ -8,8 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.adapters.contents.checkpoint import documents
-from hexloop.adapters.contents.checkpoint.keepers import MODEL
-from hexloop.adapters.contents.checkpoint.shards import INDEX, is_weights
+from hexloop.adapters.contents.checkpoint.shards import INDEX, is_weights, keeper_of
 from hexloop.adapters.contents.checkpoint.stream import Stream
 from hexloop.adapters.contents.checkpoint.tensors import tensor_parts
 from hexloop.app.command_line.checkpoints.places import Place
@@ -42,11 +41,11 @@ class Contents:
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """The files with tensors by what they are the state of, the model's first: all of its shards are one."""
+        """The files with tensors by what they are the state of, the model's first: all shards of one are one."""
         found: dict[str, list[str]] = {}
         for path in sorted(self.files, key=_order):
             if path.endswith(TENSORS):
-                found.setdefault(MODEL if is_weights(path) else path.removesuffix(TENSORS), []).append(path)
+                found.setdefault(keeper_of(path), []).append(path)
         return found
 
     @property
