@@ -87,7 +87,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
         "stage": engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else None,
         "optimizer": type(engine.optimizer).__name__ if hasattr(engine, "optimizer") else None,
         "parameters": trainer.get_num_trainable_parameters(),
-        "log": trainer.state.log_history,
+        "log": list(trainer.state.log_history),
     }
 
 
@@ -98,8 +98,10 @@ def main() -> None:
         for _ in range(1, phase.get("again", 1)):
             trainer.train()
         trainer.save_model(os.path.join(phase["output"], "model"))
+        told = report(trainer)
+        told["evaluated"] = trainer.evaluate()["eval_loss"]
         if trainer.is_world_process_zero():
-            Path(phase["output"], "report.json").write_text(json.dumps(report(trainer)), encoding="utf-8")
+            Path(phase["output"], "report.json").write_text(json.dumps(told), encoding="utf-8")
     trainer.accelerator.wait_for_everyone()
     sys.stdout.flush()
     os._exit(0)  # the interpreter's end now and then aborts in threads of gloo

@@ -115,6 +115,8 @@ def assert_as_alone_and_resumable(folder: Path, stage: int, **arguments: Any) ->
     assert_logs_agree(log, whole["log"], 1e-5)
     assert distance(expected, weights(folder / "whole" / "model")) < 1e-5
     assert distance(expected, weights(folder / "whole" / "checkpoint-20")) < 1e-5
+    last = next(entry["eval_loss"] for entry in reversed(log) if "eval_loss" in entry)
+    assert whole["evaluated"] == pytest.approx(last, rel=1e-5), "an evaluation after the run"
     assert_logs_agree(whole["log"], resumed["log"], 0.0)
     for name, tensor in weights(folder / "whole" / "model").items():
         assert torch.equal(tensor, weights(folder / "resumed" / "model")[name]), name
