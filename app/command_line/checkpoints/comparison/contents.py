@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.adapters.contents.checkpoint import documents
-from hexloop.adapters.contents.checkpoint.shards import INDEX, keeper_of
+from hexloop.adapters.contents.checkpoint.shards import INDEX, is_weights, keeper_of
 from hexloop.adapters.contents.checkpoint.stream import Stream
 from hexloop.adapters.contents.checkpoint.tensors import tensor_parts
 from hexloop.app.command_line.checkpoints.places import Place
@@ -78,4 +78,4 @@ def contents_of(place: Place) -> Contents:
 
 def _order(path: str) -> tuple[bool, bool, bool, str]:
     """The model first, then the optimizer, last where the run stands."""
-    return not is_weights(path), not path.startswith("optimizer."), path == STATE, path
+    return not is_weights(path), not path.startswith(("optimizer.", "optimizer-")), path == STATE, path
