@@ -142,6 +142,12 @@ REFUSALS = (
         "choose another, such as adamw_torch",
     ),
     Refusal(
+        lambda setting: setting.parallelism.name == "fsdp1" and getattr(setting.args, "predict_with_generate", False),
+        "predict_with_generate=True with FSDP 1",
+        "the model cannot be asked for text while its layers are flat parts",
+        "set version=2 in fsdp_config",
+    ),
+    Refusal(
         lambda setting: setting.parallelism.name == "fsdp1" and _optimizer(setting.args) in OF_WHOLE_SHAPES,
         "the optimizer {optimizer} with FSDP 1",
         "it goes by the shape of a parameter, of which each process holds a flat part",

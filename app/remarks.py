@@ -10,6 +10,7 @@ from attrs import frozen
 from hexloop.app.arguments import DebugOption, TrainingArguments
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.arguments.introspection import default_of
+from hexloop.app.fsdp import fsdp_is_asked_for
 
 LOGGER = logging.getLogger("hexloop")
 
@@ -58,7 +59,7 @@ REMARKS = (
         ("use_seedable_sampler",), lambda args: True, "the order of samples always follows from the seed and the epoch"
     ),
     Remark(("non_blocking",), lambda args: True, "batches in page-locked memory are always copied without waiting"),
-    Remark(("fsdp_config",), lambda args: not args.fsdp, "it is about FSDP, and fsdp is not given"),
+    Remark(("fsdp_config",), lambda args: not fsdp_is_asked_for(args), "it is about FSDP, and fsdp is not given"),
     Remark(
         ("liger_kernel_config",),
         lambda args: not args.use_liger_kernel,

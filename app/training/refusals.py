@@ -67,14 +67,28 @@ def refuse_evaluation_without_data(trainer: Trainer) -> None:
 
 
 def refuse_optimizer(trainer: Trainer, total_steps: int) -> None:
-    """Raise ConfigurationError where the optimizer or the schedule that the arguments name cannot be made."""
+    """Raise ConfigurationError where the optimizer or the schedule cannot be made, or is of other parameters."""
     with Refusals() as refusals:
+        _refuse_optimizer_of_whole_parameters(trainer)
+    with refusals:
         if trainer.makes_optimizer:
             trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
     with refusals:
         if trainer.makes_scheduler:
             make_schedule(trainer.args, total_steps)
     refusals.settle()
+
+
+def _refuse_optimizer_of_whole_parameters(trainer: Trainer) -> None:
+    capabilities = trainer.adapters.parallelism.capabilities
+    if capabilities.sharded and not trainer._own_optimizer:
+        raise ConfigurationError(
+            [
+                f"You chose optimizers=(...) with the parallelism {capabilities.name}, but that puts parameters of its "
+                "own in the place of those that your optimizer was made of; name it with optim, or pass "
+                "optimizer_cls_and_kwargs."
+            ]
+        )
 
 
 def refuse_parts(

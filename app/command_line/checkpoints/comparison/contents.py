@@ -78,4 +78,4 @@ def contents_of(place: Place) -> Contents:
 
 def _order(path: str) -> tuple[bool, bool, bool, str]:
     """The model first, then the optimizer, last where the run stands."""
-    return not is_weights(path), not path.startswith("optimizer."), path == STATE, path
+    return not is_weights(path), not path.startswith(("optimizer.", "optimizer-")), path == STATE, path

@@ -1,0 +1,153 @@
+"""What FSDP is asked to do, in every way in which it may be said."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexloop import TrainingArguments
+from hexloop.app.fsdp import FsdpSettings, read_fsdp
+from hexloop.domain.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of accelerate's is set."""
+    for name in list(os.environ):
+        if name.startswith(("FSDP_", "ACCELERATE_")):
+            monkeypatch.delenv(name)
+
+
+def read(folder: Path, **given: Any) -> FsdpSettings:
+    """The settings of some arguments."""
+    return read_fsdp(TrainingArguments(str(folder), use_cpu=True, report_to=[], **given))
+
+
+def problems(folder: Path, **given: Any) -> list[str]:
+    """What is wrong with some arguments."""
+    with pytest.raises(ConfigurationError) as refused:
+        read(folder, **given)
+    return list(refused.value.problems)
+
+
+SAID: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"fsdp": True}, {"version": 2, "strategy": "full_shard", "offload": False, "synchronise_each": True}),
+    ({"fsdp": "shard_grad_op offload auto_wrap"}, {"strategy": "shard_grad_op", "offload": True}),
+    ({"fsdp": ["full_shard", "offload"]}, {"strategy": "full_shard", "offload": True}),
+    ({"fsdp": True, "fsdp_config": {"reshard_after_forward": "false"}}, {"strategy": "shard_grad_op"}),
+    (
+        {"fsdp": True, "fsdp_config": {"fsdp_version": 1, "fsdp_reshard_after_forward": "HYBRID_SHARD"}},
+        {"version": 1, "strategy": "hybrid_shard"},
+    ),
+    ({"fsdp": True, "fsdp_config": {"sharding_strategy": 2}}, {"strategy": "shard_grad_op"}),
+    ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, {"policy": "size_based_wrap", "least": 2000}),
+    (
+        {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": "A, B", "min_num_params": 0}},
+        {"classes": ("A", "B"), "least": 0, "policy": "transformer_based_wrap"},
+    ),
+    ({"fsdp": True, "fsdp_config": {"mixed_precision": "bf16"}},
+     {"formats": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}),
+    ({"fsdp": True, "fsdp_config": {"mixed_precision": {"reduce_dtype": "torch.bfloat16"}}},
+     {"formats": {"reduce_dtype": "bf16"}}),
+    (
+        {"fsdp": True, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": False}}},
+        {"synchronise_each": False},
+    ),
+    ({"fsdp": True, "fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_POST", "limit_all_gathers": False}},
+     {"backward_prefetch": "backward_post", "limit_all_gathers": False}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), SAID)
+def test_what_is_said_is_meant(tmp_path: Path, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Words, keys with and without their prefix, numbers and texts all come to the same settings."""
+    settings = read(tmp_path, **given)
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_fairscales_words_are_taken_with_a_warning(tmp_path: Path) -> None:
+    """Each stands for one of torch's own."""
+    with pytest.warns(FutureWarning, match="sharded_ddp"):
+        settings = read(tmp_path, sharded_ddp="zero_dp_2 offload auto_wrap")
+    assert (settings.strategy, settings.offload) == ("shard_grad_op", True)
+    with pytest.warns(FutureWarning, match="fsdp_min_num_params"):
+        assert read(tmp_path, fsdp="full_shard", fsdp_min_num_params=7).least == 7
+
+
+LAUNCHED: list[tuple[dict[str, str], dict[str, Any]]] = [
+    (
+        {"VERSION": "2", "SHARDING_STRATEGY": "FULL_SHARD", "RESHARD_AFTER_FORWARD": "false",
+         "OFFLOAD_PARAMS": "true", "AUTO_WRAP_POLICY": "NO_WRAP", "MIN_NUM_PARAMS": "100000000"},
+        {"version": 2, "strategy": "shard_grad_op", "offload": True, "policy": "no_wrap", "least": 0},
+    ),
+    (
+        {"SHARDING_STRATEGY": "2", "RESHARD_AFTER_FORWARD": "true", "AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+         "TRANSFORMER_CLS_TO_WRAP": "A,B", "BACKWARD_PREFETCH": "NO_PREFETCH", "IGNORED_MODULES": "None",
+         "STATE_DICT_TYPE": "SHARDED_STATE_DICT", "USE_ORIG_PARAMS": "true", "ACTIVATION_CHECKPOINTING": "true"},
+        {"version": 1, "strategy": "shard_grad_op", "classes": ("A", "B"), "backward_prefetch": "no_prefetch",
+         "recompute": True},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variables", "expected"), LAUNCHED)
+def test_accelerates_launcher_is_heeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: dict[str, Any]
+) -> None:
+    """Its variables say how where the arguments do not turn FSDP on."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    for name, value in variables.items():
+        monkeypatch.setenv(f"FSDP_{name}", value)
+    settings = read(tmp_path)
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert read(tmp_path, fsdp="full_shard") == FsdpSettings()
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    """Unknown keys, values that make no sense, and settings that contradict each other."""
+    said = problems(
+        tmp_path,
+        fsdp="shard_grad_op no_shard",
+        activation_checkpointing=True,
+        fsdp_config={
+            "min_num_parms": 3, "xla": True, "cpu_offload": "maybe", "version": 3, "state_dict_type": "local_state_dict",
+            "auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": ["A"], "reshard_after_forward": True,
+            "activation_checkpointing": True, "device_mesh": [0, 1], "mixed_precision": {"weights": "bf16"},
+        },
+    )  # fmt: skip
+    for each in (
+        "did you mean min_num_params", "no adapter for XLA", "takes a truth value", "two generations", "full_state_dict",
+        "only one strategy", "auto_wrap_policy='no_wrap'", "sharding_strategy='full_shard' in fsdp_config",
+        "gathers weights once less", "two numbers", "no key 'weights'",
+    ):  # fmt: skip
+        assert sum(each in problem for problem in said) == 1, (each, said)
+    assert len(said) == 11
+
+
+def test_contradictions_within_the_configuration_are_refused(tmp_path: Path) -> None:
+    """A strategy that is said twice and differently, a key in two spellings, a mesh of other processes."""
+    (said,) = problems(tmp_path, fsdp=True, fsdp_config={"sharding_strategy": 1, "reshard_after_forward": False})
+    assert "contradict" in said
+    (said,) = problems(tmp_path, fsdp=True, fsdp_config={"cpu_offload": True, "fsdp_offload_params": False})
+    assert "its other spelling" in said
+    (said,) = problems(tmp_path, fsdp="hybrid_shard", fsdp_config={"device_mesh": [2, 3]})
+    assert "there are 1 processes" in said
+    (said,) = problems(tmp_path, fsdp=True, fsdp_config={"device_mesh": [1, 1]})
+    assert "one copy" in said
+    (said,) = problems(tmp_path, fsdp=True, fsdp_config={"auto_wrap_policy": "SIZE_BASED_WRAP"})
+    assert "set min_num_params too" in said
+
+
+def test_what_has_no_effect_is_warned_of(tmp_path: Path) -> None:
+    """Settings of the other generation, and one that hexloop always has its way with."""
+    with pytest.warns(UserWarning, match="does without use_orig_params"):
+        read(tmp_path, fsdp=True, fsdp_config={"use_orig_params": False})
+    with pytest.warns(UserWarning, match="keep the model's own parameters"):
+        read(tmp_path, fsdp=True, fsdp_config={"version": 1, "use_orig_params": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(tmp_path, fsdp=True, fsdp_config={"use_orig_params": True, "xla": False, "xla_fsdp_settings": {}})
