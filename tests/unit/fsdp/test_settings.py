@@ -114,13 +114,15 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         fsdp="shard_grad_op no_shard",
         activation_checkpointing=True,
         fsdp_config={
-            "min_num_parms": 3, "xla": True, "cpu_offload": "maybe", "version": 3, "state_dict_type": "local_state_dict",
+            "min_num_parms": 3, "xla": True, "cpu_offload": "maybe", "version": 3,
+            "state_dict_type": "local_state_dict",
             "auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": ["A"], "reshard_after_forward": True,
             "activation_checkpointing": True, "device_mesh": [0, 1], "mixed_precision": {"weights": "bf16"},
         },
     )  # fmt: skip
     for each in (
-        "did you mean min_num_params", "no adapter for XLA", "takes a truth value", "two generations", "full_state_dict",
+        "did you mean min_num_params", "no adapter for XLA", "takes a truth value", "two generations",
+        "full_state_dict",
         "only one strategy", "auto_wrap_policy='no_wrap'", "sharding_strategy='full_shard' in fsdp_config",
         "gathers weights once less", "two numbers", "no key 'weights'",
     ):  # fmt: skip
