@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,9 +11,6 @@ from attrs import frozen
 
 from hexloop.app.arguments.launched import launched
 from hexloop.app.wiring import Adapters
-
-MOST_ROWS = 1 << 62
-"""More than any tensor has: all of them count."""
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -83,7 +81,7 @@ class Accelerator:
         """The tensors of every process, one after the other; numbers become rows."""
         if self.num_processes == 1:
             return tensor
-        return self._ranks.join(tensor, MOST_ROWS)[0]
+        return _joined([part for part, _ in self._ranks.parts(tensor, 0)])
 
     gather_for_metrics = gather
 
@@ -133,3 +131,13 @@ class Accelerator:
         from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
         return TensorRanks(self.device)
+
+
+def _joined(values: list[Any]) -> Any:
+    """Tensors one after the other, whatever they are nested in."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return type(first)({name: _joined([value[name] for value in values]) for name in first})  # type: ignore[call-arg]
+    if isinstance(first, list | tuple):
+        return type(first)(_joined(list(each)) for each in zip(*values, strict=True))
+    return torch.cat(values) if isinstance(first, torch.Tensor) else first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 from attrs import frozen
@@ -31,6 +32,14 @@ class Refusal:
     chosen: str
     because: str
     instead: str
+
+
+SHAPED = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
+"""Parts of the names of optimizers whose update of a number depends on the tensor that it is in."""
+
+
+def _uses_deepspeed(setting: Setting) -> bool:
+    return bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED")
 
 
 OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
@@ -79,22 +88,34 @@ REFUSALS = (
         "set fp16_full_eval=False",
     ),
     Refusal(
-        lambda setting: bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED"),
+        lambda setting: _uses_deepspeed(setting) and importlib.util.find_spec("deepspeed") is None,
         "DeepSpeed (deepspeed, or the environment variable ACCELERATE_USE_DEEPSPEED)",
-        "hexloop has no adapter for it yet",
-        "leave it out; bf16=True, activation_checkpointing=True and smaller batches take less memory on one device",
+        "the package deepspeed is not installed",
+        "pip install 'hexloop[deepspeed]'",
+    ),
+    Refusal(
+        lambda setting: _uses_deepspeed(setting) and fsdp_is_asked_for(setting.args),
+        "DeepSpeed and FSDP",
+        "both spread the same model",
+        "leave one of them out",
+    ),
+    Refusal(
+        lambda setting: setting.parallelism.owns_update and setting.args.auto_find_batch_size,
+        "auto_find_batch_size=True with {parallelism.name}",
+        "its engine is made for one batch size",
+        "set per_device_train_batch_size to one that fits",
+    ),
+    Refusal(
+        lambda setting: _uses_deepspeed(setting) and any(word in str(setting.args.optim) for word in SHAPED),
+        "optim={args.optim} with DeepSpeed",
+        "its partitions are flat, and this optimizer looks at the rows and columns of each weight",
+        "choose another, such as adamw_torch",
     ),
     Refusal(
         lambda setting: fsdp_is_asked_for(setting.args) and setting.args.world_size == 1,
         "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) in a run of one process",
         "there is nothing to spread the model over",
         "start several, as with `torchrun --nproc-per-node 2`, or leave it out",
-    ),
-    Refusal(
-        lambda setting: fsdp_is_asked_for(setting.args) and bool(setting.args.deepspeed),
-        "both FSDP and DeepSpeed (fsdp and deepspeed)",
-        "one model is spread by one engine",
-        "keep one of them",
     ),
     Refusal(
         lambda setting: setting.parallelism.sharded and setting.device.kind not in ("cpu", "cuda"),

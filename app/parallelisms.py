@@ -6,13 +6,18 @@ from typing import Any
 
 from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.deepspeed.configuration import deepspeed_configuration
+from hexloop.app.deepspeed.engine import deepspeed_parallelism
 from hexloop.app.fsdp import fsdp_is_asked_for, make_fsdp
 from hexloop.ports.device import Device
 from hexloop.ports.parallelism import Parallelism
 
 
 def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[Any]:
-    """FSDP where it is asked for, DistributedDataParallel where there are several processes and nothing else is."""
+    """The engine that is asked for; DistributedDataParallel where there are several processes and nothing else is."""
+    deepspeed = deepspeed_configuration(args)
+    if deepspeed is not None:
+        return deepspeed_parallelism(args, device, deepspeed)
     if fsdp_is_asked_for(args) and args.world_size > 1:
         return make_fsdp(args, device)
     if args.world_size == 1:

@@ -46,6 +46,16 @@ REMARKS = (
         "batches are shared among several processes, and this run has one",
     ),
     Remark(
+        ("even_batches",),
+        lambda args: args.world_size > 1,
+        "every sample is taken once and every process takes as many steps, whatever the length of the data",
+    ),
+    Remark(
+        ("gradient_accumulation_kwargs",),
+        lambda args: not _heeded(args),
+        "of its keys num_steps is heeded, and sync_each_batch where there are several processes",
+    ),
+    Remark(
         ("use_seedable_sampler",), lambda args: True, "the order of samples always follows from the seed and the epoch"
     ),
     Remark(("non_blocking",), lambda args: True, "batches in page-locked memory are always copied without waiting"),
@@ -83,6 +93,13 @@ REMARKS = (
         "tpu_metrics_debug is about TPUs, which hexloop does not train on",
     ),
 )
+
+
+def _heeded(args: TrainingArguments) -> bool:
+    """Whether every key of gradient_accumulation_kwargs does something."""
+    config = args.accelerator_config
+    given = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
+    return set(given or {}) <= ({"num_steps"} | ({"sync_each_batch"} if args.world_size > 1 else set()))
 
 
 def remarks(args: TrainingArguments) -> list[str]:

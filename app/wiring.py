@@ -25,6 +25,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.world import join
 from hexloop.app.combinations import refused_combinations
+from hexloop.app.deepspeed.configuration import deepspeed_configuration
 from hexloop.app.parallelisms import choose_parallelism
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.app.storages import is_elsewhere, joined, storage_for
@@ -92,6 +93,8 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         raise ConfigurationError([*error.problems, *problems]) from error
     precision = injected.get("precision") or choose_precision(args, device)
     parallelism = injected.get("parallelism") or _parallelism(args, device, problems)
+    deepspeed = deepspeed_configuration(args)
+    problems += [] if deepspeed is None else deepspeed.problems
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
     clock = injected.get("clock") or SystemClock()
     interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems)
@@ -161,6 +164,9 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
     from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 
     device_type = device.name.partition(":")[0]
+    deepspeed = deepspeed_configuration(args)
+    if deepspeed is not None:  # its engine keeps the weights in a half format, and scales losses, by itself
+        return PlainPrecision(deepspeed.half or precision_name(args))
     if args.mixed_precision == "bf16":
         return Bf16Precision(device_type)
     if args.mixed_precision == "fp16":

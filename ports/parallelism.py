@@ -19,13 +19,15 @@ class ParallelismCapabilities:
     """What combines with an adapter; the app's table of combinations reads nothing else.
 
     `name` is the adapter's usual name, `processes` whether it spans several, `sharded` whether a process holds only a
-    part of the weights, `compiles` whether the prepared model may be compiled afterwards.
+    part of the weights, `compiles` whether the prepared model may be compiled afterwards, `owns_update` whether the
+    prepared model clips its gradients and takes the optimizer's step itself, so that it needs a learner of its own.
     """
 
     name: str
     processes: bool = False
     sharded: bool = False
     compiles: bool = True
+    owns_update: bool = False
 
 
 class Parallelism(Protocol[Loss_contra]):
@@ -41,7 +43,10 @@ class Parallelism(Protocol[Loss_contra]):
         ...
 
     def prepare(self, model: Model, make_optimizer: Callable[[Model], Optimizer]) -> tuple[Model, Optimizer]:
-        """Wrap the model, then make the optimizer over the parameters that the wrapped model really has."""
+        """Wrap the model, then make the optimizer over the parameters that the wrapped model really has.
+
+        An engine that was told to make the optimizer itself gives its own, and does not call `make_optimizer`.
+        """
         ...
 
     def synchronise(self, last_of_window: bool) -> None:

@@ -19,15 +19,18 @@ from hexloop.app.arguments.problems import RefusalError
 class AcceleratorConfig:
     """How batches are shared among processes, by the names and with the defaults of the reference library.
 
-    One process alone has no batches to share: of these it goes by gradient_accumulation_kwargs and non_blocking.
+    One process alone has no batches to share: of these it goes by gradient_accumulation_kwargs.
 
-    split_batches: a batch is divided among the processes, instead of being one process's.
-    dispatch_batches: the first process loads all batches and hands them out.
-    even_batches: samples are repeated where the data do not come out even over the processes.
+    split_batches: a batch is divided among the processes, instead of being one process's; its size is a multiple of
+        their number.
+    dispatch_batches: the first process reads what can only be read from the start, and loaders of others' making, and
+        hands out the batches. Where samples have numbers each process reads its own in any case.
+    even_batches: in the reference library samples are repeated where the data do not come out even over the processes;
+        here none ever is.
     use_seedable_sampler: the order of samples is a function of the seed and the epoch; hexloop's always is.
-    non_blocking: batches are copied to the device without waiting for the copy.
+    non_blocking: batches are copied to the device without waiting; from page-locked memory they always are.
     gradient_accumulation_kwargs: `num_steps` stands for gradient_accumulation_steps where that is 1; with
-        `sync_each_batch` processes exchange gradients at every micro-batch.
+        `sync_each_batch` processes exchange gradients at every micro-batch. It has no other keys that do anything.
     use_configured_state: take up accelerate's state that the script has set up, which hexloop does not use.
     """
 

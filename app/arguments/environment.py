@@ -21,7 +21,7 @@ VARIABLES = {
     "LOCAL_WORLD_SIZE": "how many processes run on this machine",
     "MASTER_ADDR": "where the processes meet: the machine of the one of rank 0",
     "MASTER_PORT": "the port there",
-    "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, which is refused, as deepspeed is",
+    "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, by the launcher's other variables, unless deepspeed is given",
     "ACCELERATE_USE_FSDP": "turns FSDP on, as fsdp does; the variables FSDP_... then say how, as `accelerate launch` "
     "sets them",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "turns several dimensions of devices on, which is refused, as "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
 from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.deepspeed.engine import deepspeed_schedule
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
 from hexloop.app.training.hooks import is_overridden, standard
@@ -84,7 +85,8 @@ class Making(TrainerAttributes):
         """The learning-rate schedule, made now where there is none."""
         if self.lr_scheduler is None:
             target = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps)
+            own = deepspeed_schedule(self.args, target, num_training_steps)
+            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps) if own is None else own
         return self.lr_scheduler
 
     def forget_own_optimizer(self) -> None:
@@ -113,7 +115,8 @@ class Making(TrainerAttributes):
 
     def get_num_trainable_parameters(self) -> int:
         """How many numbers are trained."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)  # DeepSpeed's are spread
 
     def get_learning_rates(self) -> list[float]:
         """The rate of each parameter group. Raises ConfigurationError where there is no optimizer yet."""

@@ -9,6 +9,7 @@ from typing import Any
 from hexloop.adapters.batches.torch.batches import length_of
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.trainer.data import Data
+from hexloop.app.training.loaders import global_batch_size
 from hexloop.domain.plan import make_plan
 
 
@@ -38,8 +39,8 @@ class Sizes(Data):
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples in an optimizer step of all processes together."""
-        copies = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
-        return self._train_batch_size * args.gradient_accumulation_steps * copies
+        spread = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        return global_batch_size(args, self._train_batch_size) * args.gradient_accumulation_steps // spread
 
     def get_sp_size(self) -> int:
         """Over how many processes each sequence is spread by its heads."""

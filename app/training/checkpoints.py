@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
+from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
 from hexloop.adapters.snapshots.torch import TorchSnapshots
-from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.callbacks import TrainerControl, export_states, restore_states
 from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.app.training.compatibility import RunSetup
@@ -24,7 +22,7 @@ from hexloop.app.training.finished import finished_at
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
-from hexloop.app.training.sharded import DEALT, is_sharded, layout_of
+from hexloop.app.training.states import model_state, optimizer_state, rank_files
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -121,7 +119,9 @@ class RunCheckpoints:
         self._store.behind = self._trainer.args.save_async and not heard
 
 
-def prepare_after_first_update(standard: StandardLearner[Any, Any], checkpoints: RunCheckpoints) -> None:
+def prepare_after_first_update(
+    standard: StandardLearner[Any, Any] | DeepSpeedLearner, checkpoints: RunCheckpoints
+) -> None:
     """Make room for snapshots once the optimizer has its state, which it makes in its first update."""
     tell = standard.after_optimizer_step
 
@@ -143,9 +143,7 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
             lambda: companion_files(trainer),
             snapshots=snapshots_for(trainer),
             setup=RunSetup(trainer, run),
-            ranks=RankFiles(
-                collectives.rank, collectives.world_size, dealt=DEALT if is_sharded(trainer) else frozenset()
-            ),
+            ranks=rank_files(trainer),
         ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(trainer),
@@ -167,10 +165,9 @@ def snapshots_for(trainer: Trainer) -> TorchSnapshots:
 
 def exportables(trainer: Trainer, run: Run[Any, Any]) -> dict[str, Exportable]:
     """Whoever keeps something between steps, by the name of its file."""
-    model, layout = trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer)
     return {
-        "model": ModelState(model, layout),
-        "optimizer": OptimizerState(model, trainer.optimizer, layout),
+        "model": model_state(trainer),
+        "optimizer": optimizer_state(trainer),
         "scheduler": run.scheduler,
         "scaler": trainer.adapters.precision,
         "losses": run.losses,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
-from hexloop.app.training.sharded import layout_of, own_class, own_name
+from hexloop.app.training.loaders import global_batch_size
+from hexloop.app.training.sharded import own_class, own_name
+from hexloop.app.training.states import group_sizes, model_state
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
 from hexloop.domain.state import RunState
@@ -39,7 +40,7 @@ class RunSetup:
         self._run = run
         found = ("batch_size",) if trainer.args.auto_find_batch_size else ()
         self._accepted = frozenset((*trainer.args.resume_despite, *found))
-        self._model = ModelState(trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer))
+        self._model = model_state(trainer)
         self._document = self._described()
 
     def document(self) -> Mapping[str, Any]:
@@ -95,11 +96,14 @@ class RunSetup:
             "precision": trainer.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
-            "batch_size": trainer._train_batch_size * trainer.args.world_size,
+            "batch_size": global_batch_size(trainer.args, trainer._train_batch_size),
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": trainer.makes_optimizer,
-                "groups": [_options(group) for group in optimizer.param_groups],
+                "groups": [
+                    _options(group, size)
+                    for group, size in zip(optimizer.param_groups, group_sizes(trainer), strict=True)
+                ],
                 "without_decay": _without_decay(model),
             },
         }
@@ -184,14 +188,14 @@ def _without_decay(model: Any) -> list[str]:
     return [own_name(name) for name in trained if name not in decayed]
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:
     """The options of a group that a resumed run is to have too, as JSON has them, and how many parameters it is of."""
     options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
         if name not in MAY_CHANGE and _is_plain(value)
     }
-    return {**options, "parameters": len(group["params"])}
+    return {**options, "parameters": size}
 
 
 def _is_plain(value: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from attrs import define, field
 
 from hexloop.domain.run import Run
+from hexloop.ports.batches import Padding
 
 Total = Callable[[float], float]
 """From a number of this process to the sum over all processes, which call it together."""
@@ -37,7 +38,9 @@ class TokenCounter:
     _warned: bool = field(default=False, init=False)
 
     def __call__(self, batch: Any) -> None:
-        """Count one micro-batch."""
+        """Count one micro-batch, unless it is padding."""
+        if isinstance(batch, Padding):
+            return
         tokens = batch.get(self.main_input)
         if tokens is None:
             self._warn(
@@ -79,8 +82,9 @@ class OperationCounter:
     _pending: float = field(default=0.0, init=False)
 
     def __call__(self, batch: Any) -> None:
-        """Count one micro-batch."""
-        self._pending += float(self.operations_in(batch))
+        """Count one micro-batch, unless it is padding."""
+        if not isinstance(batch, Padding):
+            self._pending += float(self.operations_in(batch))
 
     def settle(self) -> None:
         """Add what waits, here and in the other processes, to the state."""

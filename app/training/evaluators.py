@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hexloop.adapters.batches.torch.batches import ShardedBatches
-from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchEvaluator
@@ -24,6 +22,7 @@ from hexloop.app.training.loaders import expected_rows
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
 from hexloop.app.training.refusals import refuse_metrics
 from hexloop.app.training.sharded import is_sharded
+from hexloop.app.training.sharing import evaluation_batches
 from hexloop.app.training.worlds import ranks_of
 from hexloop.domain.errors import ConfigurationError
 
@@ -81,8 +80,7 @@ def make_evaluator(
     trainer.callback_handler.eval_dataloader = loader
     model = _in_training(trainer) if trainer.is_in_train else _prepared(trainer)
     rows = expected_rows(loader)
-    if isinstance(loader, OrderedLoader) and loader.shard.world_size > 1:
-        loader = ShardedBatches(loader, lambda batch: batch).epoch(0, 0)
+    loader = evaluation_batches(trainer, loader)
     options = EvaluationOptions(
         prefix=prefix,
         loss_only=args.prediction_loss_only if loss_only is None else loss_only,

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 from torch.utils.data import DataLoader
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, ShardedBatches, length_of
+from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, length_of
 from hexloop.adapters.batches.torch.collate import WithoutColumns
 from hexloop.adapters.batches.torch.index_sampler import IndexSampler
 from hexloop.adapters.batches.torch.keyed import KeyedDataset
@@ -22,6 +22,7 @@ from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.streams import kept_streams
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.training.columns import without_unused_columns
 from hexloop.app.training.passing_bar import passing_bar
 from hexloop.domain.errors import ConfigurationError, DataError
@@ -112,22 +113,33 @@ class LoaderMaker:
                         "from the start, not sorted; choose 'random', or group them where they come from."
                     ]
                 )
+            evaluates, together = key_seed is None, global_batch_size(args, batch_size)
+            if evaluates and args.world_size > 1:
+                key_seed, keyed = args.seed, True  # all are to read the same
             return StreamLoader(
                 dataset,
-                batch_size=batch_size,
+                batch_size=together // args.world_size if evaluates else together,
                 key_seed=key_seed if keyed else None,
                 progress=passing_bar(args),
+                shards=self._shards(),
+                in_turns=evaluates,
                 drop_last=args.dataloader_drop_last,
                 **options,
             )
         sampler = OrderedBatchSampler(
             lambda epoch: order(dataset, epoch),
-            batch_size * args.world_size,
+            global_batch_size(args, batch_size),
             drop_last=args.dataloader_drop_last,
             keyed_by=key_seed if keyed else None,
             shard=Shard(args.process_index, args.world_size, in_blocks=key_seed is None),
         )
         return OrderedLoader(KeyedDataset(dataset) if keyed else dataset, sampler, **options)
+
+    def _shards(self) -> list[Shard]:
+        """The processes for which this one makes batches of data that can only be read from the start."""
+        args = self.args
+        every = [Shard(rank, args.world_size) for rank in range(args.world_size)]
+        return every if dispatches(args) and args.process_index == 0 else [every[args.process_index]]
 
     def _fitted(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """The data set and the collate function without what the model does not take."""
@@ -142,9 +154,9 @@ class LoaderMaker:
         if self.args.train_sampling_strategy == "sequential":
             return Sequential(length)
         if self.args.train_sampling_strategy == "group_by_length":
-            global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+            step = global_batch_size(self.args, self.args.train_batch_size) * self.args.gradient_accumulation_steps
             return GroupedByLength(
-                VectorisedPermutation(seed, epoch, length), global_batch, lambda index: self._length(dataset, index)
+                VectorisedPermutation(seed, epoch, length), step, lambda index: self._length(dataset, index)
             )
         return VectorisedPermutation(seed, epoch, length)
 
@@ -164,6 +176,39 @@ class LoaderMaker:
         )
 
 
+def global_batch_size(args: TrainingArguments, batch_size: int) -> int:
+    """The samples of a micro-batch over all processes, each of which has a `batch_size`, unless they split one.
+
+    Raises ConfigurationError where that cannot be split.
+    """
+    if not _sharing_settings(args).split_batches:
+        return batch_size * args.world_size
+    if batch_size % args.world_size:
+        raise ConfigurationError(
+            [
+                f"You chose split_batches=True in accelerator_config with batches of {batch_size}, but "
+                f"{args.world_size} processes cannot divide them evenly; choose per_device_train_batch_size and "
+                f"per_device_eval_batch_size among the multiples of {args.world_size}."
+            ]
+        )
+    return batch_size
+
+
+def splits(args: TrainingArguments) -> bool:
+    """Whether the processes split each batch, instead of having one each."""
+    return args.world_size > 1 and _sharing_settings(args).split_batches
+
+
+def dispatches(args: TrainingArguments) -> bool:
+    """Whether the first process reads for all."""
+    return args.world_size > 1 and bool(_sharing_settings(args).dispatch_batches)
+
+
+def _sharing_settings(args: TrainingArguments) -> AcceleratorConfig:
+    config = args.accelerator_config
+    return config if isinstance(config, AcceleratorConfig) else AcceleratorConfig()
+
+
 def sampler_of(method: Callable[..., Any], dataset: Any) -> Any:
     """What an overridden method gives for `dataset`, which only newer releases of the reference library hand to it."""
     return method(dataset) if inspect.signature(method).parameters else method()
@@ -172,12 +217,12 @@ def sampler_of(method: Callable[..., Any], dataset: Any) -> Any:
 def batches_of(
     loader: Any, transfer: Transfer, inspect: Callable[[Any], None], progress: Progress = no_progress
 ) -> Batches[Any]:
-    """Whoever answers the Batches port for a loader: hexloop's own begin anywhere, others are taken as they come.
+    """Whoever answers the Batches port for a loader where one process reads it.
+
+    hexloop's own begin anywhere, others are taken as they come.
 
     progress: told of the batches of another loader that are passed over.
     """
-    if isinstance(loader, OrderedLoader) and loader.shard.world_size > 1:
-        return ShardedBatches(loader, transfer, inspect)
     if isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
     return ForeignBatches(loader, transfer, inspect, progress)
@@ -213,4 +258,6 @@ def expected_rows(loader: Any) -> int | None:
     """How many samples the batches of a loader hold at most, where that is known before they are read."""
     count, batches = example_count(loader), length_of(loader)
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return count if count is None or batches is None or size is None else min(count, batches * size)
+    if count is None or batches is None or size is None:
+        return count
+    return int(min(count, batches * size * (loader.turns if isinstance(loader, StreamLoader) else 1)))

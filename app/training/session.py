@@ -12,8 +12,10 @@ import torch
 from attrs import define, field
 
 from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.deepspeed.engine import deepspeed_learner, refuse_deepspeed
 from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import attached
 from hexloop.app.training.checkpoints import (
@@ -37,16 +39,16 @@ from hexloop.app.training.journaling import journal_of
 from hexloop.app.training.learning_rates import as_port, best_metric
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
-from hexloop.app.training.loaders import batches_of, check_batch, stop_workers
+from hexloop.app.training.loaders import check_batch, global_batch_size, stop_workers
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force, preparing
 from hexloop.app.training.outcome import watch_outcome
-from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
 from hexloop.app.training.sharded import layout_of
+from hexloop.app.training.sharing import refuse_too_many_processes, training_batches
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.app.training.triggers import triggers_for
-from hexloop.app.training.worlds import total_of, world_of
+from hexloop.app.training.worlds import parallelism_of, total_of, world_of
 from hexloop.app.wiring import Adapters
 from hexloop.domain.agreement import agreement_for
 from hexloop.domain.plan import Plan, make_plan
@@ -68,7 +70,7 @@ class Session:
 
     run: Run[Any, Any]
     control: LiveControl
-    standard: StandardLearner[Any, Any]
+    standard: StandardLearner[Any, Any] | DeepSpeedLearner
     learner: Learner[Any, Any]
     checkpoints: RunCheckpoints
     counters: list[TokenCounter | OperationMeter] = field(factory=list)
@@ -104,9 +106,12 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
             transfer, inspection = _ways_of_batches(trainer)
-            batches = batches_of(loader, journal.fingerprinted(transfer), inspection, passing_bar(trainer.args))
+            batches = training_batches(trainer, loader, journal.fingerprinted(transfer), inspection)
             plan = plan_for(trainer, batches)
+            refuse_too_many_processes(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
+        with refusals:
+            refuse_deepspeed(trainer, plan.total_steps)
         refusals.settle()
         refuse_unlike(trainer)
         wrapped = _prepare(trainer, adapters, model, plan)
@@ -145,7 +150,7 @@ def _announce(trainer: Trainer, run: Run[Any, Any]) -> None:
         run.plan.total_steps,
         run.state.global_batch_size,
         trainer.adapters.device.name,
-        sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
+        trainer.get_num_trainable_parameters(),
     )
 
 
@@ -167,6 +172,8 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
         return trainer.optimizer
 
     wrapped, trainer.optimizer = adapters.parallelism.prepare(model, make_optimizer)
+    if trainer.lr_scheduler is None:  # the engine has made the optimizer itself
+        trainer.create_scheduler(num_training_steps=plan.total_steps)
     if trainer.args.torch_compile:
         wrapped = torch.compile(
             wrapped, backend=trainer.args.torch_compile_backend or "inductor", mode=trainer.args.torch_compile_mode
@@ -176,7 +183,9 @@ def _prepare(trainer: Trainer, adapters: Adapters, model: Any, plan: Plan) -> An
     return wrapped
 
 
-def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[StandardLearner[Any, Any], Learner[Any, Any]]:
+def _learner(
+    trainer: Trainer, adapters: Adapters, wrapped: Any
+) -> tuple[StandardLearner[Any, Any] | DeepSpeedLearner, Learner[Any, Any]]:
     """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
     choice = preparing(trainer, loss_in_force(trainer))
     trainable = TorchTrainable(
@@ -190,13 +199,12 @@ def _learner(trainer: Trainer, adapters: Adapters, wrapped: Any) -> tuple[Standa
         world=world_of(trainer, choice.normalises),
         layout=layout_of(trainer),
     )
-    standard: StandardLearner[Any, Any] = StandardLearner(
-        trainable,
-        adapters.precision,
-        adapters.parallelism,
-        before_optimizer_step=_before_optimizer_step(trainer),
-        after_optimizer_step=lambda: trainer.dispatcher.call("on_optimizer_step"),
-    )
+    before, after = _before_optimizer_step(trainer), lambda: trainer.dispatcher.call("on_optimizer_step")
+    standard: StandardLearner[Any, Any] | DeepSpeedLearner
+    if adapters.parallelism.capabilities.owns_update:
+        standard = deepspeed_learner(trainer, wrapped, trainable, before, after)
+    else:
+        standard = StandardLearner(trainable, adapters.precision, parallelism_of(trainer), before, after)
     learner: Any = standard
     if is_overridden(trainer, "training_step"):
         learner = OverriddenTrainingStep(standard, wrapped, trainer.training_step)
@@ -239,7 +247,7 @@ def _run(
         run=trainer.new_run_name(),
         seed=args.seed,
         data_seed=args.seed if args.data_seed is None else args.data_seed,
-        global_batch_size=trainer._train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        global_batch_size=global_batch_size(args, trainer._train_batch_size) * args.gradient_accumulation_steps,
     )
     run: Run[Any, Any] = Run(
         learner=learner,

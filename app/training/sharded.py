@@ -22,9 +22,12 @@ LARGEST = 5_000_000_000
 
 
 def is_sharded(trainer: Trainer) -> bool:
-    """Whether the trainer's model is spread now. Before its first run every process holds the whole."""
+    """Whether torch has spread the trainer's model by now. Before its first run every process holds the whole.
+
+    What an engine does that owns the update as well is `states`'s to know.
+    """
     parallelism = trainer.adapters.parallelism
-    if not parallelism.capabilities.sharded:
+    if not parallelism.capabilities.sharded or parallelism.capabilities.owns_update:
         return False
     return cast("Sharding[Any, Any, Any]", parallelism).spreads(trainer.model)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
+from hexloop.adapters.batches.torch.dispatch import Dispatcher
 from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
 from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
+from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.ports.collectives import Reduction
+from hexloop.ports.parallelism import Parallelism
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -44,3 +49,36 @@ def ranks_of(trainer: Trainer) -> Ranks:
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
     return TensorRanks(trainer.adapters.device.name)
+
+
+def dispatcher_of(trainer: Trainer) -> Dispatcher:
+    """How the first process hands out what it reads. All processes ask for it together, at the first time."""
+    from hexloop.adapters.collectives.torch.tensors import host_group
+
+    args = trainer.args
+    return Dispatcher(args.process_index, args.world_size, host_group(float(args.ddp_timeout)))
+
+
+@frozen
+class MeetingEachBatch:
+    """Another parallelism, whose gradients meet at every micro-batch and not at a window's last alone.
+
+    That takes longer, and where weights are sharded less memory.
+    """
+
+    inner: Parallelism[Any]
+
+    def synchronise(self, last_of_window: bool) -> None:
+        """Let gradients meet in the next backward pass."""
+        self.inner.synchronise(True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def parallelism_of(trainer: Trainer) -> Parallelism[Any]:
+    """How the model is spread; with `sync_each_batch` in accelerator_config gradients meet at each micro-batch."""
+    config = trainer.args.accelerator_config
+    told = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
+    parallelism = trainer.adapters.parallelism
+    return MeetingEachBatch(parallelism) if (told or {}).get("sync_each_batch") else parallelism

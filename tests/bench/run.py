@@ -19,6 +19,7 @@ PARTS = {
     "resume_cost": "tests.bench.resume_cost",
     "domain_loop": "tests.bench.domain_loop",
     "host_cost": "tests.bench.host_cost",
+    "two_processes": "tests.bench.two_processes",
     "save_stall": "tests.bench.save_stall",
     "evaluation": "tests.bench.evaluation",
 }

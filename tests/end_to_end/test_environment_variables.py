@@ -87,6 +87,14 @@ def engine(name: str, said: str) -> Observation:
     return refused
 
 
+def deepspeed(folder: Path, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    environment.setenv("ACCELERATE_GRADIENT_CLIPPING", "0.25")
+    assert "You chose gradient_clipping=0.25 in DeepSpeed's configuration" in refusal(folder)
+    environment.setenv("ACCELERATE_USE_DEEPSPEED", "false")
+    small_trainer(folder)
+
+
 OBSERVATIONS: dict[str, Observation] = {
     "ACCELERATE_USE_CPU": on_the_processor,
     "ACCELERATE_TORCH_DEVICE": named_device,
@@ -95,7 +103,7 @@ OBSERVATIONS: dict[str, Observation] = {
     "ACCELERATE_DYNAMO_MODE": compilation,
     "TENSORBOARD_LOGGING_DIR": tensorboard_folder,
     "WORLD_SIZE": launcher,
-    "ACCELERATE_USE_DEEPSPEED": engine("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
+    "ACCELERATE_USE_DEEPSPEED": deepspeed,
     "ACCELERATE_USE_FSDP": engine("ACCELERATE_USE_FSDP", "FSDP"),
     "ACCELERATE_USE_PARALLELISM_CONFIG": engine("ACCELERATE_USE_PARALLELISM_CONFIG", "several dimensions of devices"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -19,21 +19,18 @@ from hexloop.adapters.batches.torch.data_state import (
 )
 from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
 from hexloop.adapters.batches.torch.stream import StreamLoader, begun_again, set_epoch
 from hexloop.adapters.batches.torch.streams import kept_streams, own_generators, state_of, text_of
 from hexloop.adapters.batches.torch.transfer import Transfer
-from hexloop.domain.errors import DataError
 from hexloop.domain.parts import json_part, only_value
-from hexloop.ports.batches import Padding
 from hexloop.ports.state import Part
 
 Inspect = Callable[[Any], None]
 """Looks at the first batch that is read, and raises DataError where it cannot be trained on."""
 
 
-def _inspect_nothing(batch: Any) -> None:
+def inspect_nothing(batch: Any) -> None:
     """Any batch will do."""
 
 
@@ -41,7 +38,7 @@ class LoaderBatches:
     """Answers the Batches port for one of hexloop's own loaders, which can begin anywhere."""
 
     def __init__(
-        self, loader: OrderedLoader | StreamLoader, transfer: Transfer, inspect: Inspect = _inspect_nothing
+        self, loader: OrderedLoader | StreamLoader, transfer: Transfer, inspect: Inspect = inspect_nothing
     ) -> None:
         self.loader = loader
         self._transfer = transfer
@@ -84,50 +81,6 @@ class LoaderBatches:
             self.loader.go_on_from(contents(standing))
 
 
-class ShardedBatches(LoaderBatches):
-    """The share that this process has of every batch.
-
-    The epoch's last batch may have fewer samples than there are processes; then those that have none compute one that
-    is padding, so that all take the same steps.
-    """
-
-    loader: OrderedLoader
-
-    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """The shares of the batches from `position` on; see `LoaderBatches.epoch`."""
-        sampler, length = self._sampler, len(self.loader.dataset)  # type: ignore[arg-type]
-        size = sampler.batch_size
-        self._ragged: Any = None
-        with closing(super().epoch(epoch, position)) as batches:
-            for first, batch in zip(range(position, length, size), batches, strict=False):
-                if length - first >= size:
-                    yield batch
-                    continue
-                counts = sampler.shard.of(range(first, length), size)
-                self._ragged = batch if counts else self._as_padding(batch)
-                self._ragged_rows = length - first
-                yield self._ragged
-
-    def rows(self, batch: Any) -> int:
-        """The samples of the whole batch, of which the epoch's last may have fewer."""
-        return self._ragged_rows if batch is self._ragged else self._sampler.batch_size
-
-    @property
-    def _sampler(self) -> OrderedBatchSampler:
-        sampler = self.loader.batch_sampler
-        assert isinstance(sampler, OrderedBatchSampler)
-        return sampler
-
-    def _as_padding(self, batch: Any) -> Padding:
-        if not isinstance(batch, Mapping):
-            raise DataError(
-                "The last batch of an epoch has fewer samples than there are processes, and the data_collator returns "
-                f"a value of type {type(batch).__name__}, which cannot be told from one that counts; let it return a "
-                "dictionary, or set dataloader_drop_last=True."
-            )
-        return Padding(batch)
-
-
 @frozen
 class Saved:
     """Where a loader with a state of its own stood: the pass over the data, whether it was at its end, the state."""
@@ -150,7 +103,7 @@ class ForeignBatches:
         self,
         loader: Iterable[Any],
         transfer: Transfer,
-        inspect: Inspect = _inspect_nothing,
+        inspect: Inspect = inspect_nothing,
         progress: Progress = no_progress,
     ) -> None:
         self.loader: Any = loader
@@ -224,16 +177,24 @@ class ForeignBatches:
             self._epoch_began_with = self._states()
             anew = self._anew or (saved is not None and saved.epoch < epoch)
             self._anew = False
-            return begun_again(self.loader) if anew else iter(self.loader)
+            return self._read(epoch, anew=anew)
         if saved is not None:
             self._load(saved)
             self._anew = saved.ended
-            return iter(()) if saved.ended else iter(self.loader)
+            return iter(()) if saved.ended else self._read(epoch, position)
         with kept_streams():
             self._put_back(self._epoch_began_with)
-            batches: Iterator[Any] = iter(self.loader)
-            pass_over(batches, position, self._progress)
+            batches = self._read(epoch)
+            pass_over(batches, self._own_rows(position), self._progress)
             return batches
+
+    def _read(self, epoch: int, position: int = 0, anew: bool = False) -> Iterator[Any]:
+        """A pass over the loader, which stands at that position. `anew`: it stands at the end of the pass before."""
+        return begun_again(self.loader) if anew else iter(self.loader)
+
+    def _own_rows(self, position: int) -> int:
+        """How many rows this process has read up to a position."""
+        return position
 
     def _load(self, saved: Saved) -> None:
         """Put the loader where it stood; at the end of a pass it begins the next one as it would have done."""
@@ -251,8 +212,12 @@ class ForeignBatches:
         return Saved(*self._now, capture(self.loader, self.loader.state_dict()))
 
     def _tell_epoch(self, epoch: int) -> None:
-        for holder in (self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)):
-            set_epoch(holder, epoch)
+        sampler, batch_sampler = (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))
+        inner = getattr(batch_sampler, "sampler", None)
+        holders = [self.loader, sampler, batch_sampler, inner, getattr(self.loader, "dataset", None)]
+        for number, holder in enumerate(holders):
+            if not any(holder is told for told in holders[:number]):
+                set_epoch(holder, epoch)
 
     def _states(self) -> list[str]:
         return [text_of(generator.get_state()) for generator in self._generators]
@@ -270,12 +235,14 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def pass_over(batches: Iterator[Any], position: int, progress: Progress = no_progress) -> None:
+def pass_over(
+    batches: Iterator[Any], position: int, progress: Progress = no_progress, count: Callable[[Any], int] = row_count
+) -> None:
     """Read and drop the batches that hold the first `position` rows."""
     passed = 0
     while passed < position:
         batch = next(batches, None)
         if batch is None:
             return
-        passed += row_count(batch)
+        passed += count(batch)
         progress(min(passed, position), position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,13 @@ def state_from(name: str, parts: Iterable[Part]) -> DataState | None:
     if wanted != found.keys():
         raise ValueError(f"The state of the data should have the tensors {sorted(wanted)}, found {sorted(found)}.")
     return DataState(value, {each: _tensor(part) for each, part in found.items()})
+
+
+def tensor_of(data: Tensor, at: int, dtype: str, shape: Sequence[int]) -> tuple[Tensor, int]:
+    """The tensor whose bytes begin at `at` in `data`, a vector of bytes, and where they end. It is a copy."""
+    kind = DTYPES[dtype]
+    end = at + math.prod(shape) * kind.itemsize
+    return data[at:end].clone().view(kind).reshape(tuple(shape)), end
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

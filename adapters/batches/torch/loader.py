@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from hexloop.adapters.batches.torch.data_state import DataState, capture, is_stateful
 from hexloop.adapters.batches.torch.keyed import KeyedDataset
 from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.shares import Division, Share, shares_of
 from hexloop.adapters.batches.torch.shielding import ShieldedIterator
 from hexloop.adapters.batches.torch.standing import Place, Standing
 from hexloop.adapters.batches.torch.workers import Delivered, Delivering, StateLoading, load_state
@@ -71,7 +73,8 @@ class OrderedLoader(KeepingLoader):
         workers = options.get("num_workers", 0)
         self._delivers = workers > 0 and isinstance(dataset, KeyedDataset) and is_stateful(dataset.dataset)
         if self._delivers:
-            options["collate_fn"] = Delivering(options["collate_fn"], stateful=True)
+            divide = Division(options["collate_fn"], batch_sampler.batch_size)
+            options["collate_fn"] = Delivering(divide, stateful=True)
         self.place = Place(
             batch_sampler.batch_size,
             max(workers, 1),
@@ -89,7 +92,7 @@ class OrderedLoader(KeepingLoader):
 
     def __iter__(self) -> Any:
         if self._delivers:
-            return (each.batch for each in super().__iter__() if each.samples)
+            return (each.divided.batches[0] for each in super().__iter__() if each.samples)
         return self._batches(self.batch_sampler)
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -116,6 +119,17 @@ class OrderedLoader(KeepingLoader):
             standing.samples += size  # the epoch's last batch may be shorter, but nothing begins after it
             yield batch
 
+    def parts_from(self, epoch: int, position: int) -> Generator[tuple[Share, ...], None, None]:
+        """This process's share, alone, of each batch of `epoch` from the sample at `position` on."""
+        sampler, length = self.batch_sampler, len(self.dataset)  # type: ignore[arg-type]
+        assert isinstance(sampler, OrderedBatchSampler)
+        size = sampler.batch_size
+        with closing(self.batches_from(epoch, position)) as batches:
+            for first, batch in zip(range(position, length, size), batches, strict=False):
+                samples = min(size, length - first)
+                counts = samples == size or bool(self.shard.of(range(samples), size))
+                yield shares_of([batch], [counts], samples)
+
     def _batches(self, sampler: Any) -> Iterator[Any]:
         if self.num_workers > 0 or self.pin_memory:
             yield from super().__iter__()
@@ -131,7 +145,7 @@ class OrderedLoader(KeepingLoader):
         for each in super().__iter__():
             if each.samples:
                 standing.note(each.worker, each.samples * ranks, each.state)
-                yield each.batch
+                yield each.divided.batches[0]
 
 
 def is_iterable(dataset: Any) -> bool:

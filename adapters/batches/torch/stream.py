@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,10 +17,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from hexloop.adapters.batches.torch.data_state import is_stateful
 from hexloop.adapters.batches.torch.keyed import seed_streams
 from hexloop.adapters.batches.torch.loader import KeepingLoader
+from hexloop.adapters.batches.torch.shares import Division, Share, as_padding, shares_of
 from hexloop.adapters.batches.torch.standing import Beginning, Place, Progress, Standing, no_progress
 from hexloop.adapters.batches.torch.streams import kept_streams, put_streams, streams
 from hexloop.adapters.batches.torch.workers import PASSED, Delivered, Delivering, StateLoading, load_state
 from hexloop.domain.order.keys import sample_key
+from hexloop.domain.order.slices import ALL, Shard
 
 
 class StreamLoader(KeepingLoader):
@@ -25,6 +30,9 @@ class StreamLoader(KeepingLoader):
 
     Rows that are passed over are read and dropped where they are read, be that a worker or here: they are not collated.
     key_seed: the seed of the rows' random streams, each keyed by its position; without it the streams simply go on.
+    batch_size: the rows of a batch over all processes. shards: the processes for which this one makes batches of them;
+    it reads all rows in any case. in_turns: batches go round the processes instead, each whole, as a process that is
+    alone would make them; batch_size is then one process's.
     """
 
     def __init__(
@@ -34,11 +42,18 @@ class StreamLoader(KeepingLoader):
         collate_fn: Any,
         key_seed: int | None = None,
         progress: Progress = no_progress,
+        shards: Sequence[Shard] = (ALL,),
+        in_turns: bool = False,
         **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
         self.rows = KeyedRows(dataset, key_seed, workers)
-        self._collate, self._progress, self._stateful = collate_fn, progress, is_stateful(dataset)
+        self.turns = shards[0].world_size if in_turns else 1
+        self._ranks = [shard.rank for shard in shards]
+        self._divide = Division(
+            collate_fn, batch_size, (ALL,) if in_turns else shards, testifies=shards[0].world_size > 1
+        )
+        self._progress, self._stateful = progress, is_stateful(dataset)
         self._live: Any = None
         self._anew = False
         self.place = Place(
@@ -50,15 +65,18 @@ class StreamLoader(KeepingLoader):
         super().__init__(
             self.rows if workers else dataset,
             batch_size=batch_size,
-            collate_fn=Delivering(collate_fn, self._stateful) if workers else collate_fn,
+            collate_fn=Delivering(self._divide, self._stateful) if workers else collate_fn,
             generator=torch.Generator(),
             **options,
         )
 
     def __iter__(self) -> Any:
-        if self.num_workers:
-            return (each.batch for each in super().__iter__() if each.samples)
-        return self._collated(Standing.at_the_start(0, self.place.batch_size, 1), iter(self.dataset))
+        standing = Standing.at_the_start(0, self.place.batch_size, max(1, self.num_workers))
+        parts = self._delivered(standing) if self.num_workers else self._collated(standing, iter(self.dataset))
+        return (first.batch for first, *_ in self._dealt(parts))
+
+    def __len__(self) -> int:
+        return math.ceil(super().__len__() / self.turns)
 
     @property
     def users_data(self) -> Any:
@@ -73,6 +91,12 @@ class StreamLoader(KeepingLoader):
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """The batches of `epoch` after its first `position` rows, or from where the loader was told to go on."""
+        with closing(self.parts_from(epoch, position)) as parts:
+            for first, *_ in parts:
+                yield first.batch
+
+    def parts_from(self, epoch: int, position: int) -> Generator[tuple[Share, ...], None, None]:
+        """The shares of the processes that this one reads for; see `batches_from`."""
         beginning = self.place.begin(epoch, position)
         standing = beginning.standing
         self.generator.manual_seed(epoch)
@@ -80,9 +104,20 @@ class StreamLoader(KeepingLoader):
         set_epoch(self.users_data, epoch)
         if self.num_workers:
             self._send_workers(beginning)
-            yield from self._delivered(standing)
+            yield from self._dealt(self._delivered(standing))
         else:
-            yield from self._collated(standing, self._opened(beginning))
+            yield from self._dealt(self._collated(standing, self._opened(beginning)))
+
+    def _dealt(self, parts: Iterator[tuple[Share, ...]]) -> Iterator[tuple[Share, ...]]:
+        """The shares, where batches go round the processes those of as many batches as there are processes."""
+        if self.turns == 1:
+            yield from parts
+            return
+        while group := [share for (share,) in islice(parts, self.turns)]:
+            samples, missing = sum(share.samples for share in group), self.turns - len(group)
+            shares = [Share(share.batch, samples, group[0].witness) for share in group]
+            padding = [Share(as_padding(group[0].batch), samples)] * missing
+            yield tuple((shares + padding)[rank] for rank in self._ranks)
 
     # Without workers
 
@@ -101,7 +136,7 @@ class StreamLoader(KeepingLoader):
                 self._anew = True
                 return iter(())
             anew = beginning.anew
-        rows = begun_again(self.dataset, self._follow) if anew else self._follow(iter(self.dataset))
+        rows = begun_again(self.dataset, self._follow) if anew else self._begun(standing.epoch)
         if state is not None and not anew:
             load_state(rows, state, "rows")
         return self.rows.keyed(rows, standing.epoch, standing.samples)
@@ -110,19 +145,25 @@ class StreamLoader(KeepingLoader):
         self._live = rows
         return rows
 
+    def _begun(self, epoch: int) -> Iterator[Any]:
+        """A pass over the data, whatever it draws at its beginning keyed as its first row."""
+        if self.rows.key_seed is not None:
+            seed_streams(sample_key(self.rows.key_seed, epoch, 0))
+        return self._follow(iter(self.dataset))
+
     def _passed_over(self, standing: Standing) -> Iterator[Any]:
         """The rows after those that were read, which are read once more with the streams that the epoch began with."""
         total, size = standing.samples, standing.batch_size
         with kept_streams():
             if standing.streams is not None:
                 put_streams(standing.streams)
-            rows = self.rows.keyed(self._follow(iter(self.dataset)), standing.epoch)
+            rows = self.rows.keyed(self._begun(standing.epoch), standing.epoch)
             for passed, _ in enumerate(zip(range(total), rows, strict=False), 1):
                 if passed % size == 0 or passed == total:
                     self._progress(passed, total)
         return rows
 
-    def _collated(self, standing: Standing, rows: Iterable[Any]) -> Iterator[Any]:
+    def _collated(self, standing: Standing, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
         size, batch = self.place.batch_size, []
         for row in rows:
             batch.append(row)
@@ -135,9 +176,11 @@ class StreamLoader(KeepingLoader):
             standing.note(0, len(batch))
             yield self._finished(batch)
 
-    def _finished(self, rows: list[Any]) -> Any:
-        batch = self._collate(rows)
-        return pin_memory(batch) if self.pin_memory else batch  # type: ignore[no-untyped-call]
+    def _finished(self, rows: list[Any]) -> tuple[Share, ...]:
+        divided = self._divide(rows, self.rows.last_key)
+        if self.pin_memory:
+            divided = pin_memory(divided)  # type: ignore[no-untyped-call]
+        return shares_of(divided.batches, divided.counted, len(rows), divided.witness)
 
     # With workers
 
@@ -160,7 +203,7 @@ class StreamLoader(KeepingLoader):
             self.rows.starts = [Start(0, read) for read in given]
         self.worker_init_fn = StateLoading(states)
 
-    def _delivered(self, standing: Standing) -> Iterator[Any]:
+    def _delivered(self, standing: Standing) -> Iterator[tuple[Share, ...]]:
         each: Delivered
         passed, total = 0, sum(start.passed for start in self.rows.starts)
         for each in super().__iter__():
@@ -169,7 +212,7 @@ class StreamLoader(KeepingLoader):
                 self._progress(passed, total)
             if each.samples:
                 standing.note(each.worker, each.samples, each.state)
-                yield each.batch
+                yield shares_of(each.divided.batches, each.divided.counted, each.samples, each.divided.witness)
         standing.ended = [True] * self.num_workers
 
 
@@ -192,7 +235,7 @@ class Start:
 class KeyedRows(IterableDataset[Any]):
     """The rows of `dataset` as workers read them, each with its own random streams where there is a `key_seed`.
 
-    starts: where the first iteration of each worker begins.
+    starts: where the first iteration of each worker begins. last_key: that of the row that was made last.
     """
 
     def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
@@ -201,6 +244,7 @@ class KeyedRows(IterableDataset[Any]):
         self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
         if workers:
             self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that stay see it change
+        self.last_key: int | None = None
         self._readers = max(workers, 1)
 
     def __len__(self) -> int:
@@ -228,7 +272,8 @@ class KeyedRows(IterableDataset[Any]):
 
     def _seeded(self, rows: Iterator[Any], seed: int, epoch: int, read: int, worker: int) -> Iterator[Any]:
         while True:
-            seed_streams(sample_key(seed, epoch, read * self._readers + worker))
+            self.last_key = sample_key(seed, epoch, read * self._readers + worker)
+            seed_streams(self.last_key)
             try:
                 row = next(rows)
             except StopIteration:

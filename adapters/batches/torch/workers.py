@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from attrs import frozen
 from torch.utils.data import get_worker_info
 
 from hexloop.adapters.batches.torch.data_state import DataState, capture, is_stateful
-
-Collate = Callable[[list[Any]], Any]
+from hexloop.adapters.batches.torch.shares import Divided, Division
 
 
 class Delivered(NamedTuple):
-    """A batch from a worker. A tuple, through which torch pins memory."""
+    """The rows of a batch from a worker. A tuple, through which torch pins memory."""
 
     worker: int
     samples: int
@@ -22,7 +21,8 @@ class Delivered(NamedTuple):
     """The worker's data set, as it stood when this batch was made."""
     passed: int
     """How many rows were passed over on the way to it."""
-    batch: Any
+    divided: Divided
+    """What the rows make for each of the processes that the loader reads for, mostly this one alone."""
 
 
 class Passed:
@@ -36,7 +36,7 @@ PASSED = Passed()
 class Delivering:
     """Collates in a worker, and hands the batch over with where the worker stands then."""
 
-    collate: Collate
+    divide: Division
     stateful: bool
 
     def __call__(self, rows: list[Any]) -> Delivered:
@@ -44,11 +44,11 @@ class Delivering:
         info: Any = get_worker_info()
         given = [row for row in rows if row is not PASSED]
         if not given:
-            return Delivered(info.id, 0, None, len(rows), None)
+            return Delivered(info.id, 0, None, len(rows), Divided([], [], None))
         dataset = info.dataset.dataset  # the user's, in the wrapper of an OrderedLoader or a StreamLoader
-        batch = self.collate(given)
+        divided = self.divide(given, getattr(info.dataset, "last_key", None))
         state = capture(dataset, {"data": dataset.state_dict()}) if self.stateful else None
-        return Delivered(info.id, len(given), state, len(rows) - len(given), batch)
+        return Delivered(info.id, len(given), state, len(rows) - len(given), divided)
 
 
 @frozen

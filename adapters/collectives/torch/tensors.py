@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-PADDING = -100
-"""What fills dimensions after the first where tensors differ in them; cross entropy ignores it as a label."""
+from hexloop.domain.errors import DataError
 
 MOST_DIMENSIONS = 8
+
+NUMERIC = (Tensor, np.ndarray, np.generic, int, float)
+"""What travels as a tensor."""
+
+
+_HOST_GROUPS: dict[int, Any] = {}
+"""The group for tensors of the host beside each default group, by the latter's identity."""
+
+
+def host_group(timeout: float) -> Any:
+    """A group of all processes that carries tensors of the host. Collective at the first call; later the same."""
+    default = id(dist.group.WORLD)
+    if default not in _HOST_GROUPS:
+        _HOST_GROUPS[default] = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    return _HOST_GROUPS[default]
 
 
 class TensorRanks:
@@ -23,14 +40,23 @@ class TensorRanks:
         self._size = dist.get_world_size()
         self._device = torch.device(device)
 
-    def join(self, values: Any, rows: int) -> tuple[Any, list[int]]:
-        """Every process's rows, in the order of ranks. Numbers, and tensors without dimensions, count as one row."""
+    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+        """What every process has of nested tensors, in the order of ranks, and of how many rows.
+
+        Tensors may differ in all their sizes, not in their number of dimensions. Lists of texts and the like travel as
+        JSON. Raises DataError where JSON cannot say them.
+        """
         leaves = list(_leaves(values))
-        own = [leaf.reshape(-1) if leaf.ndim == 0 else leaf for leaf in leaves]
-        own = [leaf[: min(rows, len(leaf))].contiguous() for leaf in own]
+        own = [_vector(leaf).contiguous() for leaf in leaves if isinstance(leaf, NUMERIC)]
         shapes = self._shapes(own, rows)
-        joined = [self._join(leaf, [described[number] for described, _ in shapes]) for number, leaf in enumerate(own)]
-        return _rebuilt(values, iter(joined)), [count for _, count in shapes]
+        tensors = [self._cut(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)]
+        objects = self._objects([leaf for leaf in leaves if not isinstance(leaf, NUMERIC)])
+        found = []
+        for rank, (_, count) in enumerate(shapes):
+            numeric, other = iter([each[rank] for each in tensors]), iter(objects[rank])
+            everything = (next(numeric if isinstance(leaf, NUMERIC) else other) for leaf in leaves)
+            found.append((_rebuilt(values, everything), count))
+        return found
 
     def each(self, value: Tensor) -> list[Tensor]:
         """Every process's tensor of one shape."""
@@ -57,21 +83,52 @@ class TensorRanks:
             found.append((shapes, count))
         return found
 
-    def _join(self, own: Tensor, shapes: list[list[int]]) -> Tensor:
+    def _cut(self, own: Tensor, shapes: list[list[int]]) -> list[Tensor]:
+        """Every process's tensor, of its own shape."""
         widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
         missing = [wide - size for wide, size in zip(widest, own.shape, strict=True)]
-        both_ends = [end for size in reversed(missing) for end in (0, size)]
-        moved = own.to(self._device)
-        padded = pad(moved, both_ends, value=PADDING) if any(missing) else moved
-        as_sent = padded.to(torch.uint8) if padded.dtype is torch.bool else padded
-        parts = [part[: shape[0]] for part, shape in zip(self.each(as_sent), shapes, strict=True)]
-        return torch.cat(parts).to(own.dtype)
+        sent = own.to(self._device)
+        sent = sent.to(torch.uint8) if sent.dtype is torch.bool else sent
+        if any(missing):
+            sent = pad(sent, [end for size in reversed(missing) for end in (0, size)])
+        cut = (each[tuple(map(slice, shape))] for each, shape in zip(self.each(sent), shapes, strict=True))
+        return [each.to(own.dtype) for each in cut]
+
+    def _objects(self, lists: list[Any]) -> list[list[Any]]:
+        """Every process's lists."""
+        if not lists:
+            return [[] for _ in range(self._size)]
+        try:
+            said = json.dumps(lists).encode()
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"The predictions hold what cannot be sent to the other processes ({error}); let "
+                "preprocess_logits_for_metrics give tensors, numbers and texts."
+            ) from error
+        own = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(self._device)
+        lengths = [int(each) for each in self.each(torch.tensor([len(said)], device=self._device))]
+        heard = self.each(pad(own, (0, max(lengths) - len(said))))
+        return [json.loads(each[:length].cpu().numpy().tobytes()) for each, length in zip(heard, lengths, strict=True)]
 
 
-def _leaves(values: Any) -> Iterator[Tensor]:
-    """The tensors that something is nested of, in order."""
-    if isinstance(values, Tensor):
+def _vector(leaf: Any) -> Tensor:
+    """A tensor of one dimension or more."""
+    tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+    return tensor.reshape(-1) if tensor.ndim == 0 else tensor
+
+
+def _is_list_of_objects(values: Any) -> bool:
+    """Whether a list, not empty, holds one thing a row that is no tensor."""
+    inner = (Tensor, np.ndarray, Mapping, tuple, list)
+    return isinstance(values, list | tuple) and len(values) > 0 and not any(isinstance(each, inner) for each in values)
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """The tensors, numbers and lists of objects that something is nested of, in order."""
+    if isinstance(values, NUMERIC) or _is_list_of_objects(values):
         yield values
+    elif isinstance(values, str):
+        yield [values]
     elif isinstance(values, Mapping):
         for value in values.values():
             yield from _leaves(value)
@@ -80,9 +137,9 @@ def _leaves(values: Any) -> Iterator[Tensor]:
             yield from _leaves(value)
 
 
-def _rebuilt(values: Any, leaves: Iterator[Tensor]) -> Any:
-    """The same nest with other tensors."""
-    if isinstance(values, Tensor):
+def _rebuilt(values: Any, leaves: Iterator[Any]) -> Any:
+    """The same nest with other leaves."""
+    if isinstance(values, (*NUMERIC, str)) or _is_list_of_objects(values):
         return next(leaves)
     if isinstance(values, Mapping):
         named = {name: _rebuilt(value, leaves) for name, value in values.items()}

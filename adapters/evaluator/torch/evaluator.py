@@ -109,16 +109,12 @@ class TorchEvaluator:
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
         if logits is not None:
             logits = self.preprocess_logits(logits, labels)
-        (logits, labels, inputs), counts = self.ranks.join((logits, labels, self._inputs_of(batch)), rows)
-        losses = [] if loss is None else self.ranks.each(loss)
-        for each, count in zip(losses, counts, strict=False):
-            if count or len(counts) == 1:
-                self._losses.add(each, count)
-        rows = sum(counts)
-        if options.by_batch:
-            self._measure(inputs, losses, logits, labels, counts)
-        if options.keep or not options.by_batch:
-            self._keep(inputs, logits, labels, rows)
+        parts = self.ranks.parts((logits, labels, self._inputs_of(batch)), rows)
+        losses = [None] * len(parts) if loss is None else self.ranks.each(loss)
+        for ((logits, labels, inputs), count), each in zip(parts, losses, strict=True):
+            if count or len(parts) == 1:
+                self._take(logits, labels, inputs, each, count)
+        rows = sum(count for _, count in parts)
         self.samples += rows
         self._batches += 1
         if options.accumulation_steps and self._batches % options.accumulation_steps == 0:
@@ -161,6 +157,15 @@ class TorchEvaluator:
             return batch
         return batch.get(self.options.main_input) if isinstance(batch, Mapping) else None
 
+    def _take(self, logits: Any, labels: Any, inputs: Any, loss: Tensor | None, rows: int) -> None:
+        """Enter what one process has of a batch."""
+        if loss is not None:
+            self._losses.add(loss, rows)
+        if self.options.by_batch:
+            self._measure(inputs, loss, logits, labels, rows)
+        if self.options.keep or not self.options.by_batch:
+            self._keep(inputs, logits, labels, rows)
+
     def _keep(self, inputs: Any, logits: Any, labels: Any, rows: int) -> None:
         if logits is not None:
             self._logits.add(logits, rows)
@@ -170,15 +175,14 @@ class TorchEvaluator:
         if main is not None:
             self._inputs.add(main, rows)
 
-    def _measure(self, inputs: Any, losses: list[Tensor], logits: Any, labels: Any, counts: list[int]) -> None:
+    def _measure(self, inputs: Any, loss: Tensor | None, logits: Any, labels: Any, rows: int) -> None:
         """Hand the batch before this one to the metrics, as it was not the last."""
         if self.compute_metrics is None or logits is None or labels is None:
             return
         self._compute_held(last=False)
-        by_row: Tensor | None = None
-        if "loss" in self.options.include and losses:
-            weights = torch.tensor(counts if len(counts) > 1 else [max(counts[0], 1)], device=losses[0].device)
-            by_row = torch.stack(losses).repeat_interleave(weights)
+        by_row = None
+        if "loss" in self.options.include and loss is not None:
+            by_row = loss.reshape(1).repeat(max(rows, 1))
         self._held = EvalPrediction(logits, labels, inputs, by_row)
 
     def _compute_held(self, last: bool) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from torch import Tensor
 class Ranks(Protocol):
     """What brings the parts together. Every process calls the same methods in the same order."""
 
-    def join(self, values: Any, rows: int) -> tuple[Any, list[int]]:
-        """Every process's rows of nested tensors, one after the other, and how many rows each gave; `rows` are ours."""
+    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+        """Every process's nested tensors, and how many rows they are of; `rows` are those of ours."""
         ...
 
     def each(self, value: Tensor) -> list[Tensor]:
@@ -22,9 +22,9 @@ class Ranks(Protocol):
 class OneRank:
     """A process that predicts whole batches."""
 
-    def join(self, values: Any, rows: int) -> tuple[Any, list[int]]:
+    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
         """Its own."""
-        return values, [rows]
+        return [(values, rows)]
 
     def each(self, value: Tensor) -> list[Tensor]:
         """Its own."""

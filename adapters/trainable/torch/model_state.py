@@ -50,6 +50,10 @@ class ModelState:
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
             yield from dealt_parts(entries, self._layout)
+        yield from self.extra_parts()
+
+    def extra_parts(self) -> Iterator[Part]:
+        """Extra state, as a JSON document each, with its tensors."""
         for name, value in self._extra().items():
             flattening = Flattening(type(self._model).__qualname__)
             document = flattening.flatten(value, f"{name}.value")
@@ -74,7 +78,7 @@ class ModelState:
         own, restoring = self._state(), Restoring(found)
         extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
-            for name in found.keys() & own.keys():
+            for name in filter(lambda name: self.is_copied(own[name]), found.keys() & own.keys()):
                 self._copy(own[name], tensor_of(found[name]))
         for name, value in extra.items():
             self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
@@ -90,7 +94,7 @@ class ModelState:
         """How saved tensors differ from the model's: missing, unknown, of other shapes and, if asked, other types."""
         found = {part.name: part for part in parts}
         own, extra = self._state(), self._extra()
-        shapes = {name: shape_of(tensor, tensor, self._layout) for name, tensor in own.items()}
+        shapes = {name: self.shape_of(tensor) for name, tensor in own.items()}
         owners = _owners(self._model, own)
         held = {owners.get(name, name) for name in found}
         belonging = {name for name in found if any(name == each or name.startswith(f"{each}.") for each in extra)}
@@ -112,6 +116,14 @@ class ModelState:
             ],
         }  # fmt: skip
         return [problem for problems in listed.values() for problem in _shortened(problems)]
+
+    def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of one of the module's tensors, of which this process may hold a part."""
+        return shape_of(tensor, tensor, self._layout)
+
+    def is_copied(self, tensor: Tensor) -> bool:
+        """Whether loading may copy into one of the module's tensors as it is."""
+        return True
 
     def _state(self) -> dict[str, Tensor]:
         state = self._layout.state(self._model)

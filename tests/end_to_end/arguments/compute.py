@@ -251,7 +251,8 @@ def _(bench: Bench) -> None:
 
 @shows("deepspeed")
 def _(bench: Bench) -> None:
-    assert "You chose DeepSpeed" in bench.refusal(deepspeed={"zero_optimization": {"stage": 2}})
+    refused = bench.refusal(deepspeed={"zero_optimization": {"stage": 2}, "gradient_clipping": 0.25})
+    assert "You chose gradient_clipping=0.25 in DeepSpeed's configuration" in refused
 
 
 class ParallelismConfig:

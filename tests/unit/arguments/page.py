@@ -61,9 +61,8 @@ assert str(told[0].message) == "evaluation_strategy is an argument of earlier re
 REFUSED = """
 ## What is refused
 
-Engines that are not there yet are refused when a `Trainer` is made: `deepspeed`, `fsdp`, `parallelism_config`,
-and `push_to_hub=True`. Of earlier releases'
-names, these are refused where they ask for what is no more: `save_safetensors=False`, the backend `"apex"`,
+Engines that are not there yet are refused when a `Trainer` is made: `parallelism_config` and `push_to_hub=True`. Of
+earlier releases' names, these are refused where they ask for what is no more: `save_safetensors=False`, `"apex"`,
 `tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than `"last"`.
 
 ## What has no effect

@@ -1,0 +1,1 @@
+"""Engines that own a step of training whole."""

@@ -1,0 +1,185 @@
+"""Where the optimizer of a DeepSpeed engine keeps its numbers for each parameter of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from hexloop.domain.errors import CheckpointError
+
+
+@frozen
+class Place:
+    """The stretch of a parameter whose numbers this process keeps.
+
+    They are the `length` elements from `at` on of the flat tensor number `holder`, and those from `start` on of the
+    parameter. `length` may be 0.
+    """
+
+    holder: int
+    at: int
+    start: int
+    length: int
+
+
+class ZeroPartitions:
+    """The flat tensors that an engine's optimizer really trains, and where in them each parameter of the model lies.
+
+    ZeRO flattens the parameters of a group, cuts them up between the processes, and lets the optimizer train the flat
+    pieces in full precision ("masters"); its moments lie alongside. Under a half format without ZeRO every process has
+    all masters.
+
+    groups: the model's parameters, by the optimizer's groups, in their order.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.optimizer = engine.basic_optimizer
+        self._engine = engine
+        self._zero = engine.optimizer
+        self._places: dict[int, Place] = {}
+        self._spread = True
+        self.groups: list[list[Tensor]] = []
+        if engine.zero_optimization_partition_weights():
+            self._holders = self._zero.fp32_partitioned_groups_flat
+            self._place_by_weights()
+        elif hasattr(self._zero, "single_partition_of_fp32_groups"):  # stages 1 and 2
+            self._holders = self._zero.single_partition_of_fp32_groups
+            self._place_by_fragments(self._zero.bit16_groups)
+        elif hasattr(self._zero, "fp32_groups_flat_partition"):  # bfloat16 with gradients in full precision, stage 1
+            self._holders = self._zero.fp32_groups_flat_partition
+            self._place_by_fragments(self._zero.bf16_groups)
+        else:
+            self._spread = False
+            self._place_whole()
+
+    def place(self, parameter: Tensor) -> Place | None:
+        """Where a parameter's numbers are; None where it is not trained."""
+        return self._places.get(id(parameter))
+
+    def state(self, holder: int) -> dict[str, Any]:
+        """What the optimizer keeps of a flat tensor."""
+        state: dict[str, Any] = self.optimizer.state[self._holders[holder]]
+        return state
+
+    def master(self, holder: int) -> Tensor:
+        """A flat tensor."""
+        flat: Tensor = self._holders[holder]
+        return flat.detach()
+
+    def is_moment(self, holder: int, value: object) -> bool:
+        """Whether what the optimizer keeps has a number for each of the flat tensor's."""
+        return isinstance(value, Tensor) and value.shape == self._holders[holder].shape
+
+    @contextmanager
+    def at_hand(self, holder: int) -> Iterator[None]:
+        """Within, a flat tensor and its moments are in memory, from wherever they are offloaded to."""
+        swapped = self._engine.zero_optimization_partition_weights() and self._zero._swappable_optimizer_subgroup(
+            holder
+        )
+        if swapped:
+            self._zero._optimizer_states_and_gradient_swap_in(holder)
+        try:
+            yield
+        finally:
+            if swapped:
+                self._zero._optimizer_states_and_gradient_swap_out(holder)
+
+    def whole(self, parameter: Tensor, flat: Tensor) -> Tensor | None:
+        """A parameter's numbers in `flat`, from all processes, in host memory. Collective; only rank 0 has an answer.
+
+        The bytes are added up, which are zero in all processes but one, so that nothing is rounded.
+        """
+        place, shape = self._places[id(parameter)], whole_shape(parameter)
+        gathered = torch.zeros(shape.numel(), dtype=flat.dtype, device=self._engine.device)
+        own = gathered.narrow(0, place.start, place.length)
+        own.copy_(flat.detach().view(-1).narrow(0, place.at, place.length))
+        if self._spread and dist.get_world_size() > 1:
+            dist.reduce(gathered.view(torch.uint8), dst=0)
+        return gathered.view(shape).cpu() if dist.get_rank() == 0 else None
+
+    def put(self, parameter: Tensor, flat: Tensor, value: Tensor) -> None:
+        """Write this process's stretch of a parameter's whole `value` into `flat`."""
+        place = self._places[id(parameter)]
+        own = value.reshape(-1).narrow(0, place.start, place.length)
+        with torch.no_grad():
+            flat.detach().view(-1).narrow(0, place.at, place.length).copy_(own)
+
+    def follow(self, parameter: Tensor, value: Tensor) -> None:
+        """Let the master be `value`, a whole weight, where it does not round to that already."""
+        place = self._places.get(id(parameter))
+        if place is None or place.length == 0:
+            return
+        with self.at_hand(place.holder):
+            master = self.master(place.holder).view(-1).narrow(0, place.at, place.length)
+            own = value.reshape(-1).narrow(0, place.start, place.length).to(master.device)
+            master.copy_(torch.where(master.to(own.dtype) == own, master, own.to(master.dtype)))
+
+    def _place_by_weights(self) -> None:
+        """Stage 3: each process has an equal part of every parameter, the last ones filled up."""
+        zero = self._zero
+        by_group: dict[int, list[Tensor]] = {}
+        for holder, parameters in enumerate(zero.fp16_groups):
+            by_group.setdefault(zero.sub_group_to_group_id[holder], []).extend(parameters)
+            for parameter in parameters:
+                _, at, size = zero.grad_position[zero.get_param_id(parameter)]
+                start = min(size * dist.get_rank(), parameter.ds_numel)
+                length = min(size, parameter.ds_numel - start)
+                self._places[id(parameter)] = Place(holder, at, start, length)
+        self.groups = [by_group[group] for group in sorted(by_group)]
+
+    def _place_by_fragments(self, groups: list[list[Any]]) -> None:
+        """Stages 1 and 2: each process has an equal part of every group laid end to end."""
+        self.groups = [list(group) for group in groups]
+        for holder, group in enumerate(self.groups):
+            for parameter in group:
+                found = getattr(parameter, "_hp_mapping", None)
+                self._places[id(parameter)] = (
+                    Place(holder, 0, 0, 0)
+                    if found is None
+                    else Place(
+                        holder,
+                        found.hp_fragment_address.start,
+                        found.lp_fragment_address.start,
+                        found.hp_fragment_address.numel,
+                    )
+                )
+
+    def _place_whole(self) -> None:
+        """A half format without ZeRO: a master for each parameter, or a flat one for a group."""
+        self.groups = [list(group) for group in self._zero.fp16_groups]
+        self._holders = []
+        flat = getattr(self._zero, "fp32_groups_flat", None)
+        for number, group in enumerate(self.groups):
+            at = 0
+            for index, parameter in enumerate(group):
+                if flat is None:
+                    self._holders.append(self._zero.fp32_groups[number][index])
+                self._places[id(parameter)] = Place(
+                    number if flat is not None else len(self._holders) - 1, at, 0, parameter.numel()
+                )
+                at += parameter.numel() if flat is not None else 0
+        if flat is not None:
+            self._holders = list(flat)
+
+
+def whole_shape(tensor: Tensor) -> torch.Size:
+    """The shape of a tensor, as it is where nothing is spread."""
+    shape: torch.Size = getattr(tensor, "ds_shape", tensor.shape)
+    return shape
+
+
+def refuse_unknown_engine(engine: Any) -> None:
+    """Raise CheckpointError for an optimizer of DeepSpeed whose state hexloop does not know."""
+    known = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer")
+    name = type(engine.optimizer).__name__
+    if engine.optimizer is not engine.basic_optimizer and name not in (*known, "FP16_Optimizer"):
+        raise CheckpointError(
+            f"You chose a configuration of DeepSpeed that trains with its {name}, whose state hexloop cannot save; "
+            "choose another, or save_strategy='no'."
+        )

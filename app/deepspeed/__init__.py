@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration: read, completed from the arguments, and compared with them."""

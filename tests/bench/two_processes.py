@@ -1,0 +1,171 @@
+"""What a library adds to a step of two processes, against DistributedDataParallel in a loop that is written by hand.
+
+Run as `python -m tests.bench.two_processes [--rounds N]`. Every figure is the slope between a short and a long run of
+two fresh gloo processes with a thread each; rounds are interleaved, and each library is compared with the hand-written
+loop of its round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.bench.libraries import silence, trainer_arguments
+from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
+from tests.engines.processes import free_port
+
+ROOT = Path(__file__).parents[2]
+GOAL = 1.02
+
+
+def by_hand(model: nn.Module, dataset: Any, steps: int) -> None:
+    """The reference loop, around DistributedDataParallel."""
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / steps))
+    loader = DataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset), collate_fn=collate)
+    total, wrapped_parameters = torch.zeros(()), list(wrapped.parameters())
+    wrapped.train()  # type: ignore[no-untyped-call]
+    for done, batch in enumerate(loader, 1):
+        loss = wrapped(**batch)["loss"]
+        loss.backward()
+        nn.utils.clip_grad_norm_(wrapped_parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        if done == steps:
+            return
+
+
+def by_hexloop(model: nn.Module, dataset: Any, steps: int, **more: Any) -> None:
+    """The Trainer of hexloop, with its default callbacks."""
+    from hexloop import Trainer, TrainingArguments
+
+    folder = os.path.join(tempfile.gettempdir(), f"hexloop-bench-{os.environ['MASTER_PORT']}")  # the same for both
+    arguments = TrainingArguments(**trainer_arguments(folder, steps), **more)
+    Trainer(model, arguments, data_collator=collate, train_dataset=dataset).train()
+
+
+def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
+    """The loop, with accelerate in it."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / steps))
+    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=collate)
+    wrapped, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    total = torch.zeros(())
+    wrapped.train()
+    for done, batch in enumerate(loader, 1):
+        loss = wrapped(**batch)["loss"]
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        if done == steps:
+            return
+
+
+def by_reference(model: nn.Module, dataset: Any, steps: int) -> None:
+    """The Trainer of the reference library."""
+    from transformers import Trainer, TrainingArguments
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(**trainer_arguments(folder, steps))
+        Trainer(model, arguments, data_collator=collate, train_dataset=dataset).train()
+
+
+LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
+    "by hand": by_hand,
+    "hexloop": lambda *job: by_hexloop(*job, ddp_find_unused_parameters=False),
+    "hexloop, looking": by_hexloop,
+    "accelerate": by_accelerate,
+    "reference Trainer": by_reference,
+}
+"""`looking`: for parameters without gradient, as hexloop and the reference Trainer do by default."""
+
+
+def one_rank(library: str, workload: str) -> None:
+    """Prints this rank's wall microseconds a step."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    lengths = WORKLOADS[workload]
+
+    def timed(steps: int) -> float:
+        model, dataset = lengths.model(), lengths.dataset((lengths.long + 1) * BATCH * 2)
+        dist.barrier()
+        began = time.perf_counter()
+        LIBRARIES[library](model, dataset, steps)
+        dist.barrier()
+        return time.perf_counter() - began
+
+    with silence():
+        timed(max(2, lengths.short // 4))
+        short, long = timed(lengths.short), timed(lengths.long)
+    print(json.dumps(1e6 * (long - short) / (lengths.long - lengths.short)), flush=True)
+    os._exit(0)
+
+
+def measure(library: str, workload: str) -> float:
+    """Microseconds a step of two processes."""
+    port = str(free_port())
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "tests.bench.two_processes", "--one", library, workload]
+        ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
+    told = [rank.communicate(timeout=600)[0] for rank in ranks]
+    shutil.rmtree(os.path.join(tempfile.gettempdir(), f"hexloop-bench-{port}"), ignore_errors=True)
+    return max(float(each.splitlines()[-1]) for each in told)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workload", default="GPT", choices=list(WORKLOADS))
+    parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=list(LIBRARIES))
+    parser.add_argument("--one", nargs=2, metavar=("LIBRARY", "WORKLOAD"))
+    options = parser.parse_args()
+    if options.one:
+        one_rank(*options.one)
+    libraries = ["by hand", *(each for each in options.libraries if each != "by hand")]
+    found: dict[str, list[float]] = {library: [] for library in libraries}
+    for turn in range(options.rounds):
+        for library in libraries if turn % 2 == 0 else reversed(libraries):
+            found[library].append(measure(library, options.workload))
+    print(f"{options.workload}, two processes, {options.rounds} rounds; goal for hexloop: at most {GOAL}")
+    print(f"{'':<20}{'us a step':>11}{'ratio':>8}")
+    for library, times in found.items():
+        ratio = median(one / other for one, other in zip(times, found["by hand"], strict=True))
+        print(f"{library:<20}{median(times):>11.0f}{ratio:>8.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Data shared among real processes: the same batches as in one, every row once, and the same evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import shared_data
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240
+Results = list[dict[str, Any]]
+"""What each process saw and gave, by the name of the scenario."""
+
+STREAM = {"data": "stream", "rows": 41}  # the last batch has one row, so that the others compute padding
+DISPATCH = {"accelerator": {"dispatch_batches": True}}
+SHORT: dict[str, dict[str, Any]] = {
+    "map": {"data": "map", "rows": 25, "epochs": 1},
+    "stream": {"data": "stream", "rows": 25, "epochs": 1},
+    "dispatched": {"data": "stateful", "rows": 19, "epochs": 1, **DISPATCH},
+    "loader": {"data": "loader", "rows": 21, "epochs": 1, "shuffle": False},
+    "own step": {"data": "map", "rows": 41, "trainer": "own step"},
+    "own part": {"data": "own part"},
+    "own part in a loader": {"data": "own part", "trainer": "own loader"},
+    "one sample": {"data": "map", "rows": 1},
+    "one row": {"data": "without length", "rows": 1, "arguments": {"max_steps": 3}},
+}
+SAME_AS_ALONE: dict[str, dict[str, Any]] = {
+    "map": {"data": "map", "rows": 41},
+    "accumulated": {"data": "map", "rows": 41, "arguments": {"gradient_accumulation_steps": 3}},
+    "meeting each batch": {
+        "data": "map",
+        "arguments": {"gradient_accumulation_steps": 3},
+        "accelerator": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    },
+    "stream": STREAM,
+    "shuffled": {"data": "shuffled", "arguments": {"keyed_data_randomness": True}},
+    "shuffled with workers": {"data": "stateful", "workers": 2, "rows": 43},
+    "dispatched": {**STREAM, **DISPATCH},
+    "dispatched with workers": {"data": "stateful", "workers": 2, "rows": 43, **DISPATCH},
+    "dropped": {**STREAM, "arguments": {"dataloader_drop_last": True}},
+    "loader": {"data": "loader", "shuffle": False, "rows": 41},
+    "loader with workers": {"data": "loader", "shuffle": False, "rows": 41, "workers": 2},
+    "dispatched loader": {"data": "loader", "shuffle": False, "rows": 41, **DISPATCH},
+    "split loader": {"data": "loader", "shuffle": False, "rows": 41, "splits": True, "eval_batch": 4},
+    "split stream": {**STREAM, "splits": True, "eval_batch": 4},
+    "list of batches": {"data": "list of batches", "rows": 41},
+    "metrics by batch": {"data": "map", "arguments": {"batch_eval_metrics": True}},
+    "accumulated evaluation": {"data": "stream", "arguments": {"eval_accumulation_steps": 2}},
+    "lists of batches": {"data": "stream", "arguments": {"eval_do_concat_batches": False}},
+    "one held-out row": {"data": "map", "held_out": 1},
+}
+OF_ITS_OWN_ORDER: dict[str, dict[str, Any]] = {
+    "shuffled loader": {"data": "loader"},
+    "shuffled loader with workers": {"data": "loader", "workers": 2},
+    "dispatched shuffled loader": {"data": "loader", **DISPATCH},
+}
+RESUMED: dict[str, dict[str, Any]] = {
+    "stream": STREAM,
+    "stateful": {"data": "stateful"},
+    "stateful with workers": {"data": "stateful", "workers": 2},
+    "dispatched": {"data": "stateful", **DISPATCH},
+    "dispatched with workers": {"data": "stateful", "workers": 2, **DISPATCH},
+    "loader": {"data": "loader"},
+    "loader with workers": {"data": "loader", "workers": 2},
+    "list of batches": {"data": "list of batches"},
+}
+
+
+def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: str) -> Results:
+    """Run the scenarios in so many processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    meeting = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, "-m", "tests.engines.shared_data", str(folder), json.dumps(scenarios)]
+    processes = []
+    for rank in range(world):
+        own = {"RANK": rank, "LOCAL_RANK": rank, **meeting} if world > 1 else {}
+        told = os.environ | settings | environment | {name: str(value) for name, value in own.items()}
+        with (folder / f"rank-{rank}.log").open("w") as log:
+            processes.append(
+                subprocess.Popen(command, env=told, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
+            )
+    try:
+        codes = [process.wait(SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    logs = [(folder / f"rank-{rank}.log").read_text()[-2000:] for rank in range(world)]
+    assert codes == [0] * world, "\n".join(logs)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
+
+
+def of(results: Results, name: str) -> Results:
+    """What each process gave in a scenario, which all took to its end, under the engine that is meant."""
+    found = [each[name] for each in results]
+    for each in found:
+        assert "error" not in each, each
+        assert (each["engine"], each["world"]) == ("DistributedDataParallel", len(results))
+    return found
+
+
+def steps(results: Results) -> list[list[int]]:
+    """The rows of each step over all processes, in the order of ranks. All took as many steps."""
+    return [[row for rows in each for row in rows] for each in zip(*(one["seen"] for one in results), strict=True)]
+
+
+def numbers(nested: Any) -> Iterator[float]:
+    """The numbers that lists are nested of."""
+    if isinstance(nested, list):
+        for each in nested:
+            yield from numbers(each)
+    else:
+        yield float(nested)
+
+
+def apart(one: Any, other: Any) -> float:
+    """The norm of the difference over the norm."""
+    pairs = list(zip(numbers(one), numbers(other), strict=True))
+    return math.dist(*zip(*pairs, strict=True)) / math.hypot(*(value for value, _ in pairs))
+
+
+def assert_same_as_alone(alone: dict[str, Any], together: Results, exactly: bool = True) -> None:
+    """The same rows in every step, the same losses and weights, and the same evaluation to the last bit."""
+    assert steps(together) == list(alone["seen"])
+    for each in together:
+        assert each["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert apart(alone["weights"], each["weights"]) < 1e-5
+        for name in ("predictions", "label_ids", "metrics", "given") if exactly else ("label_ids",):
+            assert each[name] == alone[name], name
+        assert apart(alone["predictions"][0], each["predictions"][0]) < 1e-6
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
+    """What a single process sees and gives, this one."""
+
+    @cache
+    def run(scenario: str) -> dict[str, Any]:
+        return shared_data.run(json.loads(scenario), tmp_path_factory.mktemp("alone"))
+
+    return lambda scenario: run(json.dumps(scenario))
+
+
+def test_two_processes_see_and_measure_what_one_does(tmp_path: Path, alone: Callable[[Any], Any]) -> None:
+    """Map-style data, a stream that ends raggedly, one that is handed out, and a loader; and what is refused."""
+    results = launch(2, SHORT, tmp_path)
+
+    for name in ("map", "stream", "dispatched", "loader"):
+        assert_same_as_alone(alone(SHORT[name]), of(results, name))
+    for name, told in (
+        ("own step", "dataloader_drop_last=True"),
+        ("own part", "read different rows"),
+        ("own part in a loader", "read different rows"),
+        ("one sample", "too many ranks for the data"),
+        ("one row", "too many ranks for the data"),
+    ):
+        assert all(told in each[name]["error"] and each[name]["world"] == 2 for each in results), name
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
+    """What so many processes see and give in every scenario that is the same in one."""
+
+    @cache
+    def run(world: int) -> Results:
+        scenarios = SAME_AS_ALONE | OF_ITS_OWN_ORDER | {"distributed": {"data": "distributed"}}
+        return launch(world, scenarios, tmp_path_factory.mktemp("together"))
+
+    return run
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", SAME_AS_ALONE)
+def test_several_processes_see_and_measure_what_one_does(
+    name: str, world: int, together: Callable[[int], Results], alone: Callable[[Any], Any]
+) -> None:
+    """The same rows in every step, the same losses and weights, and the same evaluation to the last bit.
+
+    Where evaluation batches are split, the arithmetic of smaller batches rounds otherwise, and they are padded less.
+    """
+    scenario = SAME_AS_ALONE[name]
+    assert_same_as_alone(alone(scenario), of(together(world), name), exactly="splits" not in scenario)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", OF_ITS_OWN_ORDER)
+def test_a_shuffling_loader_gives_each_row_once_in_one_order(
+    name: str, world: int, together: Callable[[int], Results]
+) -> None:
+    """The order of a foreign loader does not depend on how many processes there are, or who reads."""
+    found = steps(of(together(world), name))
+
+    assert found == steps(of(together(2), "shuffled loader"))
+    for epoch in (found[:6], found[6:]):
+        assert sorted(row for rows in epoch for row in rows) == list(range(45))
+    assert found[:6] != found[6:]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_distributed_sampler_is_taken_as_it_comes(
+    world: int, together: Callable[[int], Results], alone: Callable[[Any], Any]
+) -> None:
+    """It is told the epoch, and repeats rows in training as it does; an evaluation has each row once, in order."""
+    found = of(together(world), "distributed")
+
+    repeated = -45 % world
+    for epoch in (steps(found)[:6], steps(found)[6:]):
+        rows = [row for rows in epoch for row in rows]
+        assert (len(rows), set(rows)) == (45 + repeated, set(range(45)))
+    assert steps(found)[:6] != steps(found)[6:]
+    for each in found:
+        assert each["predictions"] == alone({"data": "loader"})["predictions"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(world: int, tmp_path: Path) -> None:
+    """On as many processes, with dropout: the same rows, losses and weights."""
+    stopped = {f"resumed {name}": scenario | {"stop_at": 4} for name, scenario in RESUMED.items()}
+    results = launch(world, RESUMED | stopped, tmp_path, DROPS="1")
+
+    for name in RESUMED:
+        for whole, resumed in zip(of(results, name), of(results, f"resumed {name}"), strict=True):
+            for kept in ("seen", "losses", "weights"):
+                assert resumed[kept] == whole[kept], (name, kept)
+
+
+@pytest.mark.matrix
+def test_a_run_goes_on_with_the_same_rows_on_other_processes(tmp_path: Path) -> None:
+    """A checkpoint of two processes goes on in four and in one."""
+    names = [name for name in RESUMED if "loader" not in name]
+    stopped = {name: RESUMED[name] | {"stop_at": 4} for name in names}
+    before = launch(2, stopped, tmp_path / "two")
+    goes_on = {name: RESUMED[name] | {"from": str(tmp_path / "two" / name / "checkpoint-4")} for name in names}
+    after = launch(4, goes_on, tmp_path / "four")
+    (in_one,) = launch(1, goes_on, tmp_path / "one")
+
+    for name in names:
+        whole = steps(of(before, name))
+        assert steps(of(after, name)) == whole[4:], name
+        assert apart(of(before, name)[0]["weights"], of(after, name)[0]["weights"]) < 1e-5
+        assert in_one[name]["seen"] == whole[4:], name

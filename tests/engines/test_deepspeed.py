@@ -1,0 +1,242 @@
+"""DeepSpeed's engine, in real processes that talk through gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.engines.deepspeed_worker import Classifier, train
+
+pytest.importorskip("deepspeed")
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 240
+
+
+def zero(stage: int, **further: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage}, **further}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -> list[dict[str, Any]]:
+    """The reports of phases of a job, trained by processes of their own, each under the same limit of time."""
+    job = json.dumps({"arguments": arguments, "phases": phases})
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_GLOO_LAZY_INIT": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "DS_ACCELERATOR": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+    command = [sys.executable, "-m", "tests.engines.deepspeed_worker", job]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        said = [process.communicate(timeout=LIMIT)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, text in zip(started, said, strict=True):
+        assert process.returncode == 0, text[-6000:]
+    reports = [json.loads(Path(phase["output"], "report.json").read_text()) for phase in phases]
+    for report in reports:
+        assert (report["engine"], report["world_size"]) == ("DeepSpeedEngine", processes)
+    return reports
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The norm of the difference over the norm of the whole model."""
+    assert one.keys() == other.keys()
+    difference = torch.stack([(one[name].float() - other[name].float()).norm() for name in one]).norm()
+    return float(difference / torch.stack([tensor.float().norm() for tensor in one.values()]).norm())
+
+
+def assert_logs_agree(one: list[dict[str, Any]], other: list[dict[str, Any]], tolerance: float) -> None:
+    assert len(one) == len(other)
+    for left, right in zip(one, other, strict=True):
+        assert left.keys() == right.keys()
+        for name in left.keys() - {each for each in left if "runtime" in each or "per_second" in each}:
+            assert right[name] == pytest.approx(left[name], rel=tolerance, abs=1e-9), (name, left, right)
+
+
+def alone(folder: Path, **arguments: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The same samples and the same optimizer steps, in one process without DeepSpeed."""
+    trainer = train(str(folder), {"per_device_train_batch_size": 4, **arguments})
+    trainer.save_model(str(folder / "model"))
+    return trainer.state.log_history, weights(folder / "model")
+
+
+def assert_as_alone_and_resumable(folder: Path, stage: int, **arguments: Any) -> None:
+    """Twenty updates with partial windows give what one process gives; a run taken up at the tenth gives the same."""
+    saving = {"save_strategy": "steps", "save_steps": 10}
+    evaluating: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 10}
+    log, expected = alone(folder / "alone", **evaluating, **arguments)
+    phases: list[dict[str, Any]] = [
+        {"output": str(folder / "whole"), "arguments": saving},
+        {"output": str(folder / "resumed"), "resume": str(folder / "whole" / "checkpoint-10")},
+    ]
+    whole, resumed = run(phases, deepspeed=zero(stage), **evaluating, **arguments)
+    assert whole["stage"] == stage
+    assert whole["parameters"] == sum(parameter.numel() for parameter in Classifier().parameters())
+    assert_logs_agree(log, whole["log"], 1e-5)
+    assert distance(expected, weights(folder / "whole" / "model")) < 1e-5
+    assert distance(expected, weights(folder / "whole" / "checkpoint-20")) < 1e-5
+    last = next(entry["eval_loss"] for entry in reversed(log) if "eval_loss" in entry)
+    assert whole["evaluated"] == pytest.approx(last, rel=1e-5), "an evaluation after the run"
+    assert_logs_agree(whole["log"], resumed["log"], 0.0)
+    for name, tensor in weights(folder / "whole" / "model").items():
+        assert torch.equal(tensor, weights(folder / "resumed" / "model")[name]), name
+
+
+def test_zero_2_in_two_processes_gives_what_one_gives_and_resumes_exactly(tmp_path: Path) -> None:
+    """Gradients and moments spread over processes change nothing, and neither does a checkpoint."""
+    assert_as_alone_and_resumable(tmp_path, stage=2)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_every_stage_gives_what_one_process_gives_and_resumes_exactly(tmp_path: Path, stage: int) -> None:
+    """So do the other stages, with all weights spread, too."""
+    assert_as_alone_and_resumable(tmp_path, stage)
+
+
+ADAMW = {
+    "type": "AdamW",
+    "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True},
+}
+DECAY = {
+    "type": "WarmupDecayLR",
+    "params": {
+        "warmup_min_lr": "auto",
+        "warmup_max_lr": "auto",
+        "warmup_num_steps": "auto",
+        "total_num_steps": "auto",
+        "warmup_type": "linear",
+    },
+}
+HALF = {"bf16": {"enabled": "auto"}}
+ON_CPU = {"device": "cpu"}
+
+EXACT: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    **{f"bf16, stage {stage}": (2, zero(stage, **HALF), {"bf16": True}) for stage in (0, 1, 2, 3)},
+    "bf16, gradients in fp32": (
+        2,
+        zero(1, **HALF, data_types={"grad_accum_dtype": "fp32"}),
+        {"bf16": True},
+    ),
+    "offloaded optimizer": (2, {"zero_optimization": {"stage": 2, "offload_optimizer": ON_CPU}}, {}),
+    "offloaded weights": (
+        2,
+        {"zero_optimization": {"stage": 3, "offload_optimizer": ON_CPU, "offload_param": ON_CPU}},
+        {},
+    ),
+    "optimizer and schedule of DeepSpeed": (2, zero(2, optimizer=ADAMW, scheduler=DECAY), {"warmup_steps": 5}),
+    "four processes, stage 2": (4, zero(2), {}),
+    "four processes, stage 3": (4, zero(3), {}),
+    "one process": (1, zero(3), {}),
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", EXACT)
+def test_a_resumed_run_ends_as_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    """Bit for bit, whatever the engine keeps beside the weights, and wherever it keeps it."""
+    processes, configuration, arguments = EXACT[name]
+    whole, resumed = run(
+        [
+            {"output": str(tmp_path / "whole"), "arguments": {"save_strategy": "steps", "save_steps": 10}},
+            {"output": str(tmp_path / "resumed"), "resume": str(tmp_path / "whole" / "checkpoint-10")},
+        ],
+        processes,
+        deepspeed=configuration,
+        **arguments,
+    )
+    assert_logs_agree(whole["log"], resumed["log"], 0.0)
+    for key, tensor in weights(tmp_path / "whole" / "model").items():
+        assert torch.equal(tensor, weights(tmp_path / "resumed" / "model")[key]), key
+
+
+@pytest.mark.matrix
+def test_a_checkpoint_goes_on_without_deepspeed_and_with_other_processes(tmp_path: Path) -> None:
+    """The files are those of one process, so ZeRO 3 of two, one process, and ZeRO 3 of four take each other's over."""
+    saving = {"save_strategy": "steps", "save_steps": 10}
+    (spread,) = run([{"output": str(tmp_path / "spread"), "arguments": saving}], deepspeed=zero(3))
+    with pytest.warns(UserWarning, match="processes"):
+        plain = train(
+            str(tmp_path / "plain"),
+            {"per_device_train_batch_size": 4},
+            str(tmp_path / "spread" / "checkpoint-10"),
+        )
+    assert_logs_agree(plain.state.log_history, spread["log"], 1e-5)
+    plain = train(str(tmp_path / "saved"), {"per_device_train_batch_size": 4, **saving})
+    for processes, stage, batch in ((2, 2, 2), (4, 3, 1)):
+        output = tmp_path / f"of {processes}"
+        (report,) = run(
+            [{"output": str(output), "resume": str(tmp_path / "saved" / "checkpoint-10")}],
+            processes,
+            deepspeed=zero(stage),
+            per_device_train_batch_size=batch,
+        )
+        assert_logs_agree(plain.state.log_history, report["log"], 1e-5)
+        assert distance(weights(tmp_path / "spread" / "model"), weights(output / "model")) < 1e-5
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_best_weights_are_put_in_force_at_the_end(stage: int, tmp_path: Path) -> None:
+    """They are those that one process ends with."""
+    choosing: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "load_best_model_at_end": True,
+        "learning_rate": 0.2,
+    }
+    _, expected = alone(tmp_path / "alone", **choosing)
+    run([{"output": str(tmp_path / "best")}], deepspeed=zero(stage), **choosing)
+    assert distance(expected, weights(tmp_path / "best" / "model")) < 1e-5
+
+
+@pytest.mark.matrix
+def test_a_second_run_of_a_trainer_goes_on_from_the_weights_of_the_first(tmp_path: Path) -> None:
+    """With a new engine, even where the first one spread the weights."""
+    logs = []
+    for stage in (0, 3):
+        (report,) = run([{"output": str(tmp_path / str(stage)), "again": 2}], deepspeed=zero(stage))
+        logs.append(report["log"])
+    assert_logs_agree(logs[0], logs[1], 1e-5)
