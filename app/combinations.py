@@ -161,6 +161,12 @@ REFUSALS = (
         "leave it out",
     ),
     Refusal(
+        lambda setting: setting.args.world_size == 1 and setting.args.local_rank > 0,
+        "local_rank={args.local_rank}",
+        "no launcher says of how many processes this is one, so that each would train a model of its own",
+        "start the script with torchrun or hexloop launch, which set RANK and WORLD_SIZE",
+    ),
+    Refusal(
         lambda setting: setting.args.push_to_hub,
         "push_to_hub=True",
         "hexloop does not publish on the hub yet",

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from hexloop import TrainingArguments
 from hexloop.app.arguments.environment import VARIABLES
+from hexloop.app.arguments.launched import Launched, launched
 from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.trainers import small_trainer
 
@@ -69,12 +71,21 @@ def tensorboard_folder(folder: Path, environment: pytest.MonkeyPatch) -> None:
 
 
 def launcher(folder: Path, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("WORLD_SIZE", "2")
-    assert "WORLD_SIZE=2, local_rank=-1), but hexloop trains in one process yet" in refusal(folder)
+    for name, value in {"WORLD_SIZE": 6, "RANK": 5, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        environment.setenv(name, str(value))
+    environment.setenv("MASTER_ADDR", "node7")
+    environment.setenv("MASTER_PORT", "4711")
+    assert launched() == Launched("torchrun", 5, 6, 1, 2, "node7", 4711)
+    arguments = TrainingArguments(str(folder), use_cpu=True)
+    assert (arguments.world_size, arguments.process_index, arguments.local_process_index) == (6, 5, 1)
+    environment.setenv("RANK", "6")
+    assert "RANK=6 and WORLD_SIZE=6, but ranks count from 0" in refusal(folder)
+    environment.setenv("RANK", "first")
+    assert "RANK is 'first', but a launcher" in refusal(folder)
+    environment.setenv("RANK", "0")
     environment.setenv("WORLD_SIZE", "1")
+    environment.setenv("LOCAL_RANK", "0")
     small_trainer(folder)
-    environment.setenv("WORLD_SIZE", "many")
-    assert "WORLD_SIZE is 'many', but it takes a number of processes; unset it." in refusal(folder)
 
 
 def engine(name: str, said: str) -> Observation:
@@ -102,7 +113,7 @@ OBSERVATIONS: dict[str, Observation] = {
     "ACCELERATE_DYNAMO_BACKEND": compilation,
     "ACCELERATE_DYNAMO_MODE": compilation,
     "TENSORBOARD_LOGGING_DIR": tensorboard_folder,
-    "WORLD_SIZE": launcher,
+    **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), launcher),
     "ACCELERATE_USE_DEEPSPEED": deepspeed,
     "ACCELERATE_USE_FSDP": engine("ACCELERATE_USE_FSDP", "FSDP"),
     "ACCELERATE_USE_PARALLELISM_CONFIG": engine("ACCELERATE_USE_PARALLELISM_CONFIG", "several dimensions of devices"),

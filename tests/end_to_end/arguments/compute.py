@@ -209,7 +209,7 @@ def _(bench: Bench) -> None:
 @shows("local_rank")
 def _(bench: Bench) -> None:
     assert "about several processes" in bench.remark(local_rank=0)
-    assert "local_rank=1), but hexloop trains in one process yet" in bench.refusal(local_rank=1)
+    assert "local_rank=1, but no launcher says of how many processes" in bench.refusal(local_rank=1)
 
 
 @shows(

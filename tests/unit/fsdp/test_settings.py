@@ -107,25 +107,43 @@ def test_accelerates_launcher_is_heeded(
     assert read(tmp_path, fsdp="full_shard") == FsdpSettings()
 
 
+WRONG: dict[str, Any] = {
+    "min_num_parms": 3,
+    "xla": True,
+    "cpu_offload": "maybe",
+    "version": 3,
+    "state_dict_type": "local_state_dict",
+    "auto_wrap_policy": "NO_WRAP",
+    "transformer_layer_cls_to_wrap": ["A"],
+    "reshard_after_forward": True,
+    "activation_checkpointing": True,
+    "device_mesh": [0, 1],
+    "mixed_precision": {"weights": "bf16"},
+}
+SAID_OF_IT = (
+    "did you mean min_num_params",
+    "no adapter for XLA",
+    "takes a truth value",
+    "two generations",
+    "full_state_dict",
+    "only one strategy",
+    "auto_wrap_policy='no_wrap'",
+    "sharding_strategy='full_shard' in fsdp_config",
+    "gathers weights once less",
+    "two numbers",
+    "no key 'weights'",
+)
+
+
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     """Unknown keys, values that make no sense, and settings that contradict each other."""
     said = problems(
         tmp_path,
         fsdp="shard_grad_op no_shard",
         activation_checkpointing=True,
-        fsdp_config={
-            "min_num_parms": 3, "xla": True, "cpu_offload": "maybe", "version": 3,
-            "state_dict_type": "local_state_dict",
-            "auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": ["A"], "reshard_after_forward": True,
-            "activation_checkpointing": True, "device_mesh": [0, 1], "mixed_precision": {"weights": "bf16"},
-        },
-    )  # fmt: skip
-    for each in (
-        "did you mean min_num_params", "no adapter for XLA", "takes a truth value", "two generations",
-        "full_state_dict",
-        "only one strategy", "auto_wrap_policy='no_wrap'", "sharding_strategy='full_shard' in fsdp_config",
-        "gathers weights once less", "two numbers", "no key 'weights'",
-    ):  # fmt: skip
+        fsdp_config=WRONG,
+    )
+    for each in SAID_OF_IT:
         assert sum(each in problem for problem in said) == 1, (each, said)
     assert len(said) == 11
 
