@@ -10,10 +10,10 @@ class HexloopError(Exception):
 
 
 class ConfigurationError(HexloopError, ValueError):
-    """A configuration that cannot run. `problems` holds every one of them, each a whole sentence."""
+    """A configuration that cannot run. `problems` holds every one of them once, each a whole sentence."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))
         if len(self.problems) == 1:
             text = self.problems[0]
         else:
