@@ -42,6 +42,7 @@ class Witnesses:
     def explained(self, what: str, error: RuntimeError) -> CollectiveError:
         """What torch's error comes from, once the others had time to say what they know."""
         causes, missing = self._ask()
+        self._let_the_others_hear({*causes, *missing})
         return CollectiveError(self._told(what, causes, missing, error), missing or causes)
 
     def tell(self, cause: str) -> None:
@@ -68,6 +69,16 @@ class Witnesses:
         except RuntimeError:  # whoever held the store is gone
             return causes, sorted(silent)
         return causes, [] if causes else sorted(silent)
+
+    def _let_the_others_hear(self, gone: set[int]) -> None:
+        """Rank 0 mostly holds the store, which ends with it: it stays until those who live know what it knows."""
+        with suppress(RuntimeError):
+            self._store.set(f"heard/{self._rank}", "")
+            waiting = set(range(self._world_size)) - gone if self._rank == 0 else set()
+            until = time.monotonic() + PATIENCE
+            while waiting and time.monotonic() < until:
+                waiting = {rank for rank in waiting if not self._store.check([f"heard/{rank}"])}
+                time.sleep(0.05)
 
     def _told(self, what: str, causes: dict[int, str], missing: list[int], error: RuntimeError) -> str:
         if causes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from threading import Lock
+from threading import RLock
 
 from attrs import Factory, define, field
 
@@ -23,21 +23,25 @@ PATIENCE = 5.0
 class Screen:
     """The launcher's standard output and error, to which everything goes through here.
 
-    drawn: whose bar stands there. joined: whether both are the same terminal or file.
+    drawn: whose bar stands there. joined: whether both are the same terminal or file. lock: of all that is on it.
     """
 
     drawn: Source | None = None
     joined: bool = Factory(lambda: _same_file(1, 2))
     _open: bool = False
+    _behind_blanks: bool = False
     _broken: set[int] = field(factory=set)
-    _lock: Lock = field(factory=Lock)
+    lock: RLock = field(factory=RLock)
 
     def line(self, stream: int, text: bytes) -> None:
         """A whole line, without its end; a bar that stands on a terminal is drawn again below it."""
-        with self._lock:
+        with self.lock:
             source = self.drawn
-            if source is None or not source.bar or not self._open or not (self.joined or source.stream == stream):
+            if source is None or not self._open or not (self.joined or source.stream == stream):
                 self._write(stream, text + b"\n")
+            elif not source.bar:
+                self._write(stream, (b"\r" if self._behind_blanks else b"") + text + b"\n")
+                self._behind_blanks = False
             elif os.isatty(source.stream):
                 self._write(stream, ERASE + text + b"\n")
                 self._write(source.stream, source.bar)
@@ -47,8 +51,9 @@ class Screen:
 
     def draw(self, source: Source, text: bytes) -> None:
         """A piece of a bar, as it comes."""
-        with self._lock:
+        with self.lock:
             self.drawn, self._open = source, True
+            self._behind_blanks = text.isspace() and text not in (b"\r", b"\n")
             self._write(source.stream, text)
 
     def say(self, text: str) -> None:
@@ -97,7 +102,8 @@ class Source:
         chunk = (self._carried + chunk).replace(b"\r\n", b"\n")
         self._carried = chunk[-1:] if chunk.endswith(b"\r") else b""
         for piece in PIECES.findall(chunk.removesuffix(b"\r") if self._carried else chunk):
-            self._piece(piece)
+            with self.screen.lock:  # what is noted of a bar is what stands on the screen
+                self._piece(piece)
 
     def end(self) -> None:
         """The process prints nothing more: show what stands in an unfinished line."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.order.slices import global_batch_range, global_batches, rank_slice
+from hexloop.domain.order.slices import ALL, Shard, global_batch_range, global_batches, rank_slice
 
 fixed = settings(derandomize=True, deadline=None)
 
@@ -63,3 +63,20 @@ def test_ranks_outside_the_world_are_refused(rank: int) -> None:
     """A rank that the world does not have is an error."""
     with pytest.raises(IndexError, match=f"Rank {rank} is not one of a world of 4"):
         rank_slice(range(8), rank, 4)
+
+
+@fixed
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8), st.integers(0, 70), st.booleans())
+def test_shards_cut_a_global_batch(first: int, each: int, world: int, size: int, in_blocks: bool) -> None:
+    """Joined in the order of ranks, the parts are the batch; in blocks they are the batches of a single process."""
+    whole = each * world
+    positions = range(first, first + min(size, whole))
+    parts = [Shard(rank, world, in_blocks).of(positions, whole) for rank in range(world)]
+    assert [position for part in parts for position in part] == list(positions)
+    assert ALL.of(positions, whole) == positions
+    if in_blocks:
+        assert [list(part) for part in parts if part] == [
+            list(positions[start : start + each]) for start in range(0, len(positions), each)
+        ]
+    else:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -1,0 +1,27 @@
+"""What several processes write between them is dealt out evenly."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.domain.checkpoints.dealing import deal
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.integers(0, 10_000), max_size=60), st.integers(1, 12))
+def test_everything_falls_to_a_rank_in_order(sizes: list[int], world_size: int) -> None:
+    """Each thing has one owner, owners do not go back, and nobody has more than an even part and one thing."""
+    owners = deal(sizes, world_size)
+    assert len(owners) == len(sizes)
+    assert owners == sorted(owners)
+    assert all(0 <= owner < world_size for owner in owners)
+    for rank in range(world_size):
+        held = sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank)
+        assert held <= sum(sizes) / world_size + max(sizes, default=0)
+
+
+def test_things_without_a_size_fall_to_the_first() -> None:
+    """Where there are no bytes there is nothing to share."""
+    assert deal([0, 0, 0], 4) == [0, 0, 0]
+    assert deal([], 4) == []

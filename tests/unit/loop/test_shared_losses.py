@@ -1,0 +1,48 @@
+"""The losses that are logged are those of all processes."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.losses.plain import PlainLosses
+from hexloop.domain.shared_losses import SharedLosses
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.state import Part
+
+shares = st.lists(st.lists(st.integers(-1000, 1000).map(float), max_size=5), min_size=2, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shares)
+def test_every_process_hears_the_sum_of_all(losses: list[list[float]]) -> None:
+    """Whatever each added, all hear the same total, and then begin again from nothing."""
+
+    def add_and_drain(ranks: Collectives) -> list[float]:
+        shared = SharedLosses(PlainLosses(), ranks)
+        for loss in losses[ranks.rank]:
+            shared.add(loss)
+        return [shared.drain(), shared.drain()]
+
+    told = SimulatedWorld(len(losses)).run(add_and_drain)
+    assert told == [[sum(map(sum, losses)), 0.0]] * len(losses)
+
+
+def test_each_process_keeps_its_own_share() -> None:
+    """What is exported before a log is one process's, and goes on as such; nothing is asked of the others."""
+
+    def export(ranks: Collectives) -> list[Part]:
+        shared = SharedLosses(PlainLosses(), ranks)
+        shared.add(10.0**ranks.rank)
+        return list(shared.export())
+
+    kept = SimulatedWorld(3).run(export)
+
+    def go_on(ranks: Collectives) -> float:
+        shared = SharedLosses(PlainLosses(), ranks)
+        shared.load(kept[ranks.rank])
+        shared.add(1000.0)
+        return shared.drain()
+
+    assert SimulatedWorld(3).run(go_on) == [3111.0] * 3
