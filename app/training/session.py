@@ -102,6 +102,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             model = trainer.place_model(moves=not adapters.parallelism.capabilities.sharded)
             align_special_tokens(model, trainer.processing_class)
             observers = undo.enter_context(attached(trainer, model))
+        plan: Plan | None = None
         with refusals:
             loader = trainer.get_train_dataloader()
             undo.callback(stop_workers, loader)
@@ -110,9 +111,11 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
             plan = plan_for(trainer, batches)
             refuse_too_many_processes(trainer, batches)
             refuse_optimizer(trainer, plan.total_steps)
-        with refusals:
-            refuse_deepspeed(trainer, plan.total_steps)
+        if plan is not None:
+            with refusals:
+                refuse_deepspeed(trainer, plan.total_steps)
         refusals.settle()
+        assert plan is not None  # or what kept it from being made was refused
         refuse_unlike(trainer)
         wrapped = _prepare(trainer, adapters, model, plan)
         standard, learner = _learner(trainer, adapters, wrapped)
