@@ -14,9 +14,10 @@ from hexloop.domain.errors import CollectiveError, ConfigurationError
 from hexloop.ports.collectives import Collectives
 
 if TYPE_CHECKING:
+    from hexloop.adapters.collectives.torch import TorchCollectives
     from hexloop.app.arguments.derived import DerivedValues
 
-_JOINED: list[Collectives] = []
+_JOINED: list[TorchCollectives] = []
 """The processes that this one has met. torch.distributed has one world a process, so there is one here."""
 
 
@@ -79,9 +80,11 @@ def _meet(args: DerivedValues, process: Launched) -> None:
 
 
 def _part() -> None:
-    """Leave in order, so that no thread of torch's is running when the interpreter ends."""
+    """Leave together and in order: gloo's threads may abort a process whose partners go at another time."""
     import torch.distributed as dist
 
+    for collectives in _JOINED:
+        collectives.leave()
     _JOINED.clear()
     with suppress(Exception):  # whoever left before has closed the connection
         dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,9 @@ OPERATIONS = {
     Reduction.MINIMUM: dist.ReduceOp.MIN,
 }
 
+LEAVING = 5.0
+"""Seconds for which a process waits at its end for the others to come to theirs."""
+
 
 class TorchCollectives:
     """Answers the Collectives port on the host, over a group of its own, so that it runs beside the training step.
@@ -33,6 +37,7 @@ class TorchCollectives:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout = timeout
+        self._failed = False
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._witnesses = Witnesses(self.rank, self.world_size)
         self._shake_hands()
@@ -85,7 +90,19 @@ class TorchCollectives:
         They look for the cause when its connections close, or after the time-out. What the process says that holds the
         store where they met goes with it: that is rank 0, unless the launcher holds it, as torchrun can.
         """
+        self._failed = True
         self._witnesses.tell(cause)
+
+    def leave(self) -> None:
+        """Wait, for a few seconds at most, until all are here, and let go of the group. Never fails.
+
+        A rank that has failed leaves at once: the others wait for it in vain somewhere else.
+        """
+        with suppress(Exception):
+            if not self._failed:
+                ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
+                ending.wait(timedelta(seconds=LEAVING))
+        self._group = None
 
     def explain(self, error: BaseException) -> BaseException:
         """The errors of torch's engines whose processes lost another, told; see `Collectives.explain`."""
