@@ -34,16 +34,15 @@ class Refusal:
     instead: str
 
 
-SHAPED = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
+OF_SHAPES = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
 """Parts of the names of optimizers whose update of a number depends on the tensor that it is in."""
+
+OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
+"""Optimizers whose steps go by rows and columns, or by the size of a whole parameter."""
 
 
 def _uses_deepspeed(setting: Setting) -> bool:
     return bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED")
-
-
-OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
-"""Optimizers whose steps go by rows and columns, or by the size of a whole parameter."""
 
 
 def _optimizer(args: TrainingArguments) -> str:
@@ -106,8 +105,8 @@ REFUSALS = (
         "set per_device_train_batch_size to one that fits",
     ),
     Refusal(
-        lambda setting: _uses_deepspeed(setting) and any(word in str(setting.args.optim) for word in SHAPED),
-        "optim={args.optim} with DeepSpeed",
+        lambda setting: _uses_deepspeed(setting) and any(word in _optimizer(setting.args) for word in OF_SHAPES),
+        "optim={optimizer} with DeepSpeed",
         "its partitions are flat, and this optimizer looks at the rows and columns of each weight",
         "choose another, such as adamw_torch",
     ),
@@ -133,7 +132,7 @@ REFUSALS = (
         lambda setting: setting.parallelism.sharded and (setting.args.bf16_full_eval or setting.args.fp16_full_eval),
         "an evaluation in half precision (bf16_full_eval or fp16_full_eval) with the parallelism {parallelism.name}",
         "a model that is spread keeps the format that it is trained in",
-        "leave it out, and set mixed_precision in fsdp_config",
+        "leave it out, or train in that format, too",
     ),
     Refusal(
         lambda setting: setting.parallelism.sharded and _of_whole_matrices(setting.args),
@@ -157,7 +156,7 @@ REFUSALS = (
         lambda setting: setting.args.parallelism_config is not None or is_on("ACCELERATE_USE_PARALLELISM_CONFIG"),
         "several dimensions of devices (parallelism_config, or the environment variable "
         "ACCELERATE_USE_PARALLELISM_CONFIG)",
-        "hexloop trains on one device yet",
+        "hexloop spreads a run over processes along one dimension yet",
         "leave it out",
     ),
     Refusal(
@@ -175,11 +174,15 @@ REFUSALS = (
 )
 
 
+def refusals_of(setting: Setting) -> list[Refusal]:
+    """The rows of the table that apply."""
+    return [row for row in REFUSALS if row.when(setting)]
+
+
 def refused_combinations(
     args: TrainingArguments, device: DeviceCapabilities, precision: str, parallelism: ParallelismCapabilities
 ) -> list[str]:
     """A sentence for each row of the table that applies."""
-    setting = Setting(args, device, precision, parallelism)
     words = {
         "args": args,
         "device": device,
@@ -190,6 +193,5 @@ def refused_combinations(
     }
     return [
         f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(words)
-        for row in REFUSALS
-        if row.when(setting)
+        for row in refusals_of(Setting(args, device, precision, parallelism))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hexloop.adapters.parallelism.single import SingleProcess
@@ -21,7 +22,8 @@ def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[A
     if fsdp_is_asked_for(args) and args.world_size > 1:
         return make_fsdp(args, device)
     if args.world_size == 1:
-        return SingleProcess()
+        several = args.n_gpu > 1 and device.name == str(args.device)
+        return _data_parallel(args) if several else SingleProcess()
     import torch
 
     from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
@@ -33,3 +35,15 @@ def choose_parallelism(args: TrainingArguments, device: Device) -> Parallelism[A
         static_graph=args.ddp_static_graph,
     )
     return Ddp(torch.device(device.name), args.world_size, options)
+
+
+def _data_parallel(args: TrainingArguments) -> Parallelism[Any]:
+    """All GPUs that this process sees, as in the reference library."""
+    from hexloop.adapters.parallelism.torch.data_parallel import DataParallel
+    from hexloop.adapters.trainable.torch.items import item_count
+
+    if args.loss_weighting == "reference":
+        return DataParallel(range(args.n_gpu))
+    return DataParallel(
+        range(args.n_gpu), partial(item_count, label_names=args.label_names or ["labels"], shifted=False)
+    )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
-from attrs import define
+from attrs import define, evolve
 
 from hexloop.adapters.clock.system import SystemClock
 from hexloop.adapters.hub.none import NoHub
@@ -93,6 +93,8 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         raise ConfigurationError([*error.problems, *problems]) from error
     precision = injected.get("precision") or choose_precision(args, device)
     parallelism = injected.get("parallelism") or _parallelism(args, device, problems)
+    if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
+        args.surroundings = evolve(args.surroundings, n_gpu=1)
     deepspeed = deepspeed_configuration(args)
     problems += [] if deepspeed is None else deepspeed.problems
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)

@@ -81,17 +81,21 @@ def settle_due(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
 
     A callback may switch a later action on while an earlier one is done.
     """
-    control = run.control
+    control, agreement = run.control, run.agreement
     if run.checkpoints.news:
         yield from _answering(run, run.checkpoints.collect())
+    agreement.begin(control)
     if control.should_log:
         control.should_log = False
         yield from _log(run)
+        agreement.go_on(control)
     if control.should_evaluate:
         yield from _evaluate(run)
+        agreement.go_on(control)
     if control.should_save and not run.stopped:
         control.should_save = False
-        yield from save(run, asked=run.agreement.alone and run.requests.asked.save)
+        yield from save(run, asked=agreement.alone and run.requests.asked.save)
+        agreement.go_on(control)
 
 
 def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
@@ -104,6 +108,7 @@ def heed(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
             run.stopped = run.control.should_training_stop = True
         if asked.save:
             yield from save(run, asked=True)
+            run.agreement.go_on(run.control)
         if asked.stop or not asked.pause:
             return
         yield from _answering(run, run.checkpoints.finish())  # nobody comes to a boundary at which to collect it

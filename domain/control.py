@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import ClassVar
+
 from attrs import define
 
 
@@ -13,6 +16,14 @@ class Control:
     should_epoch_stop: go to the end of this epoch.
     should_save, should_evaluate, should_log: do so at this boundary; cleared when done and at each new step.
     """
+
+    SWITCHES: ClassVar[tuple[str, ...]] = (
+        "should_training_stop",
+        "should_epoch_stop",
+        "should_save",
+        "should_evaluate",
+        "should_log",
+    )
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False
@@ -30,3 +41,12 @@ class Control:
         self.should_log = "log" in actions
         self.should_evaluate = "evaluate" in actions
         self.should_save = "save" in actions
+
+    def on(self) -> set[str]:
+        """The names of the switches that are on."""
+        return {name for name in self.SWITCHES if getattr(self, name)}
+
+    def switch(self, names: Collection[str], on: bool) -> None:
+        """Switch all of these on, or off."""
+        for name in names:
+            setattr(self, name, on)

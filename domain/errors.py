@@ -21,6 +21,9 @@ class ConfigurationError(HexloopError, ValueError):
             text = f"{len(self.problems)} problems in the configuration:{listed}"
         super().__init__(text)
 
+    def __reduce__(self) -> tuple[type[ConfigurationError], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)  # made anew of its problems, where it comes from another process
+
 
 class DataError(HexloopError, ValueError):
     """A batch that cannot be trained on, found on the first batch, before the first update."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 from hexloop.ports.files import File
 
 State = TypeVar("State")
 
-OpenFile: TypeAlias = Callable[[str], Iterator[memoryview]]
-"""Gives the bytes of a file of the checkpoint, by its path within it."""
+
+class OpenFile(Protocol):
+    """Gives the bytes of a file of the checkpoint, by its path within it."""
+
+    def __call__(self, path: str, start: int = 0, /) -> Iterator[memoryview]:
+        """Those from byte `start` on, in chunks, in order."""
+        ...
 
 
 class Contents(Protocol[State]):

@@ -20,7 +20,8 @@ class ParallelismCapabilities:
 
     `name` is the adapter's usual name, `processes` whether it spans several, `sharded` whether a process holds only a
     part of the weights, `compiles` whether the prepared model may be compiled afterwards, `owns_update` whether the
-    prepared model clips its gradients and takes the optimizer's step itself, so that it needs a learner of its own.
+    prepared model clips its gradients and takes the optimizer's step itself, so that it needs a learner of its own,
+    `several_devices` whether a process computes on all devices that it sees, each a part of the batch.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ParallelismCapabilities:
     sharded: bool = False
     compiles: bool = True
     owns_update: bool = False
+    several_devices: bool = False
 
 
 class Parallelism(Protocol[Loss_contra]):

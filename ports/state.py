@@ -23,7 +23,8 @@ class Part:
     ("F32", "BF16", "I64", ...) or `JSON`. `shape` is the whole value's. `offset` and `length` count elements of the
     flattened value (bytes for `JSON`). `read` hands out the bytes, little-endian, and may be called once or more; what
     it hands out stays unchanged until the exporter next changes. `source` is the array that holds the value, where
-    there is one; only an adapter that knows its kind looks at it.
+    there is one; only an adapter that knows its kind looks at it. `read_run` hands out the bytes of so many elements
+    from a first one of the part on, where that is less work than reading all.
     """
 
     name: str
@@ -33,6 +34,15 @@ class Part:
     length: int
     read: Callable[[], memoryview]
     source: object = field(default=None, eq=False, repr=False)
+    read_run: Callable[[int, int], memoryview] | None = field(default=None, eq=False, repr=False)
+
+    def run(self, begin: int, length: int) -> memoryview:
+        """The bytes of `length` elements of the part, the element `begin` being the first."""
+        if self.read_run is not None:
+            return self.read_run(begin, length)
+        whole = self.read().cast("B")
+        size = len(whole) // max(self.length, 1)
+        return whole[begin * size : (begin + length) * size]
 
 
 class Exportable(Protocol):

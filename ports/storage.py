@@ -59,8 +59,8 @@ class Storage(Protocol):
         """Write a new file and make it durable: after a return it survives a crash. Folders are made as needed."""
         ...
 
-    def read(self, path: str) -> Iterator[memoryview]:
-        """The file's bytes in chunks, in order."""
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
+        """The file's bytes from byte `start` on, in chunks, in order; none where the file ends before."""
         ...
 
     def list(self, folder: str) -> tuple[Entry, ...]:

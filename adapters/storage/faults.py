@@ -100,10 +100,10 @@ class FaultyStorage:
         self._end(fault)
         return stored
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """The file's bytes."""
         self._end(self._begin("read", path))
-        return self.inner.read(path)
+        return self.inner.read(path, start)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """The names in a folder."""

@@ -81,9 +81,9 @@ class MemoryStorage:
                 self._durable[path] = data
         return self._stored(data)
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """The file's bytes, in two chunks where there are two bytes or more."""
-        data = memoryview(self._file(path))
+        data = memoryview(self._file(path))[start:]
         middle = len(data) // 2
         return (chunk for chunk in (data[:middle], data[middle:]) if chunk)
 

@@ -15,7 +15,7 @@ from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.every import EveryArgument
 from hexloop.app.arguments.launched import launched
 from hexloop.app.arguments.reporting import LOG_LEVELS
-from hexloop.app.arguments.surroundings import Surroundings, found_device, surroundings_of
+from hexloop.app.arguments.surroundings import Surroundings, found_device, found_gpus, surroundings_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class DerivedValues(EveryArgument):
             return 0
         if self.surroundings.n_gpu is not None:
             return self.surroundings.n_gpu
-        return 0 if self.device.type == "cpu" else 1
+        return found_gpus(self.device, self.world_size)
 
     @property
     def _on_the_processor(self) -> bool:

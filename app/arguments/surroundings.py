@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 
 from hexloop.app.arguments.environment import word
 from hexloop.app.arguments.launched import Launched
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _nobody_to_wait_for() -> None:
@@ -23,7 +27,7 @@ class Surroundings:
     local_process_index: this process among those of its machine.
     barrier: returns once every process of the run has called it.
     device: name of the device, as torch spells it; None to look for one.
-    n_gpu: GPUs that this process trains on; None for the one that was found, if one was.
+    n_gpu: GPUs that this process trains on; None for those that are found: all that a process sees that is alone.
     """
 
     world_size: int = 1
@@ -61,3 +65,17 @@ def found_device(local_rank: int = 0) -> str:
     if torch.xpu.is_available():
         return f"xpu:{local_rank % max(1, torch.xpu.device_count())}"
     return "cpu"
+
+
+def found_gpus(device: torch.device, world_size: int) -> int:
+    """The GPUs that a process trains on whose device this is: all of NVIDIA's or AMD's where it is alone, else one.
+
+    A device that is named with a number other than 0 is the only one, as is one that the environment names.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return 0
+    if device.type != "cuda" or world_size > 1 or device.index or word("ACCELERATE_TORCH_DEVICE", ""):
+        return 1
+    return max(1, torch.cuda.device_count())

@@ -62,10 +62,11 @@ def _meet(args: DerivedValues, process: Launched) -> None:
         )
     if args.device.type == "cuda":
         torch.cuda.set_device(args.device)
+    told = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     try:
         dist.init_process_group(
             backend,
-            init_method=f"tcp://{process.address}:{process.port}" if "MASTER_PORT" not in os.environ else "env://",
+            init_method="env://" if told else f"tcp://{process.address}:{process.port}",
             rank=process.rank,
             world_size=process.world_size,
             timeout=timedelta(seconds=args.ddp_timeout),
@@ -74,7 +75,8 @@ def _meet(args: DerivedValues, process: Launched) -> None:
         raise CollectiveError(
             f"Rank {process.rank} of {process.world_size} did not meet the others at {process.address}:{process.port} "
             f"within {args.ddp_timeout} s ({str(error).strip().partition(chr(10))[0]}); look whether all "
-            "processes were started, and whether that address can be reached from here."
+            "processes were started, whether that address can be reached from here, and whether nobody else has the "
+            "port."
         ) from error
     atexit.register(_part)
 

@@ -52,7 +52,9 @@ def load_weights(trainer: Trainer, options: Namespace) -> str | None:
     else:
         checkpoint = _last(storage, trainer.args.load_best_model_at_end)
     contents = CheckpointContents({"model": ModelState(trainer.adapters.parallelism.unwrap(trainer.model))})
-    contents.restore_weights(checkpoint.manifest.files, lambda path: storage.read(f"{checkpoint.name}/{path}"))
+    contents.restore_weights(
+        checkpoint.manifest.files, lambda path, start=0: storage.read(f"{checkpoint.name}/{path}", start)
+    )
     return f"{storage.capabilities.location}/{checkpoint.name}"
 
 

@@ -34,6 +34,8 @@ LEFT_TO_THE_LAUNCHER = (
 
 OTHER_DIMENSIONS = ("tensor_parallel.autotp_size", "sequence_parallel_size", "expert_parallel.autoep_size")
 
+QUANTIZED = "zero_optimization.zero_quantized_nontrainable_weights"
+
 
 @frozen
 class DeepSpeedConfiguration:
@@ -63,6 +65,11 @@ class DeepSpeedConfiguration:
         return device != "none" or bool(entry(self.values, "zero_optimization.cpu_offload", False))
 
     @property
+    def consolidates(self) -> bool:
+        """Whether the weights are to be put together in one process when they are saved."""
+        return entry(self.values, "zero_optimization.stage3_gather_16bit_weights_on_model_save", False) is True
+
+    @property
     def optimizer(self) -> dict[str, Any] | None:
         """The section of an optimizer that the engine makes itself."""
         return self.values.get("optimizer")
@@ -77,6 +84,14 @@ class DeepSpeedConfiguration:
         values = deepcopy({"scheduler": self.scheduler or {}})
         problems = list(fill(values, OF_LENGTH, length))
         return values["scheduler"], problems
+
+    def before_model(self) -> dict[str, Any]:
+        """What there is to say before there is a model."""
+        values = deepcopy(self.values)
+        values.pop("scheduler", None)
+        for path in autos_in(values):
+            remove(values, path)
+        return values
 
     def for_model(self, model: Any) -> tuple[dict[str, Any], list[str]]:
         """What the engine is given for this model, and what the model does not say of it."""
@@ -173,6 +188,8 @@ def _refused(config: dict[str, Any]) -> Iterator[str]:
             yield _sentence("amp.enabled", True, f"apex does not work with ZeRO stage {stage}", "use fp16 or bf16")
         elif importlib.util.find_spec("apex") is None:
             yield _sentence("amp.enabled", True, "the package apex is not installed", "use fp16 or bf16")
+    if entry(config, QUANTIZED, False) is True:
+        yield _sentence(QUANTIZED, True, "a checkpoint keeps every weight in its own format", "leave it out")
     for path in OTHER_DIMENSIONS:
         size = entry(config, path, 1)
         if size not in (0, 1):

@@ -21,19 +21,15 @@ from hexloop.app.foreign.names import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STAT
 from hexloop.app.foreign.pickled import write_pickled
 from hexloop.app.foreign.schedules import foreign_schedule
 from hexloop.app.foreign.streams import foreign_streams
+from hexloop.app.run_files import is_of_run
 from hexloop.domain.checkpoints.choosing import open_checkpoint
-from hexloop.domain.checkpoints.names import MANIFEST
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.parts import json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 
-KEEPERS = ("optimizer", "scheduler", "scaler", "losses", "data", "random")
-OWN = frozenset(
-    {RUN_STATE, RUN_SETUP, MANIFEST, "training_args.json", "model.json", STATE}
-    | {f"{name}{suffix}" for name in KEEPERS for suffix in (".json", ".safetensors")}
-)
-"""Files that mean nothing to the reference library, or that it has in a form of its own."""
+OWN = frozenset({"training_args.json", "model.json"})
+"""Files of the model that mean nothing to the reference library; those of the run it has in a form of its own."""
 
 
 @frozen
@@ -44,9 +40,9 @@ class Source:
     name: str
     files: Mapping[str, object]
 
-    def open(self, path: str) -> Iterator[memoryview]:
+    def open(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """The bytes of one of its files."""
-        return self.storage.read(f"{self.name}/{path}")
+        return self.storage.read(f"{self.name}/{path}", start)
 
     def parts(self, keeper: str) -> dict[str, Part]:
         """What it holds of a keeper, by name."""
@@ -92,7 +88,7 @@ def export_checkpoint(checkpoint: str | os.PathLike[str], to: str | os.PathLike[
 def _write(source: Source, folder: str) -> None:
     state = state_codec.from_bytes(b"".join(source.open(RUN_STATE)))
     for path in source.files:
-        if path not in OWN:
+        if path not in OWN and not is_of_run(path):
             _copy(source, path, folder)
     optimizer = state_dict_of(source.parts("optimizer"), _groups(source))
     write_pickled(folder, OPTIMIZER, optimizer)

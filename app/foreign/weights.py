@@ -24,7 +24,8 @@ def weight_parts(folder: str) -> list[Part]:
     """The weights, each tensor once, under the first of its names. Raises CheckpointError where there are none."""
     names = os.listdir(folder)
     if any(is_weights(name) for name in names):
-        return parts_of("model", [name for name in names if is_weights(name)], lambda name: _chunks(folder, name))
+        weights = [name for name in names if is_weights(name)]
+        return parts_of("model", weights, lambda path, start=0: _chunks(folder, path, start))
     if WEIGHTS in names:
         return _distinct(read_pickled(folder, WEIGHTS), WEIGHTS)
     if WEIGHTS_INDEX in names:
@@ -62,9 +63,10 @@ def _shards(folder: str, names: list[str]) -> list[str]:
     return shards
 
 
-def _chunks(folder: str, name: str) -> Iterator[memoryview]:
+def _chunks(folder: str, name: str, start: int) -> Iterator[memoryview]:
     path = os.path.join(folder, name)
     refuse_irregular(path)
     with open(path, "rb") as file:
+        file.seek(start)
         while chunk := file.read(CHUNK):
             yield memoryview(chunk)

@@ -65,6 +65,15 @@ def fsdp_is_asked_for(args: TrainingArguments) -> bool:
     return bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP")
 
 
+def fsdp_consolidates(args: TrainingArguments) -> bool:
+    """Whether the weights are to be put together in one process when they are saved.
+
+    accelerate's variable does not say so: its launcher asks for the full state dict where nobody did.
+    """
+    given = args.fsdp_config if isinstance(args.fsdp_config, Mapping) else {}
+    return read_keys(given, str, []).get("state_dict_type") == "full_state_dict"
+
+
 def read_fsdp(args: TrainingArguments) -> FsdpSettings:
     """What is asked for; `fsdp_config` goes before accelerate's variables.
 

@@ -68,6 +68,9 @@ class TrainerAttributes:
     _own_optimizer: bool
     _own_scheduler: bool
 
+    asked_accumulation: int | None = None
+    """The `gradient_accumulation_steps` that the user wrote, where a run that is live has others in force."""
+
     session: Session | None
     """The run that is live; None between runs."""
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from attrs import evolve
+
+from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
 from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.deepspeed.engine import deepspeed_schedule
+from hexloop.app.deepspeed.making import told_to_transformers
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
 from hexloop.app.training.hooks import is_overridden, standard
@@ -27,7 +31,8 @@ class Making(TrainerAttributes):
         """A fresh model from `model_init`, which may take the trial of a search."""
         assert self.model_init is not None
         takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
-        model = self.model_init(trial) if takes_trial else self.model_init()
+        with told_to_transformers(self.args):
+            model = self.model_init(trial) if takes_trial else self.model_init()
         if model is None:
             raise ConfigurationError(["model_init returned None; let it return the model."])
         return model
@@ -36,10 +41,18 @@ class Making(TrainerAttributes):
         """Find out of the model what subclasses read, and may write after the constructor."""
         devices = {each for each in (getattr(self.model, "hf_device_map", None) or {}).values() if each != "disk"}
         self.is_model_parallel = len(devices - {"cpu"}) > 1
+        if self.is_model_parallel or getattr(self.model, "is_loaded_in_8bit", False):
+            self._compute_on_one_device()
         asked = self.args.place_model_on_device
         self.place_model_on_device = not devices if asked is None else asked
         self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
         self.can_return_loss = returns_loss_unasked(self.model)
+
+    def _compute_on_one_device(self) -> None:
+        """Do not copy a model to all GPUs that lies on several already, or whose weights cannot be copied."""
+        if self.adapters.parallelism.capabilities.several_devices:
+            self.adapters.parallelism = SingleProcess()
+            self.args.surroundings = evolve(self.args.surroundings, n_gpu=1)
 
     def place_model(self, moves: bool = True) -> Any:
         """The model on its device, with what the arguments ask of its memory. One that is spread stays as it lies."""

@@ -31,8 +31,7 @@ from hexloop.app.training.internals import refuse_overridden_internals
 from hexloop.app.training.live import seeded
 from hexloop.app.training.memory_metrics import measured, memory_stages_for
 from hexloop.app.training.refusals import Refusals, refuse_metrics, refuse_parts
-from hexloop.app.training.sharded import is_sharded
-from hexloop.app.training.states import whole_weights
+from hexloop.app.training.sharded import is_sharded, refuse_unprepared
 from hexloop.app.training.verbosity import set_log_level
 from hexloop.app.wiring import Injected, choose_adapters
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -292,12 +291,11 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration and the processing class to a folder (the output folder where None).
 
-        Of several processes the first writes. All call it where the weights are spread: they are gathered, or each
-        process writes its share.
+        Of several processes the first writes. All call it where the weights are spread: each writes its share.
         """
-        weights, folder = whole_weights(self), output_dir or str(self.args.output_dir)
+        refuse_unprepared(self)
         if self.args.should_save or is_sharded(self):
-            self._save(folder) if weights is None else self._save(folder, weights)
+            self._save(output_dir or str(self.args.output_dir))
 
     def new_run_name(self) -> str:
         """A name that no other run has."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
-
-import torch
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.collectives import Json
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 
 MAY_DIFFER = frozenset({"local_rank", "log_level", "log_level_replica", "logging_dir", "run_name"})
 """Arguments that a process may have for itself."""
+
+LIBRARIES = ("hexloop", "torch", "numpy", "safetensors", "transformers", "accelerate", "deepspeed", "peft")
+"""What computes, shares and saves: other versions of it may do so otherwise."""
 
 MOST_TOLD = 8
 
@@ -56,12 +58,19 @@ def _described(trainer: Trainer) -> dict[str, Any]:
             for name, value in arguments.items()
         },
         "the version of Python": ".".join(platform.python_version_tuple()[:2]),
-        "the version of torch": torch.__version__,
+        **{f"the version of {library}": _version(library) for library in LIBRARIES},
         "the model": type(model).__qualname__,
         "the model's parameters": hashlib.blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest(),
     }
     length = _length(trainer.train_dataset)
     return described if length is None else {**described, "the number of training samples": length}
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "none installed"
 
 
 def _length(dataset: Any) -> int | None:

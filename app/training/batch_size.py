@@ -13,15 +13,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hexloop.app.storages import as_location, split_location, storage_for
-from hexloop.app.training.checkpoints import AUTO, callbacks_state, restore_callbacks
+from hexloop.app.training.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.training.driving import Events, follow, renew_model
+from hexloop.app.training.peeking import likely_checkpoint
 from hexloop.app.training.saving import STATE
-from hexloop.domain.checkpoints.choosing import from_newest
-from hexloop.domain.checkpoints.names import checkpoint_name
-from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, RunStateError
-from hexloop.ports.storage import Storage
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -110,21 +106,10 @@ def saved_batch_size(trainer: Trainer, resume_from: str | bool | None) -> int | 
     if not resume_from:
         return None
     with suppress(CheckpointError, OSError, ValueError):
-        storage, name = _checkpoint(trainer, resume_from)
+        storage, name = likely_checkpoint(trainer, resume_from)
         size = json.loads(b"".join(storage.read(f"{name}/{STATE}"))).get("train_batch_size") if name else None
         return size if isinstance(size, int) and size > 0 else None
     return None
-
-
-def _checkpoint(trainer: Trainer, resume_from: str | bool) -> tuple[Storage, str | None]:
-    """The checkpoint that `resume_from` most likely means, and where it lies."""
-    own = trainer.adapters.storage
-    if resume_from in (True, AUTO):
-        manifests = {name: read_manifest(own, name) for name in map(checkpoint_name, checkpoint_steps(own))}
-        return own, next(from_newest(manifests), None)
-    parent, name = split_location(str(resume_from))
-    here = parent == as_location(own.capabilities.local_folder or own.capabilities.location)
-    return (own if here or own.capabilities.local_folder is None else storage_for(parent)), name
 
 
 def _tensors(model: Any) -> dict[str, Tensor]:

@@ -212,7 +212,8 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
             "You chose resume_from_checkpoint=True, but there is no good checkpoint in "
             f"{trainer.adapters.storage.capabilities.location}; name one, or train from the start."
         )
-    _warn_of_another_order(run.state, state)
+    if trainer.args.should_log:
+        _warn_of_another_order(run.state, state)
     if trainer.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state

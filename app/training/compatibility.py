@@ -67,9 +67,10 @@ class RunSetup:
         left = set()
         if self._other_optimizer(saved):
             left.add("optimizer")
-            warnings.warn(
-                "The optimizer begins anew, as the checkpoint's is another: its moments are gone.", stacklevel=2
-            )
+            if self._trainer.args.should_log:
+                warnings.warn(
+                    "The optimizer begins anew, as the checkpoint's is another: its moments are gone.", stacklevel=2
+                )
         if saved.get("precision", self._document["precision"]) != self._document["precision"]:
             left.add("scaler")
         if "imported_from" in saved:
@@ -97,6 +98,7 @@ class RunSetup:
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
             "batch_size": global_batch_size(trainer.args, trainer._train_batch_size),
+            "asked_accumulation": trainer.asked_accumulation or trainer.args.gradient_accumulation_steps,
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": trainer.makes_optimizer,
@@ -164,14 +166,22 @@ class RunSetup:
         state.batches = max(0, plan.batches_per_epoch - max(0, left))
 
     def _stretch_plan(self, state: RunState) -> None:
-        """Count what is left of the run in steps of this run's size, and stretch its own schedule over them."""
+        """Count what is left of the run in steps of this run's size, and stretch its own schedule over them.
+
+        Where the steps are given, it is the passes over the data that are counted anew.
+        """
         run, args = self._run, self._trainer.args
         plan = run.plan
         if plan.batches_per_epoch is None or self._document["samples_per_epoch"] is None:
             return
-        if args.max_steps > 0 or plan.steps_per_epoch is None:
+        if plan.steps_per_epoch is None:
             return
-        passes_left = max(0.0, args.num_train_epochs - plan.epoch_at(state.epoch, state.batches))
+        passes = plan.epoch_at(state.epoch, state.batches)
+        if args.max_steps > 0:
+            passes += (plan.total_steps - state.step) / plan.steps_per_epoch
+            run.plan = evolve(plan, epochs=math.ceil(passes - 1e-9))
+            return
+        passes_left = max(0.0, args.num_train_epochs - passes)
         total = state.step + math.ceil(passes_left * plan.steps_per_epoch - 1e-9)
         run.plan = evolve(plan, total_steps=total)
         if self._trainer.makes_scheduler and isinstance(run.scheduler, ScheduledRates):

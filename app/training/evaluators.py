@@ -21,7 +21,7 @@ from hexloop.app.training.inputs import named_on
 from hexloop.app.training.loaders import expected_rows
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
 from hexloop.app.training.refusals import refuse_metrics
-from hexloop.app.training.sharded import is_sharded
+from hexloop.app.training.sharded import is_sharded, refuse_unprepared
 from hexloop.app.training.sharing import evaluation_batches
 from hexloop.app.training.worlds import ranks_of
 from hexloop.domain.errors import ConfigurationError
@@ -131,8 +131,12 @@ def _prepared(trainer: Trainer) -> Any:
     clock = trainer.adapters.clock
     began = clock.monotonic()
     model = trainer.place_model()
+    refuse_unprepared(trainer)
+    parallelism = trainer.adapters.parallelism
     if is_sharded(trainer):
         model = trainer.model_wrapped
+    elif parallelism.capabilities.several_devices:
+        model, _ = parallelism.prepare(model, lambda _wrapped: None)
     if trainer.model_preparation_time is None and trainer.state.global_step == 0:
         trainer.model_preparation_time = round(clock.monotonic() - began, 4)
     model.eval()

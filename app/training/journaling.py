@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from attrs import define, field
 
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerprint
+from hexloop.app.training.worlds import totals_of
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.run import Run
@@ -30,7 +31,7 @@ class RunJournal:
     """Follows a run, and notes what `hexloop.domain.journal` lists. Losses are read with the next log, not before.
 
     device: whose random streams are fingerprinted. settings: how the run was set up.
-    each_step: whether steps are noted as well as logs and saves.
+    each_step: whether steps are noted as well as logs and saves. totals: how all processes add up as many numbers.
     Whatever fails here is reported once, and the run goes on without its journal.
     """
 
@@ -38,6 +39,7 @@ class RunJournal:
     device: str
     settings: Mapping[str, Fact]
     each_step: bool
+    totals: Callable[[Sequence[float]], Sequence[float]]
     _batches: deque[str | None] = field(factory=deque, init=False)
     _losses: list[list[Any]] = field(factory=list, init=False)
     _run: Run[Any, Any] | None = field(default=None, init=False)
@@ -59,14 +61,14 @@ class RunJournal:
         """Begin with a run; gives what is to be told of which event."""
         self._run = run
         heard: dict[type[AnyEvent], Callable[[Any], None]] = {
-            TrainBegan: self._began,
+            TrainBegan: self._safely(self._began),
             Logged: self._logged,
-            SaveFailed: self._save_failed,
-            TrainEnded: self._ended,
+            SaveFailed: self._safely(self._save_failed),
+            TrainEnded: self._safely(self._ended),
         }
         if self.each_step:
-            heard |= {EpochBegan: self._epoch_began, StepEnded: self._step}
-        return {kind: self._safely(reaction) for kind, reaction in heard.items()}
+            heard |= {EpochBegan: self._safely(self._epoch_began), StepEnded: self._step_ended}
+        return heard
 
     def close(self) -> None:
         """The run is over, however it ended."""
@@ -86,11 +88,15 @@ class RunJournal:
         """Batches that were read ahead in an epoch that was cut short are in no step."""
         self._batches.clear()
 
-    def _step(self, event: StepEnded) -> None:
+    def _step_ended(self, event: StepEnded) -> None:
+        """Keep the losses whatever becomes of the note, as the other processes keep theirs."""
+        self._losses.append(list(event.losses))
+        self._safely(self._note_step)(event)
+
+    def _note_step(self, event: StepEnded) -> None:
         assert self._run is not None
         window = len(event.losses)
         batches = [self._batches.popleft() for _ in range(min(window, len(self._batches)))]
-        self._losses.append(list(event.losses))
         self.journal.note(
             "step",
             step=event.step,
@@ -100,7 +106,14 @@ class RunJournal:
         )
 
     def _logged(self, event: Logged) -> None:
-        self._read_losses(event.step)
+        """Add up what each process has lost in the steps up to this one, and note it with the log."""
+        losses = self.totals([sum(shares) for shares in _numbers(self._losses)]) if self._losses else ()
+        self._losses.clear()
+        self._safely(self._note_log)(event, losses)
+
+    def _note_log(self, event: Logged, losses: Sequence[float]) -> None:
+        if losses:
+            self.journal.note("losses", first=event.step - len(losses) + 1, losses=list(losses))
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
         self.journal.note("logged", step=event.step, values=values, random=self._random())
 
@@ -111,22 +124,15 @@ class RunJournal:
         self._run = None
         self.journal.note("ended", step=event.step, stopped=event.stopped, reasons=list(event.reasons))
 
-    def _read_losses(self, step: int) -> None:
-        """Note the losses of the steps up to `step` that were not read yet, each the sum of its window's shares."""
-        if self._losses:
-            losses = [sum(shares) for shares in _numbers(self._losses)]
-            self.journal.note("losses", first=step - len(losses) + 1, losses=losses)
-            self._losses.clear()
-
     def _random(self) -> str:
         return random_fingerprint(self.device)
 
-    def _safely(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
-        def act_unless_failed(subject: Any) -> None:
+    def _safely(self, act: Callable[..., None]) -> Callable[..., None]:
+        def act_unless_failed(*subjects: Any) -> None:
             if self._failed:
                 return
             try:
-                act(subject)
+                act(*subjects)
             except Exception as error:
                 self._failed = True
                 warnings.warn(
@@ -142,7 +148,7 @@ def journal_of(trainer: Trainer) -> RunJournal:
     """Who follows the next run of `trainer`."""
     args, adapters = trainer.args, trainer.adapters
     settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in ASIDE}
-    return RunJournal(adapters.journal, adapters.device.name, settings, args.journal == "steps")
+    return RunJournal(adapters.journal, adapters.device.name, settings, args.journal == "steps", totals_of(trainer))
 
 
 def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:

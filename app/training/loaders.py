@@ -13,12 +13,13 @@ from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches
 from hexloop.adapters.batches.torch.collate import WithoutColumns
 from hexloop.adapters.batches.torch.index_sampler import IndexSampler
 from hexloop.adapters.batches.torch.keyed import KeyedDataset
+from hexloop.adapters.batches.torch.keyed_rows import KeyedRows
 from hexloop.adapters.batches.torch.loader import OrderedLoader, is_iterable
 from hexloop.adapters.batches.torch.order import VectorisedPermutation
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
-from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
+from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.streams import kept_streams
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.app.arguments import TrainingArguments

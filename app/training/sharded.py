@@ -9,6 +9,10 @@ from hexloop.adapters.contents.checkpoint.keepers import MIGRATIONS, dealt_files
 from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.deepspeed.configuration import deepspeed_configuration
+from hexloop.app.fsdp.settings import fsdp_consolidates
+from hexloop.domain.errors import RunStateError
 from hexloop.ports.parallelism import Sharding
 
 if TYPE_CHECKING:
@@ -22,14 +26,28 @@ LARGEST = 5_000_000_000
 
 
 def is_sharded(trainer: Trainer) -> bool:
-    """Whether torch has spread the trainer's model by now. Before its first run every process holds the whole.
-
-    What an engine does that owns the update as well is `states`'s to know.
-    """
+    """Whether the trainer's model is spread by now. Before its first run every process holds the whole."""
     parallelism = trainer.adapters.parallelism
-    if not parallelism.capabilities.sharded or parallelism.capabilities.owns_update:
+    if not parallelism.capabilities.sharded:
         return False
     return cast("Sharding[Any, Any, Any]", parallelism).spreads(trainer.model)
+
+
+def refuse_unprepared(trainer: Trainer) -> None:
+    """Raise RunStateError for a model whose weights this process never had, and that no run has prepared yet."""
+    if is_sharded(trainer):
+        return
+    parameters = list(trainer.model.parameters())
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):
+        raise RunStateError(
+            "You asked to evaluate or save a model that ZeRO 3 spread as it was made, but no run has prepared it yet; "
+            "train first, or make it outside of zero3_init."
+        )
+    if any(parameter.is_meta for parameter in parameters):
+        raise RunStateError(
+            "You asked to evaluate or save a model that lies on torch's meta device, and has no weights here before a "
+            "run has prepared it; train first, or make it on a real device."
+        )
 
 
 def layout_of(trainer: Trainer) -> TorchLayout:
@@ -37,6 +55,17 @@ def layout_of(trainer: Trainer) -> TorchLayout:
     if not is_sharded(trainer):
         return WHOLE
     return cast("Sharding[Any, Any, Any]", trainer.adapters.parallelism).layout
+
+
+def writers_of(trainer: Trainer) -> int:
+    """How many processes write the weights where they are spread: all, or one that is asked to put them together."""
+    return 1 if _consolidates(trainer.args) else trainer.adapters.collectives.world_size
+
+
+def _consolidates(args: TrainingArguments) -> bool:
+    if deepspeed := deepspeed_configuration(args):
+        return deepspeed.consolidates
+    return fsdp_consolidates(args)
 
 
 def own_class(model: Any) -> type[Any]:
@@ -50,15 +79,16 @@ def own_name(name: str) -> str:
 
 
 def save_sharded(trainer: Trainer, folder: str) -> None:
-    """Write the weights as several files with an index, each process those that fall to it. Collective."""
+    """Write the weights, as several files with an index where they are several; each process its own. Collective."""
     collectives = trainer.adapters.collectives
-    state = ModelState(trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer))
+    writers = writers_of(trainer)
+    state = ModelState(trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer), writers)
     parts = list(state.export())
     if collectives.rank == 0:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
     collectives.barrier("no weights of before are left")
-    for file in dealt_files_of(MODEL, parts, LARGEST, MIGRATIONS, collectives.rank, collectives.world_size):
+    for file in dealt_files_of(MODEL, parts, LARGEST, MIGRATIONS, collectives.rank, writers):
         with open(os.path.join(folder, file.path), "wb") as written:
             written.writelines(file.chunks)
     collectives.barrier("the weights are written")

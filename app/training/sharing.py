@@ -7,16 +7,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
 from hexloop.adapters.batches.torch.batches import length_of
-from hexloop.adapters.batches.torch.foreign_shares import (
-    ForeignShares,
-    GivenShares,
-    SampledShares,
-    Sharing,
-    is_shared_already,
-    reads_by_index,
-    whole_order,
-)
+from hexloop.adapters.batches.torch.foreign_loaders import is_shared_already, reads_by_index, whole_order
+from hexloop.adapters.batches.torch.foreign_shares import ForeignShares, GivenShares, Sharing
 from hexloop.adapters.batches.torch.loader import OrderedLoader
+from hexloop.adapters.batches.torch.sampled_shares import SampledShares
 from hexloop.adapters.batches.torch.sharded import HandOut, ShardedBatches, own_share, too_many_ranks
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.app.training.fingerprints import batch_fingerprint

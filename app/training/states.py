@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hexloop.adapters.contents.checkpoint.rank_files import EACH_RANKS_OWN, Inheritance, RankFiles
+from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.app.training.sharded import DEALT, is_sharded, layout_of
+from hexloop.app.training.sharded import DEALT, is_sharded, layout_of, writers_of
 from hexloop.ports.state import Exportable
 
 if TYPE_CHECKING:
@@ -19,12 +18,13 @@ def model_state(trainer: Trainer) -> ModelState:
     """The weights that the trainer trains, or has trained."""
     model = trainer.adapters.parallelism.unwrap(trainer.model)
     if not _is_engine(trainer):
-        return ModelState(model, layout_of(trainer))
+        return ModelState(model, layout_of(trainer), writers_of(trainer))
     from hexloop.adapters.trainable.torch.zero_partitions import ZeroPartitions
     from hexloop.adapters.trainable.torch.zero_weights import ZeroModelState
 
     engine = trainer.model_wrapped
-    return ZeroModelState(engine, ZeroPartitions(engine) if _wraps_optimizer(engine) else None)
+    partitions = ZeroPartitions(engine) if _wraps_optimizer(engine) else None
+    return ZeroModelState(engine, layout_of(trainer), partitions, writers_of(trainer))
 
 
 def optimizer_state(trainer: Trainer) -> Exportable:
@@ -50,25 +50,16 @@ def group_sizes(trainer: Trainer) -> list[int]:
 
 
 def rank_files(trainer: Trainer) -> RankFiles:
-    """Which process writes what. Where weights and moments are gathered, all take part, and the first has them."""
-    collectives, own = trainer.adapters.collectives, dict(EACH_RANKS_OWN)
-    if trainer.adapters.parallelism.capabilities.owns_update:
-        own |= {"model": Inheritance.OWN_OR_FIRST, "optimizer": Inheritance.OWN_OR_FIRST}
+    """Which process writes what: of what is spread each writes some, of the rest the first writes all."""
+    collectives = trainer.adapters.collectives
     dealt = DEALT if is_sharded(trainer) else frozenset()
-    return RankFiles(collectives.rank, collectives.world_size, own, dealt)
+    if _is_engine(trainer) and _wraps_optimizer(trainer.model_wrapped):
+        from hexloop.adapters.trainable.torch.zero_partitions import ZeroPartitions
 
-
-def whole_weights(trainer: Trainer) -> Mapping[str, Any] | None:
-    """The weights where each process holds only a part of them: whole on the first, and empty elsewhere. Collective.
-
-    None where every process holds them all.
-    """
-    if not trainer.adapters.parallelism.capabilities.sharded or not _is_engine(trainer):
-        return None
-    from hexloop.adapters.trainable.torch.zero_weights import ZeroModelState
-
-    gathered = ZeroModelState(trainer.model_wrapped, None).gathered()
-    return {name: tensor for name, tensor in gathered if tensor is not None}
+        if ZeroPartitions(trainer.model_wrapped).is_spread:
+            dealt |= {"optimizer"}
+    together = frozenset({"model"}) if writers_of(trainer) == 1 else frozenset[str]()
+    return RankFiles(collectives.rank, collectives.world_size, dealt=dealt, together=together)
 
 
 def _is_engine(trainer: Trainer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -30,16 +30,22 @@ def world_of(trainer: Trainer, normalises: bool) -> World:
     return exact_world(size, trainer.adapters.device.name) if exact else even_world(size)
 
 
-def total_of(trainer: Trainer) -> Callable[[float], float]:
-    """How the processes add up a number that each has counted."""
+def totals_of(trainer: Trainer) -> Callable[[Sequence[float]], Sequence[float]]:
+    """How the processes add up numbers of which each has as many."""
     collectives = trainer.adapters.collectives
 
-    def total(number: float) -> float:
+    def totals(numbers: Sequence[float]) -> Sequence[float]:
         if collectives.world_size == 1:
-            return number
-        return collectives.start_reduction([number], Reduction.SUM).result()[0]
+            return numbers
+        return collectives.start_reduction(numbers, Reduction.SUM).result()
 
-    return total
+    return totals
+
+
+def total_of(trainer: Trainer) -> Callable[[float], float]:
+    """How the processes add up a number that each has counted."""
+    totals = totals_of(trainer)
+    return lambda number: totals([number])[0]
 
 
 def ranks_of(trainer: Trainer) -> Ranks:

@@ -55,13 +55,15 @@ class SQLiteStorage:
             database.execute("insert into files values (?, ?, ?)", (path, stored.size, stored.digest))
         return stored
 
-    def read(self, path: str) -> Iterator[memoryview]:
-        """The file's chunks as they were written; see `Storage.read`."""
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
+        """The file's chunks as they were written, the first one cut; see `Storage.read`."""
         with self._transaction() as database:
             if database.execute("select 1 from files where path = ?", (path,)).fetchone() is None:
                 raise StorageError(f"You asked for {path!r}, but {self._file} holds no such file; check the name.")
             for (chunk,) in database.execute("select bytes from chunks where path = ? order by number", (path,)):
-                yield memoryview(chunk)
+                if start < len(chunk):
+                    yield memoryview(chunk)[start:]
+                start = max(start - len(chunk), 0)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """The names in `folder`; see `Storage.list`."""

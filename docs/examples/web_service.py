@@ -63,7 +63,8 @@ class Training:
         self.worker.shutdown()
 
     async def _drive(self, resume: bool) -> None:
-        """Take the run from event to event."""
+        """Take the run from event to event; it has ended for those who ask when another may begin."""
+        end: dict[str, Any] = {}
         in_worker = asyncio.get_running_loop().run_in_executor
         try:
             self.trainer = await in_worker(self.worker, self.make_trainer)
@@ -73,15 +74,18 @@ class Training:
             try:
                 while (event := await in_worker(self.worker, next, events, None)) is not None:
                     self._note(event)
+                    if isinstance(event, TrainEnded):
+                        end = {"state": "stopped" if event.stopped else "done"}
                     if isinstance(event, Paused):
                         await self.asked.wait()
                         self.asked.clear()
             finally:
                 await in_worker(self.worker, events.close)
         except Exception as error:
-            self.progress |= {"state": "failed", "error": str(error)}
+            end = {"state": "failed", "error": str(error)}
         finally:
             self.trainer = None
+            self.progress |= end
 
     def _note(self, event: AnyEvent) -> None:
         """Bring what an event tells into the progress."""
@@ -92,8 +96,6 @@ class Training:
                 self.progress["loss"] = values["loss"]
             case Paused():
                 self.progress["state"] = "paused"
-            case TrainEnded(stopped=stopped):
-                self.progress["state"] = "stopped" if stopped else "done"
 
 
 TRAINING = web.AppKey("training", Training)

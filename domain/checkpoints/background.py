@@ -15,11 +15,12 @@ NICENESS = 15
 class Task:
     """Something that is done in a thread of its own, to its end, also where the program ends before.
 
-    It takes what processor time the others leave. Who waits for it leaves it all of theirs.
+    It takes what processor time the others leave. Who waits for it leaves it all of theirs, and `hurry` is called.
     """
 
-    def __init__(self, act: Callable[[], None], name: str) -> None:
+    def __init__(self, act: Callable[[], None], name: str, hurry: Callable[[], None] = lambda: None) -> None:
         self._act = act
+        self._hurry = hurry
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
@@ -31,6 +32,7 @@ class Task:
 
     def result(self) -> None:
         """Wait until it has ended. Raises what it raised."""
+        self._hurry()
         self._thread.join()
         if self._error is not None:
             raise self._error

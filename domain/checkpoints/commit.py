@@ -10,6 +10,7 @@ from typing import Protocol, cast
 from attrs import field, frozen
 
 from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.domain.checkpoints.pace import Pace
 from hexloop.domain.checkpoints.publication import Publisher
 from hexloop.domain.checkpoints.together import by_leader, together
 from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError
@@ -36,6 +37,7 @@ class Committer:
 
     Every process writes its own files; rank 0 begins, writes the manifest and publishes, and the others wait for it.
     collectives: None where this process is alone. given_up: set by whoever wants a commit under way to be undone.
+    pace: how fast this process writes.
     """
 
     storage: Storage
@@ -43,6 +45,7 @@ class Committer:
     collectives: Collectives | None = None
     note: Note = note_nothing
     given_up: threading.Event = field(factory=threading.Event)
+    pace: Pace = field(factory=Pace.without_rest)
 
     def commit(
         self, name: str, files: Iterable[File], make_manifest: Callable[[Mapping[str, Stored]], Manifest]
@@ -89,10 +92,10 @@ class Committer:
         return stored
 
     def _until_given_up(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        for chunk in chunks:
+        for piece in self.pace.pieces(chunks):
             if self.given_up.is_set():
                 raise StorageError("The save was given up, because the run was told to end at once.")
-            yield chunk
+            yield piece
 
 
 def _merged(written: list[dict[str, Json]]) -> dict[str, Stored]:

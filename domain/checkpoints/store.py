@@ -14,6 +14,7 @@ from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, step_of
+from hexloop.domain.checkpoints.pace import Pace
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.publication import publisher_for
 from hexloop.domain.checkpoints.reading import Checkpoint, belongs, checkpoint_steps, read_manifest
@@ -66,6 +67,7 @@ class CheckpointStore:
     _failures: int = field(default=0, init=False)
     _in_flight: tuple[Saving, Task, RunState] | None = field(default=None, init=False)
     _voted_on: Task | None = field(default=None, init=False)
+    _answered: Task | None = field(default=None, init=False)
     _beside: Collectives | None = field(default=None, init=False)
     _preparation: Task | None = field(default=None, init=False)
     _given_up: threading.Event = field(factory=threading.Event, init=False)
@@ -95,8 +97,8 @@ class CheckpointStore:
 
     @property
     def writing(self) -> bool:
-        """Whether this process has a save in flight; what it says is held against it when all agree to `collect`."""
-        self._voted_on = None if self._in_flight is None else self._in_flight[1]
+        """Whether this process has a save in flight; what all said the time before is known when this is asked."""
+        self._answered, self._voted_on = self._voted_on, None if self._in_flight is None else self._in_flight[1]
         return self._voted_on is not None and not self._voted_on.done
 
     @property
@@ -127,6 +129,8 @@ class CheckpointStore:
             return
         self.note("began", checkpoint=saving.name)
         if self.behind:
+            if required:  # who asked for it, or ends with it, waits for it
+                saving.committer.pace.hurry()
             yield from self._save_behind(saving, state)
         else:
             yield from self._ended(saving, saving.run, state, [Saved(state.step, saving.name)])
@@ -136,7 +140,7 @@ class CheckpointStore:
 
         Several processes come here when they agree that what was in flight is written.
         """
-        agreed = self._world_size > 1 and self._in_flight is not None and self._in_flight[1] is self._voted_on
+        agreed = self._world_size > 1 and self._in_flight is not None and self._in_flight[1] is self._answered
         if self.news or agreed:
             yield from self._settle()
 
@@ -229,6 +233,7 @@ class CheckpointStore:
                 self._apart() if self.behind else self.collectives,
                 self.note,
                 self._given_up,
+                Pace() if self.behind else Pace.without_rest(),
             ),
             lineage=Lineage(state.run, self.session, self._ancestors),
             policy=self.policy,
@@ -250,7 +255,8 @@ class CheckpointStore:
             self._preparation.result()
         saving.files = self.contents.snapshot(state)
         self.note("taken", checkpoint=saving.name)
-        self._in_flight = saving, Task(saving.run, f"hexloop writes {saving.name}"), state
+        task = Task(saving.run, f"hexloop writes {saving.name}", saving.committer.pace.hurry)
+        self._in_flight = saving, task, state
         yield Saved(state.step, saving.name)
 
     def _settle(self) -> Iterator[AnyEvent]:
@@ -301,4 +307,4 @@ class CheckpointStore:
             raise StorageError(f"{FAILURES} saves in a row failed, the last with: {error} {saved}") from error
 
     def _open(self, checkpoint: Checkpoint) -> OpenFile:
-        return lambda path: self.storage.read(f"{checkpoint.name}/{path}")
+        return lambda path, start=0: self.storage.read(f"{checkpoint.name}/{path}", start)

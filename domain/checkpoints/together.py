@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
 from hexloop.ports.collectives import Collectives, Json
 
 Value = TypeVar("Value", bound=Json)
+
+Said: TypeAlias = "dict[str, Json]"
+"""A value, or the kind and the message of an error."""
 
 _KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (StorageFullError, CheckpointError, StorageError)}
 
@@ -21,25 +24,39 @@ def together(collectives: Collectives | None, act: Callable[[], Value]) -> list[
     """
     if collectives is None or collectives.world_size == 1:
         return [act()]
-    own: Exception | None = None
-    said: dict[str, Json] = {}
-    try:
-        said["value"] = act()
-    except Exception as error:
-        own = error
-        kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), StorageError.__name__)
-        said = {"kind": kind, "message": str(error)}
-    heard = cast("list[dict[str, Value]]", collectives.gather(said))
+    said, own = _attempt(act)
+    heard = cast("list[Said]", collectives.gather(said))
     if own is not None:
         raise own
     for rank, answer in enumerate(heard):
-        if "kind" in answer:
-            raise _KINDS[str(answer["kind"])](f"On rank {rank}: {answer['message']}")
-    return [answer["value"] for answer in heard]
+        _raise_of(rank, answer)
+    return [cast("Value", answer["value"]) for answer in heard]
 
 
 def by_leader(collectives: Collectives | None, act: Callable[[], Value]) -> Value:
-    """What `act` gave on rank 0, the only one that does it. Raises on every rank what it raised there."""
+    """What `act` gave on rank 0, the only one that does it. Raises on every rank what it raised there.
+
+    One message to each rank, whatever their number.
+    """
     if collectives is None or collectives.world_size == 1:
         return act()
-    return cast("Value", together(collectives, lambda: act() if collectives.rank == 0 else None)[0])
+    said, own = _attempt(act) if collectives.rank == 0 else ({}, None)
+    heard = cast("Said", collectives.broadcast(said))
+    if own is not None:
+        raise own
+    _raise_of(0, heard)
+    return cast("Value", heard["value"])
+
+
+def _attempt(act: Callable[[], Json]) -> tuple[Said, Exception | None]:
+    """What to tell the others of it, and the error that it raised, if any."""
+    try:
+        return {"value": act()}, None
+    except Exception as error:
+        kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), StorageError.__name__)
+        return {"kind": kind, "message": str(error)}, error
+
+
+def _raise_of(rank: int, answer: Said) -> None:
+    if "kind" in answer:
+        raise _KINDS[str(answer["kind"])](f"On rank {rank}: {answer['message']}")

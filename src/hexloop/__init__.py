@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hexloop.app.callbacks.notebook.callback import NotebookProgressCallback
     from hexloop.app.callbacks.printer import PrinterCallback
     from hexloop.app.callbacks.progress import ProgressCallback
+    from hexloop.app.deepspeed.making import zero3_init
     from hexloop.app.foreign import export_checkpoint, import_checkpoint
     from hexloop.app.last_checkpoint import get_last_checkpoint
     from hexloop.app.parser import HfArg, HfArgumentParser
@@ -127,6 +128,7 @@ _HOMES = {
     "NotebookProgressCallback": "hexloop.app.callbacks.notebook.callback",
     "PrinterCallback": "hexloop.app.callbacks.printer",
     "ProgressCallback": "hexloop.app.callbacks.progress",
+    "zero3_init": "hexloop.app.deepspeed.making",
     "export_checkpoint": "hexloop.app.foreign",
     "import_checkpoint": "hexloop.app.foreign",
     "get_last_checkpoint": "hexloop.app.last_checkpoint",
@@ -275,6 +277,7 @@ __all__ = [
     "get_wsd_schedule",
     "import_checkpoint",
     "set_seed",
+    "zero3_init",
 ]
 
 

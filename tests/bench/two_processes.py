@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.bench.libraries import silence, trainer_arguments
+from tests.bench.libraries import by_reference, silence, trainer_arguments
 from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
 from tests.engines.processes import free_port
 
@@ -86,15 +86,6 @@ def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
         total += loss.detach()
         if done == steps:
             return
-
-
-def by_reference(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The Trainer of the reference library."""
-    from transformers import Trainer, TrainingArguments
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(**trainer_arguments(folder, steps))
-        Trainer(model, arguments, data_collator=collate, train_dataset=dataset).train()
 
 
 LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {

@@ -160,7 +160,8 @@ def test_a_root_that_is_a_link_is_fine(tmp_path: Path) -> None:
     assert tmp_path.joinpath("large", "a.txt").read_bytes() == b"a"
 
 
-def test_a_full_disk_is_told_as_such(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", [DATA, b"less than a block"], ids=["blocks", "less"])
+def test_a_full_disk_is_told_as_such(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     """Where the system has no room left, the error says so, what was there stays, and nothing half-written is left."""
     storage.write("kept.txt", [b"kept"])
     true_open = os.open
@@ -174,7 +175,7 @@ def test_a_full_disk_is_told_as_such(storage: LocalStorage, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "open", open_full)
     with pytest.raises(StorageFullError, match="no room left"):
-        storage.write("a/b.bin", [DATA])
+        storage.write("a/b.bin", [data])
     monkeypatch.undo()
     assert storage.list("a") == ()
     assert b"".join(storage.read("kept.txt")) == b"kept"

@@ -48,16 +48,34 @@ def test_one_tensor_at_a_time_is_in_memory() -> None:
         assert order[-1] == name
     opened = 0
 
-    def open_file() -> Iterator[memoryview]:
+    def open_file(path: str, begin: int = 0) -> Iterator[memoryview]:
         nonlocal opened
         opened += 1
-        yield from (memoryview(data)[start : start + 5] for start in range(0, len(data), 5))
+        yield from (memoryview(data)[start : start + 5] for start in range(begin, len(data), 5))
 
     read = tensor_parts(Stream(open_file), "a")
     assert [array_of(part).tolist() for part in read] == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
     assert opened == 1
     assert array_of(read[0]).tolist() == [0, 0, 0]
     assert opened == 2
+
+
+def test_of_a_tensor_only_what_is_asked_for_is_read() -> None:
+    """A run of a tensor's elements is read from its first byte on, without what lies before or behind it."""
+    array = np.arange(1 << 22, dtype="<i4")
+    data = b"".join(tensor_file("a", join([part_of("b", array), part_of("c", array + 1)])).chunks)
+    read = 0
+
+    def open_file(path: str, begin: int = 0) -> Iterator[memoryview]:
+        nonlocal read
+        for start in range(begin, len(data), 1 << 16):
+            read += min(1 << 16, len(data) - start)
+            yield memoryview(data)[start : start + (1 << 16)]
+
+    (_, part) = tensor_parts(Stream(open_file), "a")
+    first = 3_000_000
+    assert np.frombuffer(part.run(first, 10), "<i4").tolist() == list(range(first + 1, first + 11))
+    assert read <= 2 << 16
 
 
 def test_slices_of_a_tensor_are_joined() -> None:
@@ -111,12 +129,12 @@ def header_of(header: Any, data: bytes = b"") -> bytes:
 def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
     """A file that is not in the format is refused by name before anything of it is used."""
     with pytest.raises(CheckpointError):
-        tensor_parts(Stream(lambda: iter([memoryview(data)])), "model.safetensors")
+        tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
 
 
 def test_a_file_that_ends_early_is_told() -> None:
     """Where the bytes end before a tensor does, reading that tensor is an error."""
     data = header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc")
-    (part,) = tensor_parts(Stream(lambda: iter([memoryview(data)])), "model.safetensors")
+    (part,) = tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
     with pytest.raises(CheckpointError, match=f"ends after {len(data)} bytes"):
         part.read()

@@ -88,9 +88,9 @@ class OnAnotherMachineEachTime:
         with self.tiers() as storage:
             return storage.write(path, chunks)
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         with self.tiers() as storage:
-            yield from storage.read(path)
+            yield from storage.read(path, start)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         with self.tiers() as storage:

@@ -76,6 +76,7 @@ def test_the_checkpoint_says_how_its_run_was_set_up(folder: Path) -> None:
         "samples_per_epoch": 16,
         "global_batch_size": 4,
         "batch_size": 4,
+        "asked_accumulation": 1,
     }
     assert [group["weight_decay"] for group in optimizer["groups"]] == [0.1, 0.0]
     assert (optimizer["class"], optimizer["by_arguments"]) == ("AdamW", True)

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from tests.end_to_end.parity.compare import ADAM, BF16, SGD, Tolerance, assert_same_run
 from tests.end_to_end.parity.data import IGNORED, Samples, samples_for
-from tests.end_to_end.parity.models import MAKERS, make_model
+from tests.end_to_end.parity.models import MAKERS, make_model, summed
 from tests.end_to_end.parity.runs import Outcome, run_both, run_hexloop, run_reference
 
 SAMPLES = 230
@@ -23,13 +22,6 @@ RATES = {"adamw_torch_fused": 3e-3, "sgd": 0.1}
 
 TYPES = {"adamw_torch_fused": torch.float32, "sgd": torch.float64}
 """With SGD each tensor is compared; in float32 some that begin at zero are still little but rounding in the end."""
-
-
-def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    """A user's loss, divided by the count of items that it is handed."""
-    logits = outputs["logits"].flatten(0, -2)
-    loss: Tensor = cross_entropy(logits, labels.flatten(), reduction="sum") / num_items_in_batch
-    return loss
 
 
 LOSSES: dict[str, dict[str, Any]] = {

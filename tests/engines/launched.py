@@ -191,10 +191,3 @@ def ended(process: int) -> bool:
 def send(process: subprocess.Popen[str], name: str) -> None:
     """Send a signal."""
     process.send_signal(getattr(signal, name))
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])

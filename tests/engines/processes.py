@@ -10,9 +10,22 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_GLOO_LAZY_INIT": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "HF_HUB_DISABLE_XET": "1",
+    "DS_ACCELERATOR": "cpu",
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+}
+"""The variables of processes that train together on a machine without GPUs."""
 
 PATIENCE = 60
 """Seconds after which a process that is stuck is killed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engines.deepspeed_worker import Classifier, train
+from tests.engines.processes import QUIET, ROOT, free_port
 
 pytest.importorskip("deepspeed")
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 240
 
 
@@ -27,27 +26,16 @@ def zero(stage: int, **further: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage}, **further}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -> list[dict[str, Any]]:
     """The reports of phases of a job, trained by processes of their own, each under the same limit of time."""
     job = json.dumps({"arguments": arguments, "phases": phases})
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_GLOO_LAZY_INIT": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "HF_HUB_DISABLE_XET": "1",
-        "DS_ACCELERATOR": "cpu",
+        **QUIET,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
     }
     command = [sys.executable, "-m", "tests.engines.deepspeed_worker", job]
     started = [
@@ -75,7 +63,10 @@ def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        found |= load_file(file)
+    return found
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

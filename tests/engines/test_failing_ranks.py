@@ -2,46 +2,206 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hexloop import TrainerCallback
+from hexloop.adapters.storage.faults import Effect, Fault
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from tests.engines.several.training import Training, ended, fresh, run
 
-
-class Fails(TrainerCallback):
-    """A bug that rank 1 alone has."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if args.process_index == 1 and state.global_step == 6:
-            raise ValueError("a bug of its own")
+SAVES = {"save_strategy": "steps", "save_steps": 4}
+AT_ONCE = {**SAVES, "save_async": False}
+"""So that what is saved when something happens does not depend on how fast the disk is."""
 
 
-class AsksToStop(TrainerCallback):
-    """Rank 1 alone is asked to stop."""
+class OnRank1(TrainerCallback):
+    """Something that happens to one rank alone, in its sixth step."""
 
     trainer: Any = None
+    rank = 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.process_index == self.rank and state.global_step == 6:
+            self.happen()
+
+    def happen(self) -> None:
+        """What it is."""
+        raise NotImplementedError
+
+
+class Fails(OnRank1):
+    """A bug of its own."""
+
+    def happen(self) -> None:
+        raise ValueError("a bug of its own")
+
+
+class FirstFails(Fails):
+    """The same of rank 0, which holds the store where all met, and its cause with it."""
+
+    rank = 0
+
+
+class RunsOutOfMemory(OnRank1):
+    """A GPU without room says so like this."""
+
+    def happen(self) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
+
+
+class MayHaveNoMoreMemory(OnRank1):
+    """The system gives the process less than it asks for."""
+
+    def happen(self) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        room = pages * resource.getpagesize() + 2**28
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        torch.empty(2**32, dtype=torch.uint8)
+
+
+class Dies(OnRank1):
+    """As by the system's killer of processes that take too much memory."""
+
+    def happen(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hangs(OnRank1):
+    """It does not go on for much longer than the others wait."""
+
+    def happen(self) -> None:
+        time.sleep(15)
+
+
+class AsksToStop(OnRank1):
+    """It is asked to stop."""
+
+    def happen(self) -> None:
+        self.trainer.request_stop("the machine is wanted", save=True)
+
+
+class DecidesAlone(TrainerCallback):
+    """Rank 1 alone switches on a log, an evaluation, a save, and at last the end."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.process_index == 1:
+            control.should_log = state.global_step == 2
+            control.should_evaluate = state.global_step == 4
+            control.should_save = state.global_step == 7
+            control.should_training_stop = state.global_step == 9
+
+
+class SmallFiles(TrainerCallback):
+    """From its fifth step on, rank 1 may write no file of more than 100 bytes."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.process_index == 1 and state.global_step == 5:
-            self.trainer.request_stop("the machine is wanted", save=True)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+
+SECOND_SAVE = 5
+"""The write of rank 1 that is the second file of its second save; it writes three files each time."""
+
+
+class Impatient(TrainerCallback):
+    """Waits for room on a full disk for less than a second."""
+
+    trainer: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.session.checkpoints._store.pauses = (0.2, 0.2)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints, all of which are whole."""
+    storage = LocalStorage(folder)
+    return sorted(verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage))
 
 
 def test_what_goes_wrong_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
     """The others learn at once which rank it was and why, and what was saved is whole."""
-    training = Training(
-        processes=2, callbacks=(Fails,), arguments={"save_strategy": "steps", "save_steps": 4, "save_async": False}
-    )
+    training = Training(processes=2, callbacks=(Fails,), arguments=AT_ONCE)
     first, second = ended(training, fresh(tmp_path / "run"))
     assert second == "ValueError: a bug of its own"
     assert first.startswith("CollectiveError: Rank 0 waited for")
     assert "rank 1 failed: ValueError: a bug of its own" in first
-    storage = LocalStorage(tmp_path / "run")
-    assert [verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage)] == [4]
+    assert saved_steps(tmp_path / "run") == [4]
+
+
+@pytest.mark.matrix
+def test_the_first_rank_s_failure_is_told_by_the_others(tmp_path: Path) -> None:
+    """Rank 0 stays until they have heard."""
+    first, second = ended(Training(processes=2, callbacks=(FirstFails,)), fresh(tmp_path / "run"))
+    assert first == "ValueError: a bug of its own"
+    assert "rank 0 failed: ValueError: a bug of its own" in second
+
+
+WAYS: dict[type[OnRank1], tuple[str, str]] = {
+    RunsOutOfMemory: ("rank 1 failed: OutOfMemoryError: Tried to allocate", "OutOfMemoryError: Tried to allocate"),
+    MayHaveNoMoreMemory: ("rank 1 failed: RuntimeError: ", "DefaultCPUAllocator: can't allocate memory"),
+    Dies: ("but rank 1 never came: dead, stuck, or cut off", "died"),
+    Hangs: ("but rank 1 never came: dead, stuck, or cut off", "CollectiveError: Rank 1 waited for"),
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_is_lost_is_named(tmp_path: Path, way: type[OnRank1]) -> None:
+    """Rank 0 says which rank and why, and the run goes on from what is saved."""
+    told, own = WAYS[way]
+    training = Training(processes=2, callbacks=(way,), arguments={**AT_ONCE, "ddp_timeout": 6})
+    first, second = ended(training, fresh(tmp_path / "run"))
+    assert first.startswith("CollectiveError: Rank 0 waited for"), (first, second)
+    assert told in first
+    assert own in second
+    (step,) = saved_steps(tmp_path / "run")
+    assert step == 4
+    run(Training(processes=2, resume=str(tmp_path / "run" / "checkpoint-4")), fresh(tmp_path / "resumed"))
+
+
+@pytest.mark.matrix
+def test_a_disk_that_stays_full_on_one_rank_ends_all_with_everything_saved(tmp_path: Path) -> None:
+    """The others say on which rank it was; what was saved before is whole, and nothing unfinished is left."""
+    full = Fault(SECOND_SAVE, Effect.FULL, "write", times=100)
+    training = Training(processes=2, callbacks=(Impatient,), faults=(full,), arguments=SAVES)
+    first, second = ended(training, fresh(tmp_path / "run"))
+    assert first.startswith("StorageFullError: The storage stayed full: On rank 1: The plan is that this write of")
+    assert "Everything up to checkpoint-4 is saved; make room" in first
+    assert second.startswith("StorageFullError: The storage stayed full: The plan is that this write of")
+    assert saved_steps(tmp_path / "run") == [4]
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
+    run(Training(processes=2, resume=str(tmp_path / "run" / "checkpoint-4")), fresh(tmp_path / "resumed"))
+
+
+@pytest.mark.matrix
+def test_a_disk_that_is_full_on_one_rank_for_a_while_makes_all_wait(tmp_path: Path) -> None:
+    """Every save comes about, and the run is the one that nothing happened to."""
+    full = Fault(SECOND_SAVE, Effect.FULL, "write", times=2)
+    troubled = Training(processes=2, callbacks=(Impatient,), faults=(full,), arguments=SAVES)
+    assert run(troubled, fresh(tmp_path / "run")).logged == run(Training(2), fresh(tmp_path / "whole")).logged
+    assert saved_steps(tmp_path / "run") == [4, 8, 12, 16, 18]
+
+
+@pytest.mark.matrix
+def test_the_third_save_that_one_rank_cannot_write_ends_all(tmp_path: Path) -> None:
+    """The system refuses the writes of rank 1; all go on twice, and then say where it was, and what is saved."""
+    training = Training(processes=2, callbacks=(SmallFiles,), arguments=AT_ONCE)
+    first, second = ended(training, fresh(tmp_path / "run"))
+    assert first.startswith("StorageError: 3 saves in a row failed, the last with: On rank 1: You chose to write")
+    assert "File too large" in first
+    assert second.startswith("StorageError: 3 saves in a row failed, the last with: You chose to write")
+    assert "Everything up to checkpoint-4 is saved" in second
+    assert saved_steps(tmp_path / "run") == [4]
 
 
 @pytest.mark.matrix
@@ -55,14 +215,39 @@ def test_processes_that_are_not_alike_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
+def test_processes_with_other_libraries_are_refused(tmp_path: Path) -> None:
+    """Every rank says which of them has which version of what."""
+    older = tmp_path / "older" / "numpy-1.0.dist-info"
+    older.mkdir(parents=True)
+    (older / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.0\n")
+    training = Training(processes=2, path_of_rank_1=str(older.parent))
+    for said in ended(training, fresh(tmp_path / "run")):
+        assert said == (
+            f"ConfigurationError: Rank 1 has the version of numpy=1.0, but rank 0 has {version('numpy')}; "
+            "start all processes with the same."
+        )
+
+
+@pytest.mark.matrix
 def test_a_stop_that_one_rank_is_asked_for_is_everybody_s(tmp_path: Path) -> None:
     """All stop at the same step, at most two boundaries later, with a checkpoint of it, from which the run goes on."""
     whole = run(Training(processes=2), fresh(tmp_path / "whole"))
-    training = Training(processes=2, callbacks=(AsksToStop,), arguments={"save_strategy": "steps", "save_steps": 100})
+    training = Training(processes=2, callbacks=(AsksToStop,), arguments={**SAVES, "save_steps": 100})
     run(training, fresh(tmp_path / "run"))
-    (step,) = checkpoint_steps(LocalStorage(tmp_path / "run"))
-    assert step in (6, 7)
+    (step,) = saved_steps(tmp_path / "run")
+    assert step in (6, 7, 8)
     resumed = run(
         Training(processes=2, resume=str(tmp_path / "run" / f"checkpoint-{step}")), fresh(tmp_path / "resumed")
     )
     assert resumed.logged == whole.logged
+
+
+@pytest.mark.matrix
+def test_what_callbacks_of_one_rank_decide_is_everybody_s(tmp_path: Path) -> None:
+    """One step later, without anybody hanging."""
+    arguments = {"logging_strategy": "no", "save_strategy": "steps", "save_steps": 100, "ddp_timeout": 20}
+    trained = run(Training(processes=2, callbacks=(DecidesAlone,), arguments=arguments), fresh(tmp_path / "run"))
+    told = [(entry["step"], "loss" in entry, "eval_loss" in entry) for entry in trained.history]
+    assert told[:2] == [(3, True, False), (5, False, True)]
+    assert told[-1][0] == 10
+    assert saved_steps(tmp_path / "run") == [8]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
+from hexloop.app.command_line import main
 from tests.engines.several.training import Training, distance, ended, fresh, run
 from tests.engines.test_ddp import same
 
@@ -100,6 +102,27 @@ def test_four_processes_resume_bit_for_bit(tmp_path: Path, version: int) -> None
         )
         assert resumed.logged == whole.logged
         assert distance(resumed.weights, whole.weights) == 0.0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_weights_may_be_put_together_in_one_file(tmp_path: Path, version: int) -> None:
+    """At each save where it is asked for, and off-line from a checkpoint of shards: the same file, to the bit."""
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 1}
+    for kind in ("full", "sharded"):
+        training = fsdp(version, config={"state_dict_type": f"{kind}_state_dict".upper()}, **saving)
+        run(training, fresh(tmp_path / kind))
+    files = sorted(path.name for path in (tmp_path / "full/checkpoint-4").glob("model*"))
+    assert files == ["model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "full/weights").glob("model*")) == files
+    assert main(["checkpoints", "consolidate", str(tmp_path / "sharded/checkpoint-4")]) == 0
+    consolidated = load_file(tmp_path / "sharded/checkpoint-4-consolidated/model.safetensors")
+    whole = load_file(tmp_path / "full/checkpoint-4/model.safetensors")
+    assert consolidated.keys() == whole.keys()
+    assert distance(consolidated, whole) == 0.0
+    training = fsdp(version, **saving).of(2, resume=str(tmp_path / "full/checkpoint-4"))
+    resumed = run(training, fresh(tmp_path / "resumed")).weights
+    assert distance(resumed, load_file(tmp_path / "full/weights/model.safetensors")) == 0.0
 
 
 ENDS: dict[str, Training] = {

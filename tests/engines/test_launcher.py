@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hexloop.app.command_line.launch.plan import cores
-from tests.engines.launched import Launches, ended, free_port, send, wait_until
+from tests.engines.launched import Launches, ended, send, wait_until
+from tests.engines.processes import free_port
 
 
 @pytest.fixture

@@ -90,15 +90,23 @@ def test_a_rank_that_dies_is_named_at_once() -> None:
     assert max(first, third) < 30
 
 
-def test_the_cause_of_a_failure_reaches_those_who_wait() -> None:
-    """A rank that ends with an error of its own says so, and the others are told its words."""
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_cause_of_a_failure_reaches_those_who_wait(failing: int) -> None:
+    """A rank that ends with an error of its own says so, and the others are told its words.
+
+    Also where it holds the store in which they met, and where they wait elsewhere, or not yet, when it ends.
+    """
 
     def fail(ranks: Collectives) -> None:
-        if ranks.rank == 1:
+        beside = ranks.apart()
+        if ranks.rank == failing:
             ranks.tell_failure("ValueError: no such label")
             raise ValueError("no such label")
+        if ranks.rank == 2:
+            time.sleep(1)
+            beside.barrier("beside")
         ranks.gather("here")
 
-    errors = told(2, fail, timeout=10)
-    assert errors.keys() == {0}
-    assert "rank 1 failed: ValueError: no such label" in errors[0]
+    errors = told(3, fail, timeout=10)
+    assert errors.keys() == {0, 1, 2} - {failing}
+    assert all(f"rank {failing} failed: ValueError: no such label" in error for error in errors.values())

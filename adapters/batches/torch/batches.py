@@ -17,10 +17,11 @@ from hexloop.adapters.batches.torch.data_state import (
     parts_of,
     state_from,
 )
+from hexloop.adapters.batches.torch.keyed_rows import begun_again, set_epoch
 from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
-from hexloop.adapters.batches.torch.stream import StreamLoader, begun_again, set_epoch
+from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.streams import kept_streams, own_generators, state_of, text_of
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.domain.parts import json_part, only_value

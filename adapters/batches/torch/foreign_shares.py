@@ -7,29 +7,23 @@ than processes at the end, those that have none compute padding: nothing is repe
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from typing import Any
 
-import torch
 from attrs import frozen
-from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches, Inspect, inspect_nothing, pass_over
-from hexloop.adapters.batches.torch.keyed import KeyedDataset, keyed_indices, seed_streams
-from hexloop.adapters.batches.torch.loader import is_iterable
+from hexloop.adapters.batches.torch.batches import ForeignBatches, Inspect, inspect_nothing
+from hexloop.adapters.batches.torch.keyed import seed_streams
 from hexloop.adapters.batches.torch.rows import row_count
 from hexloop.adapters.batches.torch.sharded import Compare, HandOut
-from hexloop.adapters.batches.torch.shares import SampleCounts, Share, as_padding, shares_of
-from hexloop.adapters.batches.torch.shielding import ShieldedIterator
+from hexloop.adapters.batches.torch.shares import SampleCounts, Share, shares_of
+from hexloop.adapters.batches.torch.splitting import split
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
 from hexloop.adapters.batches.torch.streams import kept_streams
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.domain.order.keys import sample_key
-from hexloop.domain.order.slices import rank_slice
 from hexloop.ports.state import Part
 
 Shares = Generator[Share, None, None]
@@ -173,93 +167,6 @@ class ForeignShares(ForeignBatches):
         return KeyedReading(lambda: begin(epoch, position, anew), self.sharing.seed, epoch, position, row_count)
 
 
-class Turns(Sampler[list[Any]]):
-    """Lists of indices that are put in anew for each pass."""
-
-    def __init__(self) -> None:
-        self.lists: Iterator[list[Any]] = iter(())
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self.lists
-
-
-class OwnRowsLoader(DataLoader[Any]):
-    """A loader of the rows that are this process's alone, otherwise as `loader`.
-
-    Workers outlive a signal to the whole process group, as those of hexloop's own loaders do.
-    """
-
-    def __init__(self, loader: DataLoader[Any], turns: Turns) -> None:
-        names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-        options = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers")}
-        super().__init__(KeyedDataset(loader.dataset), batch_sampler=turns, generator=torch.Generator(), **options)
-
-    def _get_iterator(self) -> Any:
-        return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)
-
-
-class SampledShares(ForeignShares):
-    """A torch loader whose batch sampler says which rows make a batch: each process reads its own rows alone.
-
-    Every sample's random streams are keyed by its position, as in hexloop's own loaders.
-    """
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        sharing: Sharing,
-        transfer: Transfer,
-        inspect: Inspect = inspect_nothing,
-        progress: Progress = no_progress,
-        batch_sampler: Iterable[list[Any]] | None = None,
-    ) -> None:
-        super().__init__(loader, sharing, transfer, inspect, progress)
-        self._batch_sampler: Any = loader.batch_sampler if batch_sampler is None else batch_sampler
-        self._turns = Turns()
-        self._fetching = OwnRowsLoader(loader, self._turns)
-
-    def shares_from(self, epoch: int, position: int) -> Shares:
-        """This process's shares of the batches after the first `position` rows, which are not read."""
-        if position == 0:
-            self._epoch_began_with = self.sharing.tell(self._states())
-        with kept_streams():
-            self._put_back(self._epoch_began_with)
-        self._tell_epoch(epoch)
-        self._now = epoch, False
-        return self._fetched(epoch, position)
-
-    def _fetched(self, epoch: int, position: int) -> Shares:
-        sharing = self.sharing
-        batches = KeyedReading(lambda: iter(self._batch_sampler), sharing.seed, epoch, 0, len)
-        pass_over(batches, position, self._progress, len)
-        noted: deque[tuple[int, bool]] = deque()
-        self._turns.lists = self._own_lists(self._compared(batches), epoch, position, noted)
-        for batch in self._fetching:
-            samples, counts = noted.popleft()
-            yield Share(batch if counts else as_padding(batch), samples)
-
-    def _own_lists(
-        self, batches: Iterator[list[Any]], epoch: int, position: int, noted: deque[tuple[int, bool]]
-    ) -> Iterator[list[Any]]:
-        """The indices of this process, each with the key of its position; of what is noted there is one for each."""
-        sharing, size = self.sharing, self.sharing.world_size
-        while group := list(islice(batches, 1 if sharing.splits else size)):
-            if len(group) < size and self.drops_last and not sharing.splits:
-                return
-            samples = sum(map(len, group))
-            if sharing.splits:
-                mine = rank_slice(range(samples), sharing.rank, size)
-            else:
-                ends = [sum(map(len, group[:number])) for number in range(size + 1)]
-                mine = range(ends[sharing.rank], ends[sharing.rank + 1])
-            noted.append((samples, bool(mine)))
-            together = [index for indices in group for index in indices]
-            first = mine.start if mine else 0
-            taken = together[first : mine.stop if mine else 1]
-            yield keyed_indices(taken, sharing.seed, epoch, position + first)
-            position += samples
-
-
 class GivenShares(ForeignBatches):
     """A loader that gives this process its own batches already, as many rows and batches as every other process."""
 
@@ -278,59 +185,3 @@ class GivenShares(ForeignBatches):
 
     def _own_rows(self, position: int) -> int:
         return position // self._world_size
-
-
-def reads_by_index(loader: Any) -> bool:
-    """Whether the loader is torch's own, and a batch sampler says which rows of its data make a batch."""
-    return type(loader) is DataLoader and loader.batch_sampler is not None and not is_iterable(loader.dataset)
-
-
-def is_shared_already(loader: Any) -> bool:
-    """Whether each process's loader gives it its own batches: by a DistributedSampler, or as accelerate made it."""
-    prepared = any(kind.__module__.startswith("accelerate.") for kind in type(loader).__mro__)
-    return prepared or distributed_sampler(loader) is not None
-
-
-def distributed_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler by which the loader takes a part of the data, if it does."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    for sampler in (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-            return sampler
-    return None
-
-
-def whole_order(loader: Any) -> BatchSampler | None:
-    """The batches of all rows, each once, of which a DistributedSampler gives this process some, and some twice.
-
-    None where the loader does not put batches together as torch does by itself.
-    """
-    sampler = distributed_sampler(loader)
-    if sampler is None or type(loader.batch_sampler) is not BatchSampler or not reads_by_index(loader):
-        return None
-    whole: DistributedSampler[Any] = DistributedSampler(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
-    whole.set_epoch(sampler.epoch)
-    return BatchSampler(whole, loader.batch_sampler.batch_size, drop_last=False)
-
-
-def split(batch: Any, world_size: int) -> tuple[Share, ...]:
-    """A batch that is collated already, its rows dealt out as evenly as can be, in order."""
-    rows = row_count(batch)
-    slices = [rank_slice(range(rows), rank, world_size) for rank in range(world_size)]
-    batches = [rows_of(batch, mine or range(1), rows) for mine in slices]
-    return shares_of(batches, [bool(mine) for mine in slices], rows)
-
-
-def rows_of(batch: Any, wanted: range, rows: int) -> Any:
-    """Some rows of a batch of so many: of each tensor, and of each list that has one value for each row."""
-    if isinstance(batch, Tensor):
-        return batch[wanted.start : wanted.stop] if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        named = {name: rows_of(value, wanted, rows) for name, value in batch.items()}
-        return named if type(batch) is dict else type(batch)(named)  # type: ignore[call-arg]
-    if isinstance(batch, list | tuple):
-        if not any(isinstance(each, Tensor | Mapping | list | tuple) for each in batch) and len(batch) == rows:
-            return batch[wanted.start : wanted.stop]
-        parts: Sequence[Any] = [rows_of(value, wanted, rows) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch

@@ -19,7 +19,7 @@ REDUCE: dict[Reduction, Callable[[Sequence[float]], float]] = {
 
 
 Place = tuple[int, int]
-"""A rank and one of its threads; see `hexloop.adapters.collectives.simulated.world`."""
+"""A rank, and which of its threads: 0 is its own, the others are those for which it went `apart`."""
 
 
 class World(Protocol):

@@ -11,15 +11,12 @@ from attrs import frozen
 from hexloop.adapters.collectives.simulated.faults import Delay, Drop, Fault, Kill, RankKilled
 from hexloop.adapters.collectives.simulated.meeting import Combine, Meeting
 from hexloop.adapters.collectives.simulated.outcome import Outcome, values_of
-from hexloop.adapters.collectives.simulated.rank import SimulatedCollectives
+from hexloop.adapters.collectives.simulated.rank import Place, SimulatedCollectives
 
 Result = TypeVar("Result")
 
 STILLNESS = 0.5
 """Real seconds without a change after which ranks of which only other threads are seen to wait do nothing at all."""
-
-Place = tuple[int, int]
-"""A rank, and which of its threads: 0 is its own, the others are those for which it went `apart`."""
 
 
 @frozen
@@ -35,6 +32,8 @@ class SimulatedWorld:
 
     timeout: the seconds, by the clock of the world, after which a rank gives up waiting.
     faults: what happens to the ranks; each happens once, also where the world runs several times.
+
+    `operations` says how many each rank has called since the world ran last.
 
     The world's clock `now` stands still while any rank has something to do; when all wait or sleep, it jumps to the
     first who wakes or gives up. So a run takes no longer than its computing, and a deadlock ends at once and always
@@ -125,8 +124,8 @@ class SimulatedWorld:
         """A rank calls its next operation, without waiting for anybody. Raises RankKilled by plan."""
         rank, thread = place
         with self._changed:
-            self._operations[rank] += 1
-            number = self._operations[rank]
+            self.operations[rank] += 1
+            number = self.operations[rank]
             fault = self._strike(rank, number)
             if isinstance(fault, Kill):
                 raise RankKilled(f"The plan is that rank {rank} dies in its operation {number}, {operation}.")
@@ -161,7 +160,7 @@ class SimulatedWorld:
 
     def _begin(self, running: Iterable[int]) -> None:
         """Start with new processes: no operation was called, and these ranks have threads of their own."""
-        self._operations = [0] * self.size
+        self.operations = [0] * self.size
         self._turns: dict[Place, int] = {}
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._causes: dict[int, str] = {}
@@ -178,7 +177,7 @@ class SimulatedWorld:
         self._standstills[place] = standstill
         self._let_time_pass()
         while place in self._standstills:
-            changed = self._changed.wait(STILLNESS)
+            changed = self._changed.wait(STILLNESS * max(1, self.size / 20))  # looking takes longer for many
             if not changed and {rank for rank, _ in self._standstills} >= self._running:
                 self._pass_to_the_first()  # the ranks' own threads wait for those that stand still, unseen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -33,18 +34,18 @@ class TorchCollectives:
     timeout: seconds after which a process gives up waiting for the others.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, witnesses: Witnesses | None = None) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout = timeout
         self._failed = False
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        self._witnesses = Witnesses(self.rank, self.world_size)
+        self._witnesses = witnesses or Witnesses(self.rank, self.world_size, self._name())
         self._shake_hands()
 
     def apart(self) -> TorchCollectives:
         """The same processes, for another thread; see `Collectives.apart`."""
-        return TorchCollectives(self._timeout)
+        return TorchCollectives(self._timeout, self._witnesses)
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> TorchPending:
         """Begin to reduce; see `Collectives.start_reduction`."""
@@ -87,8 +88,8 @@ class TorchCollectives:
     def tell_failure(self, cause: str) -> None:
         """Let the other ranks know why this one ends; see `Collectives.tell_failure`.
 
-        They look for the cause when its connections close, or after the time-out. What the process says that holds the
-        store where they met goes with it: that is rank 0, unless the launcher holds it, as torchrun can.
+        They say it when this rank's connections close, or after the time-out. Rank 0 waits until all have heard, for
+        some seconds at most, as it mostly holds the store where they met.
         """
         self._failed = True
         self._witnesses.tell(cause)
@@ -102,6 +103,7 @@ class TorchCollectives:
             if not self._failed:
                 ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
                 ending.wait(timedelta(seconds=LEAVING))
+                self._witnesses.dismiss()
         self._group = None
 
     def explain(self, error: BaseException) -> BaseException:
@@ -111,6 +113,12 @@ class TorchCollectives:
         if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError) or not lost:
             return error
         return self._witnesses.explained("the others in a training step", error)
+
+    def _name(self) -> str:
+        """The same on all ranks, and another each time: a launcher's store outlives those who meet there."""
+        drawn = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
+        dist.broadcast(drawn, 0, self._group)
+        return bytes(drawn.tolist()).hex()
 
     def _shake_hands(self) -> None:
         """Connect now, as connections that are made at their first use do not notice a death before it."""

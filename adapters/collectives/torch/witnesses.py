@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -16,18 +18,29 @@ from hexloop.domain.errors import CollectiveError
 PATIENCE = 3.0
 """Seconds in which those who live have time to say that the operation failed for them as well."""
 
+FOR_EVER = timedelta(days=365)
+
 
 class Witnesses:
     """Each rank whose operation fails says so in the store where the processes met; who says nothing is missing.
 
-    A rank that fails by itself says why. Nothing is written while all goes well, so it costs nothing.
+    A rank that fails by itself says why. All hear it at once, each in a thread that waits at the store for nothing
+    else, so that they know before that rank takes the store along, which is mostly held by rank 0. While all goes well
+    nothing is sent.
+
+    meeting: names this world among those that have used the same store.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, meeting: str) -> None:
         self._rank = rank
         self._world_size = world_size
-        # The time-out of a store is that of all who use it, so this is a connection of its own where there can be one.
-        self._store: Any = PrefixStore("hexloop", _own_connection(dist.distributed_c10d._get_default_store()))
+        self._causes: dict[int, str] = {}
+        # The time-out of a store is that of all who use it, so these are connections of their own where there can be.
+        met, place = dist.distributed_c10d._get_default_store(), f"hexloop/{meeting}"
+        self._store: Any = PrefixStore(place, _connection(met) or met)
+        listening = (_connection(met), place)
+        self._listener = Thread(target=self._listen, args=listening, name="hexloop listens", daemon=True)
+        self._listener.start()
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
@@ -41,14 +54,37 @@ class Witnesses:
 
     def explained(self, what: str, error: RuntimeError) -> CollectiveError:
         """What torch's error comes from, once the others had time to say what they know."""
-        causes, missing = self._ask()
+        causes, missing = (self._causes, []) if self._causes else self._ask()
         self._let_the_others_hear({*causes, *missing})
         return CollectiveError(self._told(what, causes, missing, error), missing or causes)
 
     def tell(self, cause: str) -> None:
-        """Say why this rank ends."""
-        with suppress(Exception):  # the store goes with the process that holds it
+        """Say why this rank ends; the rank that mostly holds the store waits until all have heard."""
+        with suppress(Exception):  # the store is gone
             self._store.set(f"cause/{self._rank}", cause[:2000])
+            self._say_over([self._rank, cause[:2000]])
+
+    def dismiss(self) -> None:
+        """All ranks have come to their end: nobody listens any more."""
+        if self._rank == 0:
+            self._say_over(None)
+        self._listener.join(PATIENCE)
+
+    def _say_over(self, failed: list[Any] | None) -> None:
+        """Let everybody hear which rank failed, and why, or that none did; what is said first counts."""
+        self._store.compare_set("over", "", json.dumps(failed))
+        self._let_the_others_hear({self._rank})
+
+    def _listen(self, connection: Any, place: str) -> None:
+        if connection is None:
+            return
+        with suppress(RuntimeError):  # whoever held the store is gone
+            store = PrefixStore(place, connection)
+            store.wait(["over"], FOR_EVER)
+            failed = json.loads(store.get("over"))
+            if failed is not None and failed[0] != self._rank:
+                self._causes = {failed[0]: failed[1]}
+            store.set(f"heard/{self._rank}", "")
 
     def _ask(self) -> tuple[dict[int, str], list[int]]:
         """Those that failed by themselves, with their causes, and those of whom nothing is heard."""
@@ -94,15 +130,15 @@ class Witnesses:
         return f"{what} failed on all ranks: {_first_line(error)}"
 
 
-def _own_connection(store: Any) -> Any:
+def _connection(store: Any) -> Any:
+    """Another connection to the store; None where it is one that cannot be connected to."""
     inner = store
     while isinstance(inner, PrefixStore):
         inner = inner.underlying_store
-    if not isinstance(inner, TCPStore):
-        return store
-    with suppress(RuntimeError):
-        return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=PATIENCE * 2))
-    return store
+    if isinstance(inner, TCPStore):
+        with suppress(RuntimeError):
+            return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=PATIENCE * 2))
+    return None
 
 
 def _first_line(error: RuntimeError) -> str:

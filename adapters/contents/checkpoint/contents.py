@@ -136,10 +136,10 @@ class CheckpointContents:
     def _companions(self) -> Iterator[File]:
         """The extra files that have no name of the checkpoint's own; the first process writes them.
 
-        Where parts of the model are dealt out, all processes make them: whoever writes weights needs those of all.
+        Where no process has the whole model, all of them make the files: whoever writes weights needs those of all.
         """
         if self._ranks.rank != 0:
-            if self._ranks.dealt:
+            if MODEL in self._ranks.dealt or self._ranks.is_own(MODEL):
                 list(self._extra_files())
             return iter(())
         kept = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
@@ -160,8 +160,8 @@ class CheckpointContents:
 
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
         if name in self._ranks.dealt:
-            rank, world_size = self._ranks.rank, self._ranks.world_size
-            return dealt_files_of(name, parts, self._max_shard_size, self._migrations, rank, world_size)
+            rank, writers = self._ranks.rank, self._ranks.writers(name)
+            return dealt_files_of(name, parts, self._max_shard_size, self._migrations, rank, writers)
         return files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
 
     def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:

@@ -41,14 +41,15 @@ def files_of(name: str, parts: list[Part], max_shard_size: int, migrations: Migr
 
 
 def dealt_files_of(
-    name: str, parts: list[Part], max_shard_size: int, migrations: Migrations, rank: int, world_size: int
+    name: str, parts: list[Part], max_shard_size: int, migrations: Migrations, rank: int, writers: int
 ) -> Iterator[File]:
-    """The files that a process writes of a keeper whose tensors are dealt out; the first also writes the documents.
+    """The files that a process writes of a keeper whose tensors are dealt out to so many; the first also writes the
+    documents.
 
     The parts that fall to others hold nothing.
     """
     tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
-    yield from dealt_files(name, tensors, max_shard_size, rank, world_size)
+    yield from dealt_files(name, tensors, max_shard_size, rank, writers)
     values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
     if values and rank == 0:
         yield document_file(f"{name}.json", values, migrations)
@@ -60,7 +61,8 @@ def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations:
     Raises CheckpointError where a file is not what its name says, or of a newer schema version.
     """
     paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
-    parts = [part for path in paths for part in tensor_parts(_stream(open_file, path), path)]
+    stream = Stream(open_file)
+    parts = [part for path in paths for part in tensor_parts(stream, path)]
     values = read_document(f"{name}.json", names, open_file, migrations)
     return parts + [json_part(part, value) for part, value in values.items()]
 
@@ -91,7 +93,3 @@ def read_document(
 
 def _present(path: str, migrations: Migrations) -> int:
     return len(migrations.get(path, {})) + 1
-
-
-def _stream(open_file: OpenFile, path: str) -> Stream:
-    return Stream(lambda: open_file(path))

@@ -34,12 +34,14 @@ class RankFiles:
     """A process among `world_size`. The first one's files have the names that they have where it is alone.
 
     dealt: what no process has the whole of; its tensors are written by the processes that they fall to.
+    together: of that, what comes together on the first process all the same.
     """
 
     rank: int = 0
     world_size: int = 1
     own: dict[str, Inheritance] = field(factory=lambda: dict(EACH_RANKS_OWN))
     dealt: frozenset[str] = frozenset()
+    together: frozenset[str] = frozenset()
 
     def is_own(self, name: str) -> bool:
         """Whether every process has its own."""
@@ -48,6 +50,10 @@ class RankFiles:
     def writes(self, name: str) -> bool:
         """Whether this process writes all that is kept under that name, and is not given some of it."""
         return self.rank == 0 or name in self.own
+
+    def writers(self, name: str) -> int:
+        """How many processes the tensors of what is dealt out fall to."""
+        return 1 if name in self.together else self.world_size
 
     def file_name(self, name: str) -> str:
         """The name, without its ending, of the file that this process writes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 
 from hexloop.adapters.contents.checkpoint import documents
 from hexloop.adapters.contents.checkpoint.tensors import Tensor, tensor_file
@@ -28,38 +30,37 @@ def is_weights(path: str) -> bool:
 def weight_files(tensors: list[Tensor], largest: int) -> Iterator[File]:
     """The files of a model, none above `largest` bytes of tensors, unless a single tensor is."""
     shards = _shards(tensors, largest)
-    if len(shards) == 1:
-        yield tensor_file(WEIGHTS, tensors, _METADATA)
-        return
     names = shard_names(MODEL, len(shards))
     for name, shard in zip(names, shards, strict=True):
         yield tensor_file(name, shard, _METADATA)
-    yield _index(names, shards)
+    if len(shards) > 1:
+        yield _index(names, shards)
 
 
-def dealt_files(keeper: str, tensors: list[Tensor], largest: int, rank: int, world_size: int) -> Iterator[File]:
+def dealt_files(keeper: str, tensors: list[Tensor], largest: int, rank: int, writers: int) -> Iterator[File]:
     """Those files of a keeper that a process writes, of several that each hold the tensors that fall to it by `deal`.
 
-    Each file is of tensors of one process. That of the first also writes the index, where it is the model's.
+    Each file is of tensors of one process. The first also writes the index of the model's, where these are several.
     """
-    owners = deal([tensor.size for tensor in tensors], world_size)
+    owners = deal([tensor.size for tensor in tensors], writers)
     shards = [
         (owner, shard)
-        for owner in range(world_size)
-        for shard in _shards([each for each, its in zip(tensors, owners, strict=True) if its == owner], largest)
-        if shard
+        for owner, its in groupby(zip(owners, tensors, strict=True), key=itemgetter(0))
+        for shard in _shards((tensor for _, tensor in its), largest)
     ]
     names = shard_names(keeper, len(shards))
     metadata = _METADATA if keeper == MODEL else None
     for name, (owner, shard) in zip(names, shards, strict=True):
         if owner == rank:
             yield tensor_file(name, shard, metadata)
-    if keeper == MODEL and rank == 0:
+    if keeper == MODEL and rank == 0 and len(shards) != 1:
         yield _index(names, [shard for _, shard in shards])
 
 
 def shard_names(keeper: str, count: int) -> list[str]:
-    """The usual names of the parts of a file."""
+    """The usual names of the parts of a file; a single one is the file."""
+    if count == 1:
+        return [f"{keeper}.safetensors"]
     return [f"{keeper}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 

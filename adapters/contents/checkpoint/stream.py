@@ -1,28 +1,37 @@
-"""Reading here and there in a file whose bytes come in order."""
+"""Reading here and there in files whose bytes come in order, from anywhere on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hexloop.domain.errors import CheckpointError
+from hexloop.ports.contents import OpenFile
+
+NEAR = 1 << 22
+"""Bytes that are read in passing rather than to open the file anew behind them."""
 
 
 class Stream:
-    """A file that is opened anew only where a read lies before the end of the last one."""
+    """The files of a checkpoint, of which one is open at a time: however many there are, one chunk is in memory.
 
-    def __init__(self, open_file: Callable[[], Iterator[memoryview]]) -> None:
+    A file is opened anew only where a read lies before the end of the last one, far behind it, or in another file.
+    """
+
+    def __init__(self, open_file: OpenFile) -> None:
         self._open = open_file
+        self._path: str | None = None
         self._chunks: Iterator[memoryview] = iter(())
         self._rest = memoryview(b"")
-        self._position = -1
+        self._position = 0
 
-    def read(self, start: int, size: int) -> memoryview:
+    def read(self, path: str, start: int, size: int) -> memoryview:
         """The `size` bytes from byte `start` on, the reader's own. Raises CheckpointError where the file is shorter.
 
         Memory is taken as the bytes come: a file that promises more than it has costs what it has.
         """
-        if not 0 <= self._position <= start:
-            self._chunks, self._rest, self._position = self._open(), memoryview(b""), 0
+        if path != self._path or not 0 <= start - self._position <= max(NEAR, len(self._rest)):
+            self._chunks, self._rest, self._position = self._open(path, start), memoryview(b""), start
+            self._path = path
         while self._position < start:
             self._take(start - self._position)
         data = bytearray()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -110,18 +111,18 @@ def tensor_parts(stream: Stream, path: str) -> list[Part]:
     Raises CheckpointError where the file is none.
     """
     try:
-        (length,) = struct.unpack("<Q", stream.read(0, 8))
+        (length,) = struct.unpack("<Q", stream.read(path, 0, 8))
         if length > LONGEST_HEADER:
             raise ValueError(f"a header of {length} bytes")
-        header = read_json(bytes(stream.read(8, length)))
+        header = read_json(bytes(stream.read(path, 8, length)))
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
-        return list(_placed(stream, entries, 8 + length))
+        return list(_placed(stream, path, entries, 8 + length))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error!r}.") from error
 
 
-def _placed(stream: Stream, entries: list[tuple[str, Any]], data: int) -> Iterator[Part]:
+def _placed(stream: Stream, path: str, entries: list[tuple[str, Any]], data: int) -> Iterator[Part]:
     """The part for each entry of a header whose data begin at byte `data`."""
     position = 0
     for name, entry in entries:
@@ -131,9 +132,17 @@ def _placed(stream: Stream, entries: list[tuple[str, Any]], data: int) -> Iterat
         size = prod(shape) * ITEM_BYTES[dtype]
         if entry["data_offsets"] != [position, position + size]:
             raise ValueError(f"{name} of {dtype}{list(shape)} at {entry['data_offsets']}, after {position} bytes")
-        yield Part(name, dtype, shape, 0, prod(shape), _reader(stream, data + position, size))
+        yield _placed_part(name, dtype, shape, partial(stream.read, path), data + position)
         position += size
 
 
-def _reader(stream: Stream, start: int, size: int) -> Any:
-    return lambda: stream.read(start, size)
+def _placed_part(
+    name: str, dtype: str, shape: tuple[int, ...], read: Callable[[int, int], memoryview], start: int
+) -> Part:
+    """The tensor whose bytes begin at byte `start` of what is read, and that need not be read whole."""
+    count, item = prod(shape), ITEM_BYTES[dtype]
+
+    def run(begin: int, length: int) -> memoryview:
+        return read(start + begin * item, length * item)
+
+    return Part(name, dtype, shape, 0, count, lambda: run(0, count), read_run=run)

@@ -67,7 +67,7 @@ class Ddp:
             return model, make_optimizer(model)
         looks = self.options.find_unused_parameters
         if looks is None:
-            looks = not getattr(model, "is_gradient_checkpointing", False)
+            looks = not recomputes(model)
         wrapped = DistributedDataParallel(model, ids, find_unused_parameters=looks, **self.options.named())
         if self.options.hook is not None:
             wrapped.register_comm_hook(*self.options.hook)
@@ -88,6 +88,14 @@ class Ddp:
     def unwrap(self, model: Any) -> Any:
         """The module within."""
         return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def recomputes(model: Any) -> bool:
+    """Whether a model says that it computes its activations anew, by the flag's present name or by its former one."""
+    for name in ("is_activation_checkpointing", "is_gradient_checkpointing"):
+        if hasattr(model, name):
+            return bool(getattr(model, name))
+    return False
 
 
 def settle_buckets(wrapped: DistributedDataParallel) -> None:

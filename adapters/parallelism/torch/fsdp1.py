@@ -22,7 +22,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from hexloop.adapters.parallelism.torch.sharding_options import Formats, Units, recompute, same_as_first
+from hexloop.adapters.parallelism.torch.first_weights import give_memory, same_as_first
+from hexloop.adapters.parallelism.torch.sharding_options import Formats, Units, recompute
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
@@ -77,6 +78,7 @@ class Fsdp1:
         """
         self._apart.close()
         if not self.spreads(model):
+            give_memory(model)
             same_as_first(model, self.device)
             places = _places(model)
             names = [name for name, _ in model.named_parameters()]

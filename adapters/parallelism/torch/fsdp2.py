@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from hexloop.adapters.parallelism.torch.sharding_options import Formats, Units, recompute, same_as_first
+from hexloop.adapters.parallelism.torch.first_weights import give_memory, same_as_first
+from hexloop.adapters.parallelism.torch.sharding_options import Formats, Units, recompute
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
 
@@ -61,7 +62,6 @@ class Fsdp2:
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Shard the module in place; every process begins with the weights of the first."""
         if not isinstance(model, FSDPModule):
-            same_as_first(model, self.device)
             self._shard(model)
         self._sharded[:] = [model]
         return model, make_optimizer(model)
@@ -79,9 +79,10 @@ class Fsdp2:
             ),
             "offload_policy": self._offloading(),
         }
-        for unit in units:
-            fully_shard(unit, **how)
-        fully_shard(model, **how)
+        give_memory(model)
+        for part in (*units, model):  # so that no process has more than one of them whole, but for the first
+            same_as_first(part, self.device)
+            fully_shard(part, **how)
         if options.prefetch:
             in_order = [unit for unit in model.modules() if isinstance(unit, FSDPModule) and unit is not model]
             for unit, after in pairwise(in_order):

@@ -7,15 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hexloop.domain.errors import ConfigurationError
-
-CHUNK = 1 << 26
-"""Elements of a tensor that processes are told at once."""
 
 
 @frozen
@@ -95,24 +91,3 @@ def recompute(units: list[nn.Module]) -> None:
         if "forward" not in vars(unit):
             again: Callable[..., Any] = partial(checkpoint, unit.forward, use_reentrant=False)
             unit.forward = again
-
-
-def same_as_first(model: nn.Module, device: torch.device) -> None:
-    """Give every process the weights and buffers of the first; they travel over `device`, a piece at a time."""
-    with torch.no_grad():
-        for tensor in {id(each): each for each in (*model.parameters(), *model.buffers())}.values():
-            whole = tensor.detach()
-            if not whole.is_contiguous():
-                copy = whole.contiguous()
-                _broadcast(copy, device)
-                whole.copy_(copy)
-            else:
-                _broadcast(whole, device)
-
-
-def _broadcast(tensor: torch.Tensor, device: torch.device) -> None:
-    for piece in torch.split(tensor.view(-1), CHUNK):
-        sent = piece.to(device)
-        dist.broadcast(sent, 0)
-        if sent.data_ptr() != piece.data_ptr():
-            piece.copy_(sent)

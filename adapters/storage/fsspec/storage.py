@@ -77,7 +77,7 @@ class FsspecStorage:
             raise
         return summary.stored()
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """The file's bytes, BLOCK at a time; see `Storage.read`."""
         full = self._locate(path)
         with self._reporting(f"read {path}"):
@@ -85,9 +85,9 @@ class FsspecStorage:
         if facts["type"] == "directory":
             raise StorageError(f"You chose to read {path} in {self._location}, but it is a folder; name a file in it.")
         size = int(facts["size"])
-        for start in range(0, size, BLOCK):
+        for begin in range(start, size, BLOCK):
             with self._reporting(f"read {path}"):
-                chunk = self._request(partial(self._fetch, full, start, min(start + BLOCK, size)))
+                chunk = self._request(partial(self._fetch, full, begin, min(begin + BLOCK, size)))
             yield memoryview(chunk)
 
     def list(self, folder: str) -> tuple[Entry, ...]:

@@ -78,7 +78,7 @@ class LocalStorage:
             raise
         return stored
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """The file's bytes, a few MiB at a time; see `Storage.read`."""
         with self._reporting(f"read {path}"):
             # Without waiting: a pipe that nobody writes to would keep the opener for ever.
@@ -86,6 +86,8 @@ class LocalStorage:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StorageError(f"{path} in {self._root} is no regular file, and nothing else is ever read.")
+            if start:
+                os.lseek(descriptor, start, os.SEEK_SET)
             while True:
                 with self._reporting(f"read {path}"):
                     chunk = os.read(descriptor, CHUNK)

@@ -31,7 +31,8 @@ class FileWriter:
 
     def __exit__(self, *_: object) -> None:
         self._view.release()
-        self._block.close()
+        with suppress(BufferError):  # what a write has failed of is still seen from the error's traceback
+            self._block.close()
 
     def write(self, data: memoryview) -> None:
         """Take the next bytes. Raises OSError."""

@@ -101,9 +101,9 @@ class TieredStorage:
         self._wake()
         return stored[0]
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """The file's bytes; see `Storage.read`."""
-        return self._tier_of(path).read(path)
+        return self._tier_of(path).read(path, start)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """The names in a folder of either tier; see `Storage.list`."""

@@ -83,21 +83,29 @@ def entry_of(name: str, tensor: Tensor, parameter: Tensor, layout: TorchLayout) 
     return Entry(name, tensor, tuple(tensor.shape) if spread is None else spread.shape, tensor.dtype, spread)
 
 
-def dealt_parts(entries: Sequence[Entry], layout: TorchLayout) -> Iterator[Part]:
+def dealt_parts(entries: Sequence[Entry], layout: TorchLayout, writers: int | None = None) -> Iterator[Part]:
     """A part for each tensor: the whole on the process that it falls to by `deal`, and nothing of it on the others.
 
+    They fall to the first `writers` processes, to all where it is None.
     The tensors come together one at a time, in the host memory of the process that each falls to. Collective.
     """
-    owners = deal([entry.size for entry in entries], layout.world_size)
+    owners = deal([entry.size for entry in entries], writers or layout.world_size)
     for entry, owner in zip(entries, owners, strict=True):
-        if entry.spread is not None:
-            whole = _gathered(entry, owner, layout)
-        else:
-            whole = _copied(entry.tensor) if owner == layout.rank else None
-        if whole is not None:
-            yield part_of(entry.name, whole)
-        else:
-            yield Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _nothing)
+        own = entry.tensor
+        if own is not None and entry.spread is not None:
+            own = layout.local(own)
+        yield dealt_part(entry, own, owner, layout.rank)
+
+
+def dealt_part(entry: Entry, own: Tensor | None, owner: int, rank: int) -> Part:
+    """The part that the process `rank` has of a tensor that falls to `owner`; `own` is what it holds. Collective."""
+    if entry.spread is not None:
+        whole = _gathered(entry, entry.spread, own, owner, rank)
+    else:
+        whole = _copied(own) if owner == rank else None
+    if whole is not None:
+        return part_of(entry.name, whole)
+    return Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _nothing)
 
 
 def _copied(tensor: Tensor | None) -> Tensor | None:
@@ -109,23 +117,21 @@ def _nothing() -> memoryview:
     return memoryview(b"")
 
 
-def _gathered(entry: Entry, owner: int, layout: TorchLayout) -> Tensor | None:
+def _gathered(entry: Entry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:
     """The whole tensor in host memory on rank `owner`, None on the others, each of which sends it what it holds."""
-    assert entry.spread is not None
-    runs, device = entry.spread.runs, communicating()
-    own = None if entry.tensor is None else layout.local(entry.tensor)
-    if owner != layout.rank:
-        if runs[layout.rank][1] and own is not None:
+    runs, device = spread.runs, communicating()
+    if owner != rank:
+        if runs[rank][1] and own is not None:
             dist.send(own.to(device).view(torch.uint8), owner)
         return None
     whole = torch.empty(prod(entry.shape), dtype=entry.dtype, device=device)
     coming = []
-    for rank, (begin, length) in enumerate(runs):
+    for sender, (begin, length) in enumerate(runs):
         if length == 0:
             continue
         place = whole[begin : begin + length]
-        if rank != owner:
-            coming.append(dist.irecv(place.view(torch.uint8), rank))
+        if sender != owner:
+            coming.append(dist.irecv(place.view(torch.uint8), sender))
         elif own is not None:
             place.copy_(own)
     for each in coming:
@@ -149,12 +155,6 @@ def of_all(value: Any) -> list[Any]:
     heard = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
     dist.all_gather(heard, pad(said, (0, longest - said.numel())))
     return [json.loads(bytes(each[: int(n)].cpu().numpy())) for each, n in zip(heard, lengths, strict=True)]
-
-
-def taken(whole: Tensor, spread: Spread) -> Tensor:
-    """What this process holds of a whole tensor, flat; it shares the whole's memory."""
-    begin, length = spread.own
-    return whole.reshape(-1)[begin : begin + length]
 
 
 def shape_of(tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> tuple[int, ...]:

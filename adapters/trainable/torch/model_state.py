@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,9 @@ from hexloop.adapters.trainable.torch.layouts import (
     dealt_parts,
     entry_of,
     shape_of,
-    taken,
 )
 from hexloop.adapters.trainable.torch.nested import Flattening, Restoring
-from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, tensor_of
+from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, run_of, tensor_of
 from hexloop.domain.parts import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
@@ -35,12 +34,13 @@ class ModelState:
     A tensor that goes by several names (tied weights) leaves once, under the name that the model does not derive from
     another (transformers' tied keys), else under the first; loading it fills all of them.
     layout: where the tensors lie, where they are spread over processes: each then leaves whole from one process, and
-    the others export a part of it that holds nothing.
+    the others export a part of it that holds nothing. writers: from how many of them tensors leave; None: from all.
     """
 
-    def __init__(self, model: nn.Module, layout: TorchLayout = WHOLE) -> None:
+    def __init__(self, model: nn.Module, layout: TorchLayout = WHOLE, writers: int | None = None) -> None:
         self._model = model
         self._layout = layout
+        self._writers = writers
 
     def export(self) -> Iterator[Part]:
         """Every tensor of the state dict, each once; extra state as a JSON document each."""
@@ -49,7 +49,7 @@ class ModelState:
             yield from (part_of(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
-            yield from dealt_parts(entries, self._layout)
+            yield from dealt_parts(entries, self._layout, self._writers)
         yield from self.extra_parts()
 
     def extra_parts(self) -> Iterator[Part]:
@@ -78,23 +78,24 @@ class ModelState:
         own, restoring = self._state(), Restoring(found)
         extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
-            for name in filter(lambda name: self.is_copied(own[name]), found.keys() & own.keys()):
-                self._copy(own[name], tensor_of(found[name]))
+            self._copy({name: own[name] for name in found if name in own}, found)
         for name, value in extra.items():
             self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
-    def _copy(self, own: Tensor, whole: Tensor) -> None:
-        spread = self._layout.spread(own, own)
-        if spread is None:
-            own.copy_(whole)
-        else:
-            self._layout.local(own).copy_(taken(whole, spread))
+    def _copy(self, own: Mapping[str, Tensor], found: Mapping[str, Part]) -> None:
+        """Fill each tensor from the part of its name; of one that is spread, only what this process holds is read."""
+        for name, tensor in own.items():
+            spread = self._layout.spread(tensor, tensor)
+            if spread is None:
+                tensor.copy_(tensor_of(found[name]))
+            else:
+                self._layout.local(tensor).copy_(run_of(found[name], *spread.own))
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """How saved tensors differ from the model's: missing, unknown, of other shapes and, if asked, other types."""
         found = {part.name: part for part in parts}
         own, extra = self._state(), self._extra()
-        shapes = {name: self.shape_of(tensor) for name, tensor in own.items()}
+        shapes = {name: shape_of(tensor, tensor, self._layout) for name, tensor in own.items()}
         owners = _owners(self._model, own)
         held = {owners.get(name, name) for name in found}
         belonging = {name for name in found if any(name == each or name.startswith(f"{each}.") for each in extra)}
@@ -116,14 +117,6 @@ class ModelState:
             ],
         }  # fmt: skip
         return [problem for problems in listed.values() for problem in _shortened(problems)]
-
-    def shape_of(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of one of the module's tensors, of which this process may hold a part."""
-        return shape_of(tensor, tensor, self._layout)
-
-    def is_copied(self, tensor: Tensor) -> bool:
-        """Whether loading may copy into one of the module's tensors as it is."""
-        return True
 
     def _state(self) -> dict[str, Tensor]:
         state = self._layout.state(self._model)

@@ -124,14 +124,14 @@ class Restoring:
     """Turns what `Flattening` made back into values. Every tensor is new; one that was met twice is one tensor again.
 
     found: the parts, by name. holds: a tensor that is to keep its type comes as `Held`.
-    spread: what becomes of a tensor, by its name, of which this process holds but a part.
+    spread: what reads a tensor, by its name, of which this process holds but a part.
     own_type: afterwards, the ids of the counters that are to keep theirs.
     """
 
     found: Mapping[str, Part]
     classes: Classes = field(factory=dict)
     holds: bool = True
-    spread: Mapping[str, Callable[[Tensor], Tensor]] = field(factory=dict)
+    spread: Mapping[str, Callable[[Part], Tensor]] = field(factory=dict)
     own_type: set[int] = field(factory=set, init=False)
     _tensors: dict[str, Tensor] = field(factory=dict, init=False)
 
@@ -160,8 +160,7 @@ class Restoring:
         if name not in self.found:
             raise ValueError(f"The saved optimizer lacks the tensor {name!r}.")
         if name not in self._tensors:
-            whole = tensor_of(self.found[name])
-            self._tensors[name] = self.spread[name](whole) if name in self.spread else whole
+            self._tensors[name] = self.spread.get(name, tensor_of)(self.found[name])
         tensor = self._tensors[name]
         if own_type and self.holds and (tensor.dim() > 0 or tensor.is_complex()):
             return Held(tensor)

@@ -16,12 +16,11 @@ from hexloop.adapters.trainable.torch.layouts import (
     WholeLayout,
     dealt_parts,
     shape_of,
-    taken,
 )
 from hexloop.adapters.trainable.torch.moments import agreed, entries_of
 from hexloop.adapters.trainable.torch.nested import Flattening, Held, Restoring, classes_near, tensors_in
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
-from hexloop.adapters.trainable.torch.tensors import part_of
+from hexloop.adapters.trainable.torch.tensors import part_of, run_of
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.parts import json_part, json_value
 from hexloop.ports.parallelism import Spread
@@ -107,15 +106,15 @@ class OptimizerState:
         parameters = self._layout.parameters(self._model)
         return {name: shape_of(parameter, parameter, self._layout) for name, parameter in parameters.items()}
 
-    def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Tensor], Tensor]]:
-        """For each tensor that lies as its parameter does: from the whole to what this process holds of it."""
-        cuts: dict[str, Callable[[Tensor], Tensor]] = {}
+    def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Part], Tensor]]:
+        """For each tensor that lies as its parameter does: what reads as much of it as this process holds."""
+        readers: dict[str, Callable[[Part], Tensor]] = {}
         for name, parameter in self._named_parameters():
             spread = self._layout.spread(parameter, parameter)
             for tensor in tensors_in(state.get(name)) if spread is not None else ():
                 if tensor in found and spread is not None and found[tensor].shape == spread.shape:
-                    cuts[tensor] = partial(_cut, self._layout, parameter, spread)
-        return cuts
+                    readers[tensor] = partial(_own, self._layout, parameter, spread)
+        return readers
 
     def _take(self, document: Mapping[str, Any], restoring: Restoring) -> None:
         named = list(self._named_parameters())
@@ -163,9 +162,9 @@ class OptimizerState:
         return self._names[id(parameter)]
 
 
-def _cut(layout: TorchLayout, parameter: Tensor, spread: Spread, whole: Tensor) -> Tensor:
-    """What this process holds of a moment, in memory of its own."""
-    return layout.like(parameter, taken(whole, spread).clone())
+def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:
+    """What this process holds of a moment."""
+    return layout.like(parameter, run_of(part, *spread.own))
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:

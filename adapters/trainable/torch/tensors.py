@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -59,12 +60,21 @@ def tensor_of(part: Part) -> Tensor:
 
     Raises ValueError, naming the part, where its bytes are not as many as its shape takes, before it takes memory.
     """
+    return _tensor(part, part.read, prod(part.shape)).view(part.shape)
+
+
+def run_of(part: Part, begin: int, length: int) -> Tensor:
+    """The elements of a whole tensor's part from `begin` on, as a new flat tensor. Raises ValueError as `tensor_of`."""
+    return _tensor(part, lambda: part.run(begin, length), length)
+
+
+def _tensor(part: Part, read: Callable[[], memoryview], count: int) -> Tensor:
     if part.dtype not in TYPES:
         raise ValueError(f"{part.name} is of the type {part.dtype}, which this torch does not have.")
-    dtype, data = TYPES[part.dtype], part.read()
-    if len(data) != prod(part.shape) * dtype.itemsize:
+    dtype, data = TYPES[part.dtype], read()
+    if len(data) != count * dtype.itemsize:
         raise ValueError(f"{part.name} has {len(data)} bytes, and its shape {part.shape} takes another number of them.")
-    tensor = torch.empty(part.shape, dtype=dtype)
-    if tensor.numel():
-        tensor.reshape(-1).view(torch.uint8).numpy()[:] = data
+    tensor = torch.empty(count, dtype=dtype)
+    if count:
+        tensor.view(torch.uint8).numpy()[:] = data
     return tensor

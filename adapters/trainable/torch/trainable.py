@@ -67,10 +67,10 @@ class TorchTrainable:
         loss: Tensor
         if self._normalises:
             loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
-            return loss * 0.0 if isinstance(batch, Padding) else loss
-        loss = self._compute_loss(self.model, batch)
-        if window_items is not None:
-            loss = loss * (self._items(batch) / window_items) if self._exact else loss / window_items
+        else:
+            loss = self._compute_loss(self.model, batch)
+            if window_items is not None:
+                loss = loss * (self._items(batch) / window_items) if self._exact else loss / window_items
         return loss * 0.0 if isinstance(batch, Padding) else loss
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, WholeLayout, dealt_part
 from hexloop.adapters.trainable.torch.nested import TENSOR, Flattening, Restoring, classes_near
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS
-from hexloop.adapters.trainable.torch.tensors import part_of, tensor_of
-from hexloop.adapters.trainable.torch.zero_partitions import ZeroPartitions, whole_shape
+from hexloop.adapters.trainable.torch.tensors import TYPES, run_of, tensor_of
+from hexloop.adapters.trainable.torch.zero_partitions import Place, ZeroPartitions, whole_shape
+from hexloop.domain.checkpoints.dealing import deal
 from hexloop.domain.parts import json_part, json_value
 from hexloop.ports.state import Part
 
@@ -28,17 +32,28 @@ SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What DeepSpeed's loss scaler keeps between steps."""
 
 
-class ZeroOptimizerState:
-    """Answers the Exportable port for the optimizer of an engine. Both methods are collective.
+@frozen
+class Leaving:
+    """A tensor that leaves: what is kept as `key` in the flat tensor `holder` of a parameter; or an option, of none."""
 
-    Rank 0 alone exports parts, in the form in which one process exports an optimizer over the same model: whole
-    moments, each under its parameter's name, one gathered at a time. So a run may go on with another number of
-    processes, or without DeepSpeed. All load.
+    entry: Entry
+    holder: int | None = None
+    parameter: Tensor | None = None
+    key: str = ""
+
+
+class ZeroOptimizerState:
+    """Answers the Exportable port for the optimizer of an engine. Both methods are collective where moments are spread.
+
+    What leaves has the form in which one process exports an optimizer over the same model, so that a run may go on with
+    another number of processes, or without DeepSpeed: whole moments, each under its parameter's name, and each from the
+    process that it falls to.
     """
 
     def __init__(self, model: nn.Module, partitions: ZeroPartitions, scaler: Any = None) -> None:
         self._model = model
         self._partitions = partitions
+        self._layout = WholeLayout(dist.get_rank(), dist.get_world_size()) if partitions.is_spread else WHOLE
         self._scaler = scaler
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
@@ -53,19 +68,18 @@ class ZeroOptimizerState:
                 {key: flattening.flatten(value, f"group.{key}") for key, value in options.items()}
                 | {"params": [self._names[id(parameter)] for parameter in parameters]}
             )
-        for parameter in self._parameters():
-            name = self._names[id(parameter)]
-            state: dict[str, Any] = {}
-            yield from self._exported(parameter, name, state)
-            if state:
-                document["state"][name] = {key: value for key, value in state.items() if key != MASTERS}
-            if MASTERS in state:
-                document.setdefault(MASTERS, {})[name] = state[MASTERS]
+        leaving = [
+            Leaving(Entry(name, tensor, tuple(tensor.shape), tensor.dtype))
+            for name, tensor in flattening.tensors.items()
+        ]
+        for holder, parameters in self._by_holder():
+            with self._partitions.at_hand(holder):
+                for parameter in parameters:
+                    leaving += self._described(holder, parameter, document)
         if self._scaler is not None:
             document[LOSS_SCALE] = {key: getattr(self._scaler, key) for key in SCALER if hasattr(self._scaler, key)}
-        if dist.get_rank() == 0:
-            yield from (part_of(name, tensor) for name, tensor in flattening.tensors.items())
-            yield json_part(OPTIONS, document)
+        yield from self._dealt(leaving)
+        yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
         """Go on with exported moments and options.
@@ -84,61 +98,89 @@ class ZeroOptimizerState:
             restoring = Restoring(found, classes_near(self._partitions.optimizer), holds=False)
             for live, saved in zip(self._partitions.optimizer.param_groups, document["groups"], strict=True):
                 live.update({key: restoring.restore(value) for key, value in saved.items() if key != "params"})
-            for parameter in self._parameters():
-                self._take(parameter, document, found)
+            for holder, parameters in self._by_holder():
+                with self._partitions.at_hand(holder):
+                    for parameter in parameters:
+                        self._take(holder, parameter, document, found)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
         for key, value in document.get(LOSS_SCALE, {}).items():
             if self._scaler is not None and hasattr(self._scaler, key):
                 setattr(self._scaler, key, value)
 
-    def _parameters(self) -> Iterator[Tensor]:
-        for group in self._partitions.groups:
-            yield from group
+    def _by_holder(self) -> Iterator[tuple[int, list[Tensor]]]:
+        """The parameters in the order of the groups, those together that follow one another in a flat tensor."""
+        parameters = (parameter for group in self._partitions.groups for parameter in group)
+        for holder, each in groupby(parameters, lambda parameter: self._place(parameter).holder):
+            yield holder, list(each)
 
-    def _exported(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Iterator[Part]:
-        """The parts of a parameter, on rank 0; what the document says of them is entered in `state`."""
-        partitions = self._partitions
-        place = partitions.place(parameter)
-        assert place is not None
-        with partitions.at_hand(place.holder):
-            kept: dict[str, Any] = dict(partitions.state(place.holder))
-            if parameter.dtype != partitions.master(place.holder).dtype:
-                kept[MASTERS] = partitions.master(place.holder)
-            for key, value in kept.items():
-                tensor = value
-                if partitions.is_moment(place.holder, value):
-                    tensor = partitions.whole(parameter, value)
-                elif isinstance(value, Tensor):
-                    tensor = value.detach().cpu().clone() if dist.get_rank() == 0 else None
-                else:
-                    state[key] = value
-                    continue
-                label = f"{name}.{key}"
-                state[key] = {TENSOR: label}
-                if tensor is not None:
-                    yield part_of(label, tensor)
+    def _place(self, parameter: Tensor) -> Place:
+        place = self._partitions.place(parameter)
+        assert place is not None, "an optimizer trains it"
+        return place
 
-    def _take(self, parameter: Tensor, document: Mapping[str, Any], found: Mapping[str, Part]) -> None:
+    def _kept(self, holder: int, parameter: Tensor) -> dict[str, Any]:
+        """What the optimizer keeps of the flat tensor that a parameter lies in, and that where it is more precise."""
+        master = self._partitions.master(holder)
+        kept = dict(self._partitions.state(holder))
+        return kept if parameter.dtype == master.dtype else {**kept, MASTERS: master}
+
+    def _described(self, holder: int, parameter: Tensor, document: dict[str, Any]) -> Iterator[Leaving]:
+        """The tensors that are kept of a parameter; the document says of them, and holds what is no tensor."""
+        name, state = self._names[id(parameter)], {}
+        for key, value in self._kept(holder, parameter).items():
+            if not isinstance(value, Tensor):
+                state[key] = value
+                continue
+            label, shape, spread = f"{name}.{key}", tuple(value.shape), None
+            if self._partitions.is_moment(holder, value):
+                shape, spread = tuple(whole_shape(parameter)), self._partitions.spread(parameter)
+            state[key] = {TENSOR: label}
+            yield Leaving(Entry(label, None, shape, value.dtype, spread), holder, parameter, key)
+        if MASTERS in state:
+            document.setdefault(MASTERS, {})[name] = state.pop(MASTERS)
+        if state:
+            document["state"][name] = state
+
+    def _dealt(self, leaving: Sequence[Leaving]) -> Iterator[Part]:
+        """A part for each tensor, those of a flat tensor together, as it may have to be brought in from a disk."""
+        owners = deal([each.entry.size for each in leaving], self._layout.world_size)
+        for holder, together in groupby(zip(leaving, owners, strict=True), lambda pair: pair[0].holder):
+            with self._partitions.at_hand(holder):
+                for each, owner in together:
+                    yield dealt_part(each.entry, self._own(each), owner, self._layout.rank)
+
+    def _own(self, leaving: Leaving) -> Tensor | None:
+        """What this process has of a tensor that leaves."""
+        if leaving.holder is None or leaving.parameter is None:
+            return leaving.entry.tensor
+        kept: Tensor = self._kept(leaving.holder, leaving.parameter)[leaving.key]
+        if not self._partitions.is_moment(leaving.holder, kept):
+            return kept
+        own = self._partitions.stretch(leaving.parameter, kept)
+        return own if leaving.entry.spread is not None else own.view(leaving.entry.shape)
+
+    def _take(self, holder: int, parameter: Tensor, document: Mapping[str, Any], found: Mapping[str, Part]) -> None:
         """Bring this process's stretch of a parameter's saved state into the flat tensors."""
-        partitions, name = self._partitions, self._names[id(parameter)]
-        place = partitions.place(parameter)
-        assert place is not None
-        with partitions.at_hand(place.holder):
-            live, flat = partitions.state(place.holder), partitions.master(place.holder)
-            for key, value in document["state"].get(name, {}).items():
-                if not (isinstance(value, dict) and TENSOR in value):
-                    live[key] = Restoring(found).restore(value)
-                    continue
-                tensor = tensor_of(found[value[TENSOR]])
-                if key == COUNTER or tensor.shape != whole_shape(parameter):
-                    live[key] = tensor
-                    continue
-                if key not in live or live[key].dtype != tensor.dtype:
-                    live[key] = torch.zeros_like(flat, dtype=tensor.dtype)
-                partitions.put(parameter, live[key], tensor)
-            if name in document.get(MASTERS, {}):
-                partitions.put(parameter, flat, tensor_of(found[document[MASTERS][name][TENSOR]]))
+        partitions, name, place = self._partitions, self._names[id(parameter)], self._place(parameter)
+        live, flat = partitions.state(holder), partitions.master(holder)
+
+        def fill(flat: Tensor, part: Part) -> None:
+            partitions.stretch(parameter, flat).copy_(run_of(part, place.start, place.length))
+
+        for key, value in document["state"].get(name, {}).items():
+            if not (isinstance(value, dict) and TENSOR in value):
+                live[key] = Restoring(found).restore(value)
+                continue
+            part = found[value[TENSOR]]
+            if key == COUNTER or part.shape != whole_shape(parameter):
+                live[key] = tensor_of(part)
+                continue
+            if key not in live or live[key].dtype != TYPES[part.dtype]:
+                live[key] = torch.zeros_like(flat, dtype=TYPES[part.dtype])
+            fill(live[key], part)
+        if name in document.get(MASTERS, {}):
+            fill(flat, found[document[MASTERS][name][TENSOR]])
 
     def _present_names(self) -> list[list[str]]:
         return [[self._names[id(parameter)] for parameter in group] for group in self._partitions.groups]
@@ -153,7 +195,7 @@ class ZeroOptimizerState:
             )
 
     def _refuse_other_shapes(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> None:
-        for parameter in self._parameters():
+        for parameter in (parameter for group in self._partitions.groups for parameter in group):
             name = self._names[id(parameter)]
             for value in state.get(name, {}).values():
                 if not (isinstance(value, dict) and TENSOR in value):

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from hexloop.adapters.trainable.torch.layouts import communicating
 from hexloop.domain.errors import CheckpointError
+from hexloop.ports.parallelism import Spread
 
 
 @frozen
@@ -43,7 +45,8 @@ class ZeroPartitions:
         self._engine = engine
         self._zero = engine.optimizer
         self._places: dict[int, Place] = {}
-        self._spread = True
+        self._spreads: dict[int, Spread] = {}
+        self._spread = dist.get_world_size() > 1
         self.groups: list[list[Tensor]] = []
         if engine.zero_optimization_partition_weights():
             self._holders = self._zero.fp32_partitioned_groups_flat
@@ -77,10 +80,12 @@ class ZeroPartitions:
         return isinstance(value, Tensor) and value.shape == self._holders[holder].shape
 
     @contextmanager
-    def at_hand(self, holder: int) -> Iterator[None]:
+    def at_hand(self, holder: int | None) -> Iterator[None]:
         """Within, a flat tensor and its moments are in memory, from wherever they are offloaded to."""
-        swapped = self._engine.zero_optimization_partition_weights() and self._zero._swappable_optimizer_subgroup(
-            holder
+        swapped = (
+            holder is not None
+            and self._engine.zero_optimization_partition_weights()
+            and self._zero._swappable_optimizer_subgroup(holder)
         )
         if swapped:
             self._zero._optimizer_states_and_gradient_swap_in(holder)
@@ -90,35 +95,44 @@ class ZeroPartitions:
             if swapped:
                 self._zero._optimizer_states_and_gradient_swap_out(holder)
 
-    def whole(self, parameter: Tensor, flat: Tensor) -> Tensor | None:
-        """A parameter's numbers in `flat`, from all processes, in host memory. Collective; only rank 0 has an answer.
+    @property
+    def is_spread(self) -> bool:
+        """Whether each process has a part of the numbers only."""
+        return self._spread
 
-        The bytes are added up, which are zero in all processes but one, so that nothing is rounded.
-        """
-        place, shape = self._places[id(parameter)], whole_shape(parameter)
-        gathered = torch.zeros(shape.numel(), dtype=flat.dtype, device=self._engine.device)
-        own = gathered.narrow(0, place.start, place.length)
-        own.copy_(flat.detach().view(-1).narrow(0, place.at, place.length))
-        if self._spread and dist.get_world_size() > 1:
-            dist.reduce(gathered.view(torch.uint8), dst=0)
-        return gathered.view(shape).cpu() if dist.get_rank() == 0 else None
+    def spread(self, parameter: Tensor) -> Spread | None:
+        """How a parameter's numbers lie, None where every process has all of them. Collective at its first call."""
+        if not self._spread:
+            return None
+        if not self._spreads:
+            self._look()
+        return self._spreads[id(parameter)]
 
-    def put(self, parameter: Tensor, flat: Tensor, value: Tensor) -> None:
-        """Write this process's stretch of a parameter's whole `value` into `flat`."""
+    def stretch(self, parameter: Tensor, flat: Tensor) -> Tensor:
+        """This process's numbers of a parameter in `flat`; writing to them writes there."""
         place = self._places[id(parameter)]
-        own = value.reshape(-1).narrow(0, place.start, place.length)
-        with torch.no_grad():
-            flat.detach().view(-1).narrow(0, place.at, place.length).copy_(own)
+        return flat.detach().view(-1).narrow(0, place.at, place.length)
 
-    def follow(self, parameter: Tensor, value: Tensor) -> None:
-        """Let the master be `value`, a whole weight, where it does not round to that already."""
-        place = self._places.get(id(parameter))
-        if place is None or place.length == 0:
+    def follow(self, parameter: Tensor, own: Tensor) -> None:
+        """Let the master be `own`, this process's stretch of a weight, where it does not round to that already."""
+        place = self._places[id(parameter)]
+        if place.length == 0:
             return
         with self.at_hand(place.holder):
-            master = self.master(place.holder).view(-1).narrow(0, place.at, place.length)
-            own = value.reshape(-1).narrow(0, place.start, place.length).to(master.device)
+            master = self.stretch(parameter, self.master(place.holder))
+            own = own.to(master.device)
             master.copy_(torch.where(master.to(own.dtype) == own, master, own.to(master.dtype)))
+
+    def _look(self) -> None:
+        """Find out which stretch of each parameter the processes have."""
+        parameters = [parameter for group in self.groups for parameter in group]
+        places = [self._places[id(parameter)] for parameter in parameters]
+        own = torch.tensor([[place.start, place.length] for place in places], device=communicating())
+        of_all = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_all, own)
+        for parameter, runs in zip(parameters, torch.stack(of_all, 1).tolist(), strict=True):
+            begins = tuple((begin, length) for begin, length in runs)
+            self._spreads[id(parameter)] = Spread(tuple(whole_shape(parameter)), begins, begins[dist.get_rank()])
 
     def _place_by_weights(self) -> None:
         """Stage 3: each process has an equal part of every parameter, the last ones filled up."""

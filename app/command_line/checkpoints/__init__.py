@@ -13,6 +13,7 @@ COMMANDS = {
     "show": "hexloop.app.command_line.checkpoints.showing",
     "diff": "hexloop.app.command_line.checkpoints.diff",
     "prune": "hexloop.app.command_line.checkpoints.pruning",
+    "consolidate": "hexloop.app.command_line.checkpoints.consolidating",
     "import": "hexloop.app.command_line.checkpoints.importing",
     "export": "hexloop.app.command_line.checkpoints.exporting",
 }

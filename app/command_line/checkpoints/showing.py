@@ -74,10 +74,10 @@ def _tensors(place: Place, manifest: Manifest) -> dict[str, list[dict[str, Any]]
     from hexloop.adapters.contents.checkpoint.stream import Stream
     from hexloop.adapters.contents.checkpoint.tensors import tensor_parts
 
+    stream = Stream(lambda path, start=0: place.storage.read(f"{place.name}/{path}", start))
     found = {}
     for path in sorted(manifest.files):
         if path.endswith(".safetensors"):
-            stream = Stream(lambda path=path: place.storage.read(f"{place.name}/{path}"))  # type: ignore[misc]
             parts = tensor_parts(stream, path)
             found[path] = [{"name": part.name, "dtype": part.dtype, "shape": list(part.shape)} for part in parts]
     return found

@@ -96,8 +96,18 @@ class TestRemovingByPrefix(StorageTest):
 
 
 class ReadingNothing(MemoryStorage):
-    def read(self, path: str) -> Iterator[memoryview]:
-        return super().read(path) if path in {entry.name for entry in self.list("")} else iter(())
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
+        return super().read(path, start) if path in {entry.name for entry in self.list("")} else iter(())
+
+
+class ReadingAll(MemoryStorage):
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
+        return super().read(path)
+
+
+class TestReadingAll(StorageTest):
+    broken = "test_a_file_is_read_from_any_byte_on"
+    kind = ReadingAll
 
 
 class TestReadingNothing(StorageTest):

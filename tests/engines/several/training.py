@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from hexloop.adapters.storage.faults import Fault, FaultyStorage
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.ports.storage import Storage
 from tests.engines.processes import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -61,6 +65,9 @@ class Reader(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(WIDTH, WORDS)
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
     def forward(self, words: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Logits of shape (rows, words, 31), and the mean loss over the labels that count."""
         hidden = self.words(words)
@@ -77,7 +84,9 @@ class Training:
     """What is trained, by how many processes, and how.
 
     size: the samples of an optimizer step, whatever the number of processes. batch: those that a process has at once.
+    accumulates: `gradient_accumulation_steps` where that is not what makes the batch `size` samples.
     arguments: of the run, beside the usual ones; of_rank_1: those that rank 1 alone is given.
+    faults: what goes wrong with the storage of rank 1 alone. path_of_rank_1: where it looks first for libraries.
     engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
     """
 
@@ -86,6 +95,7 @@ class Training:
     held_out: int = 13
     size: int = 8
     batch: int = 2
+    accumulates: int | None = None
     depth: int = 2
     dropout: float = 0.0
     resume: str | None = None
@@ -93,6 +103,8 @@ class Training:
     callbacks: tuple[type[Any], ...] = ()
     arguments: Mapping[str, Any] = field(factory=dict)
     of_rank_1: Mapping[str, Any] = field(factory=dict)
+    faults: tuple[Fault, ...] = ()
+    path_of_rank_1: str | None = None
 
     def of(self, processes: int, **changes: Any) -> Training:
         """The same by another number of processes."""
@@ -101,7 +113,7 @@ class Training:
     @property
     def accumulation(self) -> int:
         """Micro-batches in a step."""
-        return self.size // (self.batch * self.processes)
+        return self.accumulates or self.size // (self.batch * self.processes)
 
 
 @frozen
@@ -167,6 +179,8 @@ def _in_process(training: Training, folder: str, rank: int, port: int, writer: A
         MASTER_PORT=str(port), TORCH_GLOO_LAZY_INIT="1", LOCAL_WORLD_SIZE=str(training.processes),
     )  # fmt: skip
     torch.set_num_threads(1)
+    if rank == 1 and training.path_of_rank_1 is not None:
+        sys.path.insert(0, training.path_of_rank_1)
     try:
         writer.send(_train(training, folder))
     except BaseException as error:
@@ -191,6 +205,9 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
         gradient_accumulation_steps=training.accumulation,
         **given,
     )
+    storage: Storage | None = None
+    if os.environ["RANK"] == "1" and training.faults:
+        storage = FaultyStorage(LocalStorage(folder), training.faults)
     data = Sentences(training.rows)
     model = Reader(training.depth, training.dropout)
     trainer = Trainer(
@@ -203,6 +220,7 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
             "right": float((found.predictions.argmax(-1) == found.label_ids).mean()),
             "rows": len(found.label_ids),
         },
+        storage=storage,
     )
     for kind in training.callbacks:
         trainer.add_callback(_told_of(kind, trainer))

@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from hexloop.adapters.batches.torch.foreign_shares import (
-    ForeignShares,
-    GivenShares,
-    SampledShares,
-    Sharing,
+from hexloop.adapters.batches.torch.foreign_loaders import (
     distributed_sampler,
     is_shared_already,
     reads_by_index,
-    rows_of,
     whole_order,
 )
+from hexloop.adapters.batches.torch.foreign_shares import ForeignShares, GivenShares, Sharing
+from hexloop.adapters.batches.torch.sampled_shares import SampledShares
 from hexloop.adapters.batches.torch.sharded import ShardedBatches
 from hexloop.adapters.batches.torch.shares import SampleCounts, as_padding
+from hexloop.adapters.batches.torch.splitting import rows_of
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.domain.errors import DataError
 from hexloop.domain.order.slices import Shard

@@ -232,6 +232,8 @@ def test_ranks_hear_of_a_save_at_the_same_boundary(size: int, slowness: list[int
         store = store_of(storage, ranks, behind=True)
         store.contents = contents = SlowContents(ranks.rank)
         agreement = agreement_for(Requests(), ranks, lambda: store.writing)
+        for _ in range(3):  # in which all agree that nothing is in flight
+            assert not agreement.reached().collect or list(store.collect()) == []
         assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
         for boundary in range(200):
             if boundary == slowness[ranks.rank]:

@@ -186,9 +186,9 @@ def test_tensors_are_streamed(commands: Commands, monkeypatch: pytest.MonkeyPatc
     reads: list[str] = []
     usual = LocalStorage.read
 
-    def read(self: LocalStorage, path: str) -> Iterator[memoryview]:
+    def read(self: LocalStorage, path: str, start: int = 0) -> Iterator[memoryview]:
         reads.append(path)
-        return usual(self, path)
+        return usual(self, path, start)
 
     monkeypatch.setattr(LocalStorage, "read", read)
     assert commands("checkpoints", "diff", FIRST, SECOND, "--all").code == 1

@@ -202,6 +202,9 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "fp16 and bf16": {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
     "amp.enabled=True": zero(1, amp={"enabled": True}),
     "tensor_parallel.autotp_size=2": {"tensor_parallel": {"autotp_size": 2}},
+    "zero_quantized_nontrainable_weights=True": {
+        "zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}
+    },
     "sequence_parallel_size=2": {"sequence_parallel_size": 2},
 }
 

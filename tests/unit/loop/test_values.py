@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -223,6 +224,7 @@ def test_one_problem_is_its_own_message_and_several_are_a_list() -> None:
     several = ConfigurationError(["You chose a.", "You chose b."])
     assert several.problems == ("You chose a.", "You chose b.")
     assert str(several) == "2 problems in the configuration:\n  1. You chose a.\n  2. You chose b."
+    assert copy.copy(several).problems == several.problems
     assert CollectiveError("gone", [3, 1]).missing == (3, 1)
 
 

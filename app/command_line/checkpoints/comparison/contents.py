@@ -60,15 +60,16 @@ class Contents:
 
     def parts(self, paths: list[str]) -> list[Part]:
         """The tensors of files, none of which is read yet. Raises CheckpointError where a file holds none."""
-        return [part for path in paths for part in tensor_parts(Stream(lambda path=path: self.read(path)), path)]  # type: ignore[misc]
+        stream = Stream(self.read)
+        return [part for path in paths for part in tensor_parts(stream, path)]
 
     def document(self, path: str) -> Any:
         """The value of a JSON document. Raises CheckpointError where it is none."""
         return documents.from_bytes(b"".join(self.read(path)))
 
-    def read(self, path: str) -> Iterator[memoryview]:
+    def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """A file's bytes."""
-        return self.place.storage.read(f"{self.place.name}/{path}")
+        return self.place.storage.read(f"{self.place.name}/{path}", start)
 
 
 def contents_of(place: Place) -> Contents:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
-from torch._C._distributed_c10d import HashStore
 
+from hexloop.adapters.parallelism.deepspeed.layout import ZeroLayout
+from hexloop.adapters.parallelism.deepspeed.surroundings import begin
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.parallelism import ParallelismCapabilities
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-
 
 @frozen
 class DeepSpeed:
-    """Answers the Parallelism port by an engine of DeepSpeed.
+    """Answers the Parallelism port by an engine of DeepSpeed, and Sharding where ZeRO 3 spreads the weights.
 
     Each process computes its share of the window's loss; the engine takes the mean of the gradients, so the shares are
     multiplied by the number of processes first.
@@ -52,14 +49,9 @@ class DeepSpeed:
 
         Raises CollectiveError where the engine does not see the processes of the run.
         """
-        self._begin()
+        begin(self.device, self.local_rank)
         import deepspeed
 
-        # DeepSpeed calls functions that torch renamed in 2.13, several times a step.
-        warnings.filterwarnings("ignore", r"`torch.distributed.\w+_tensor` is deprecated", FutureWarning)
-        # All-reduce over shared memory is for inference alone; building it takes a minute, and is left undone for ever
-        # by a process that dies meanwhile, as the others then wait for its lock.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         config = dict(self.configuration(model))
         logging.getLogger("DeepSpeed").setLevel(max(logging.WARNING, logging.getLogger("hexloop").level))
         for engine in self._engine:
@@ -94,13 +86,14 @@ class DeepSpeed:
         """The module within."""
         return model.module if any(model is engine for engine in self._engine) else model
 
-    def _begin(self) -> None:
-        """What DeepSpeed needs to find: the kind of device, the number of this process, a group of processes."""
-        os.environ.setdefault("LOCAL_RANK", str(self.local_rank))
-        if self.device.type == "cpu":
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        if not dist.is_initialized():  # a run of one process needs no launcher, and no port
-            dist.init_process_group(BACKENDS.get(self.device.type), store=HashStore(), rank=0, world_size=1)
+    def spreads(self, model: Any) -> bool:
+        """Whether it is the module that ZeRO 3 has spread."""
+        return self.stage == 3 and any(engine.module is model for engine in self._engine)
+
+    @property
+    def layout(self) -> ZeroLayout:
+        """Where its weights lie."""
+        return ZeroLayout(dist.get_rank(), self.world_size)
 
 
 def _half_of(engine: Any) -> torch.dtype | None:

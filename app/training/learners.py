@@ -1,0 +1,87 @@
+"""The wrapped model, its optimizer and schedule, and what takes a training step with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.deepspeed.engine import deepspeed_learner
+from hexloop.app.training.hooks import OverriddenBatchSamples, OverriddenTrainingStep, is_overridden
+from hexloop.app.training.losses import loss_in_force, preparing
+from hexloop.app.training.sharded import layout_of
+from hexloop.app.training.worlds import parallelism_of, world_of
+from hexloop.domain.step import StandardLearner
+from hexloop.ports.learner import Learner
+
+if TYPE_CHECKING:
+    from hexloop.app.trainer import Trainer
+
+
+def prepare(trainer: Trainer, model: Any, total_steps: int) -> Any:
+    """Wrap the model, make the optimizer over what it then holds, compile, make the schedule."""
+    trainer.forget_own_optimizer()
+
+    def make_optimizer(wrapped: Any) -> Any:
+        trainer.model_wrapped = wrapped
+        trainer.create_optimizer_and_scheduler(total_steps)
+        return trainer.optimizer
+
+    wrapped, trainer.optimizer = trainer.adapters.parallelism.prepare(model, make_optimizer)
+    if trainer.lr_scheduler is None:  # the engine has made the optimizer itself
+        trainer.create_scheduler(num_training_steps=total_steps)
+    if trainer.args.torch_compile:
+        wrapped = torch.compile(
+            wrapped, backend=trainer.args.torch_compile_backend or "inductor", mode=trainer.args.torch_compile_mode
+        )
+    trainer.model_wrapped = wrapped
+    wrapped.train()
+    return wrapped
+
+
+def make_learner(
+    trainer: Trainer, wrapped: Any
+) -> tuple[StandardLearner[Any, Any] | DeepSpeedLearner, Learner[Any, Any]]:
+    """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
+    choice = preparing(trainer, loss_in_force(trainer))
+    trainable = TorchTrainable(
+        wrapped,
+        trainer.optimizer,
+        choice.compute,
+        normalises=choice.normalises,
+        exact=trainer.args.loss_weighting == "exact",
+        label_names=trainer.label_names,
+        shifted=choice.shifted,
+        world=world_of(trainer, choice.normalises),
+        layout=layout_of(trainer),
+    )
+    before, after = _before_optimizer_step(trainer), lambda: trainer.dispatcher.call("on_optimizer_step")
+    standard: StandardLearner[Any, Any] | DeepSpeedLearner
+    if trainer.adapters.parallelism.capabilities.owns_update:
+        standard = deepspeed_learner(trainer, wrapped, trainable, before, after)
+    else:
+        standard = StandardLearner(trainable, trainer.adapters.precision, parallelism_of(trainer), before, after)
+    learner: Any = standard
+    if is_overridden(trainer, "training_step"):
+        learner = OverriddenTrainingStep(standard, wrapped, trainer.training_step)
+    if is_overridden(trainer, "get_batch_samples"):
+        learner = OverriddenBatchSamples(learner, trainer.get_batch_samples, trainer.args.device)
+    return standard, learner
+
+
+def _before_optimizer_step(trainer: Trainer) -> Callable[[], None]:
+    """Tell the callbacks; every so many steps, where that is asked for, also empty the device's cache."""
+    every, release = trainer.args.torch_empty_cache_steps, trainer.adapters.device.release_memory
+
+    def tell() -> None:
+        trainer.dispatcher.call("on_pre_optimizer_step")
+
+    def tell_and_release() -> None:
+        tell()
+        if trainer.state.global_step % (every or 1) == 0:
+            release()
+
+    return tell_and_release if every else tell

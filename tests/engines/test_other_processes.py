@@ -1,0 +1,111 @@
+"""A run that fewer or more real processes take up, with the same arguments, goes on as if nothing had changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.launched import ROOT, wait_until
+from tests.engines.processes import free_port
+from tests.engines.several.training import Trained, Training, ended, fresh, run
+from tests.engines.test_ddp import same
+
+SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "epoch"}
+
+
+def steps_of(trained: Trained, training: Training) -> list[set[int]]:
+    """The samples of each step, where all steps are whole."""
+    share = training.size // len(trained.read)
+    starts = range(0, len(trained.read[0]), share)
+    return [{index for read in trained.read for index in read[start : start + share]} for start in starts]
+
+
+def handed_on(training: Training, worlds: tuple[int, ...], folder: Path) -> None:
+    """Each of the worlds goes on from step 4 of the one before, and from step 8 and 12; all do as the first."""
+    whole = run(training, fresh(folder / "0"))
+    expected = steps_of(whole, training)
+    assert len(expected) == 18
+    for number, processes in enumerate(worlds, 1):
+        before = folder / str(number - 1) / f"checkpoint-{4 * number}"
+        resumed = run(training.of(processes, resume=str(before)), fresh(folder / str(number)))
+        assert steps_of(resumed, training) == expected[4 * number :]
+        same(whole, resumed)
+
+
+def test_two_processes_then_one_then_two(tmp_path: Path) -> None:
+    """The same samples come in the same steps, and the same is learned, though nobody changed an argument."""
+    handed_on(Training(2, rows=48, accumulates=2, arguments=SAVES), (1, 2), tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("first", "accumulates", "worlds"), [(4, 1, (2, 2, 4)), (4, 1, (1, 2)), (1, 4, (2, 4)), (2, 2, (4, 1))]
+)
+def test_any_number_hands_on_to_any(tmp_path: Path, first: int, accumulates: int, worlds: tuple[int, ...]) -> None:
+    """Also to as many as there were, after it had been made up for once."""
+    handed_on(Training(first, rows=48, accumulates=accumulates, arguments=SAVES), worlds, tmp_path)
+
+
+@pytest.mark.matrix
+def test_sharded_processes_hand_on_to_one(tmp_path: Path) -> None:
+    """Under FSDP, too, and back."""
+    arguments = {**SAVES, "fsdp": "full_shard", "fsdp_config": {"version": 2}}
+    sharded = Training(2, rows=48, accumulates=2, engine="FSDPReader", arguments=arguments)
+    handed_on(sharded, (4,), tmp_path)
+
+
+@pytest.mark.matrix
+def test_processes_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
+    """On every rank, with the numbers that do."""
+    training = Training(2, rows=48, batch=4, accumulates=1, arguments=SAVES)
+    run(training, fresh(tmp_path / "run"))
+    resume = str(tmp_path / "run" / "checkpoint-4")
+    for said in ended(training.of(4, resume=resume), fresh(tmp_path / "refused")):
+        assert said.startswith("ConfigurationError: The checkpoint is of a run with optimizer steps of 8 samples, but")
+        assert "start 1 or 2 processes, or choose per_device_train_batch_size=1 or 2, or accept" in said
+    run(training.of(4, batch=2, resume=resume), fresh(tmp_path / "taken"))
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(280)
+def test_machines_that_are_lost_leave_the_rest_to_go_on(tmp_path: Path) -> None:
+    """Two launches of one process each; one is killed, and the other starts again alone, to the same end."""
+    for folder in ("alone", "both"):
+        (tmp_path / folder).mkdir()
+    script = [str(ROOT / "tests/engines/several/elastic.py")]
+    alone = subprocess.run([sys.executable, *script, str(tmp_path / "alone"), "4"], env=environment(), check=False)
+    words = ["--processes", "1", "--nodes", "1:2", "--rendezvous", f"127.0.0.1:{free_port()}", "--restarts", "2"]
+    words += [*script, str(tmp_path / "both"), "2"]
+    with (tmp_path / "output").open("wb") as output:
+        launches = [
+            subprocess.Popen(
+                [sys.executable, "-m", "hexloop", "launch", "--node-rank", str(node), *words],
+                env=environment(), stdout=output, stderr=subprocess.STDOUT,
+            )
+            for node in (0, 1)
+        ]  # fmt: skip
+        try:
+            wait_until((tmp_path / "both" / "run" / "checkpoint-6").exists, "the two do not come to step 6")
+            launches[1].kill()
+            assert launches[0].wait(180) == 0, (tmp_path / "output").read_text()[-3000:]
+        finally:
+            for launch in launches:
+                launch.kill()
+                launch.wait()
+    assert alone.returncode == 0
+    said = re.findall(r"in \d by \d of \d+", (tmp_path / "output").read_text())
+    assert said == ["in 2 by 2 of 8", "in 1 by 4 of 8"]
+    losses = [json.loads((tmp_path / folder / "end.json").read_text()) for folder in ("alone", "both")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def environment() -> dict[str, str]:
+    """That of the tests, in which the repository can be imported."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_DISABLE_XET": "1"}

@@ -1,0 +1,115 @@
+"""Ways of spreading a torch model against the contract of their port, in every one of several real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
+from hexloop.adapters.parallelism.torch.fsdp1 import Fsdp1, Fsdp1Options
+from hexloop.adapters.parallelism.torch.fsdp2 import Fsdp2, Fsdp2Options
+from hexloop.adapters.parallelism.torch.sharding_options import Units
+from hexloop.adapters.trainable.torch.layouts import WHOLE
+from hexloop.adapters.trainable.torch.loss import ModelLoss
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.adapters.trainable.torch.world import exact_world
+from hexloop.app.contracts.parallelism import ParallelismContract
+from hexloop.ports.parallelism import Parallelism, Sharding
+from tests.engines.processes import in_processes
+
+CPU = torch.device("cpu")
+LAYERS = Units(("Linear",))
+
+ENGINES: Mapping[str, Callable[[int], Parallelism[Tensor]]] = {
+    "ddp": lambda size: Ddp(CPU, size),
+    "ddp without looking": lambda size: Ddp(CPU, size, DdpOptions(find_unused_parameters=False)),
+    "fsdp1": lambda size: Fsdp1(CPU, size, Fsdp1Options(LAYERS)),
+    "fsdp1, meeting at the end": lambda size: Fsdp1(CPU, size, Fsdp1Options(LAYERS, synchronise_each=False)),
+    "fsdp1, gradients alone": lambda size: Fsdp1(CPU, size, Fsdp1Options(LAYERS, "shard_grad_op")),
+    "fsdp2": lambda size: Fsdp2(CPU, size, Fsdp2Options(LAYERS)),
+    "fsdp2, meeting at the end": lambda size: Fsdp2(CPU, size, Fsdp2Options(LAYERS, synchronise_each=False)),
+    "fsdp2, on the host": lambda size: Fsdp2(CPU, size, Fsdp2Options(LAYERS, offload=True)),
+}
+
+
+class Curve(nn.Module):
+    """Three layers of sizes that no number of processes divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList([nn.Linear(3, 7), nn.Linear(7, 7), nn.Linear(7, 1)])
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return {"loss": nn.functional.mse_loss(x, labels)}
+
+
+class OnCurve(ParallelismContract[nn.Module, dict[str, Tensor], Tensor]):
+    """An engine in one of `size` processes, each of which has a batch of its own."""
+
+    tolerance = 1e-5
+
+    def __init__(self, engine: str, size: int) -> None:
+        self.engine, self.size = engine, size
+        self.made: Parallelism[Tensor] = self.make()
+
+    def make(self) -> Parallelism[Tensor]:
+        self.made = ENGINES[self.engine](self.size)
+        return self.made
+
+    def model(self) -> nn.Module:
+        return Curve()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def trainable(self, model: nn.Module, optimizer: Any) -> TorchTrainable:
+        sharded = self.made.capabilities.sharded
+        layout = cast("Sharding[Tensor, nn.Module, Tensor]", self.made).layout if sharded else WHOLE
+        return TorchTrainable(model, optimizer, ModelLoss(), world=exact_world(self.size, CPU), layout=layout)
+
+    def batch(self) -> dict[str, Tensor]:
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        return {"x": torch.randn(4, 3, generator=draw), "labels": torch.randn(4, 1, generator=draw)}
+
+
+def assert_passed(engine: str, size: int) -> None:
+    """Raises what a process of `size` raised."""
+    assert len(TESTS) >= 4
+    for outcome in in_processes(size, lambda _rank: passed(engine, size)):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert outcome == TESTS
+
+
+TESTS = sorted(name for name in vars(ParallelismContract) if name.startswith("test_"))
+
+
+def passed(engine: str, size: int) -> list[str]:
+    """The tests of the contract that a process has passed: all, or it raises what one raised."""
+    assert dist.get_world_size() == size
+    suite = OnCurve(engine, size)
+    for name in TESTS:
+        getattr(suite, name)(parallelism=suite.make())
+    return TESTS
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_process_passes_the_contract(engine: str, size: int) -> None:
+    """Each rank of a world of one, two and four runs the suite of the port as the others do."""
+    assert_passed(engine, size)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2"])
+def test_two_processes_pass_the_contract(engine: str) -> None:
+    """So do two, of each kind of engine."""
+    assert_passed(engine, 2)

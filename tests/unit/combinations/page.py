@@ -1,0 +1,119 @@
+"""The page of what goes with what, made from the table by which the wiring refuses.
+
+`python -m tests.unit.combinations.page` writes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hexloop.adapters.device.torch.cpu import CpuDevice
+from hexloop.app.arguments.surroundings import Surroundings
+from hexloop.app.combinations import REFUSALS, Refusal, Setting, refusals_of
+from hexloop.app.parallelisms import choose_parallelism
+from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
+from hexloop.app.wiring import precision_name
+from hexloop.ports.device import DeviceCapabilities
+
+PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"
+
+GPU = DeviceCapabilities("cuda", frozenset({"fp32", "tf32", "bf16", "fp16"}))
+
+Chosen = Mapping[str, Any]
+
+FSDP = {"transformer_layer_cls_to_wrap": ["Block"]}
+
+ENGINES: Mapping[str, tuple[int, Chosen]] = {
+    "one process": (1, {}),
+    "DDP": (2, {}),
+    "FSDP 1": (2, {"fsdp": "full_shard", "fsdp_config": {"version": 1, **FSDP}}),
+    "FSDP 2": (2, {"fsdp": "full_shard", "fsdp_config": {"version": 2, **FSDP}}),
+    "ZeRO 0 to 2": (2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+    "ZeRO 3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
+}
+"""How many processes there are, and which arguments ask for the engine."""
+
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 10}
+
+FEATURES: Mapping[str, Chosen] = {
+    "evaluation and metrics": EVALUATING,
+    "`load_best_model_at_end`, early stopping": {**EVALUATING, "load_best_model_at_end": True},
+    "`bf16_full_eval`, `fp16_full_eval`": {"bf16_full_eval": True},
+    "`predict_with_generate`": {"predict_with_generate": True},
+    "checkpoints and exact resume": {"save_strategy": "steps"},
+    "`auto_find_batch_size`": {"auto_find_batch_size": True},
+    "`gradient_accumulation_steps`": {"gradient_accumulation_steps": 4},
+    "`gradient_checkpointing`": {"gradient_checkpointing": True},
+    "`label_smoothing_factor`": {"label_smoothing_factor": 0.1},
+    "`neftune_noise_alpha`": {"neftune_noise_alpha": 5.0},
+    "`skip_memory_metrics=False`": {"skip_memory_metrics": False},
+    "`journal`": {"journal": "steps"},
+    "`bf16`": {"bf16": True},
+    "`fp16`": {"fp16": True},
+    "`torch_compile`": {"torch_compile": True},
+    "AdamW, SGD and the like": {"optim": "adamw_torch"},
+    "Adafactor": {"optim": "adafactor"},
+    "StableAdamW": {"optim": "stable_adamw"},
+    "GaLore, APOLLO, LOMO": {"optim": "galore_adamw"},
+    "optimizers of 4 or 8 bit": {"optim": "adamw_bnb_8bit"},
+}
+
+WORDS = {
+    "args": SimpleNamespace(local_rank="*n*"),
+    "device": SimpleNamespace(kind="*device*"),
+    "parallelism": SimpleNamespace(name="*engine*"),
+    "precision": "*format*",
+    "precisions": "*other formats*",
+    "optimizer": "*name*",
+}
+"""What stands for what is only known of a run."""
+
+OPENING = """# What goes with what
+
+A feature works under an engine, or is refused before the first step: the number is that of a row of the second table.
+
+"""
+
+REFUSED = """
+## What is refused
+
+Everything of a run that does not go together is told at once, with the reason and a way out. What only the model, the
+data or an engine's own settings show is refused likewise: see the pages of the engines.
+
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    features = _table(["", *ENGINES], ([name, *_cells(chosen)] for name, chosen in FEATURES.items()))
+    return OPENING + features + REFUSED + _table(["", "you chose", "but", "so"], _numbered())
+
+
+def _cells(chosen: Chosen) -> Iterator[str]:
+    """For each engine "yes", or the numbers of the rows by which it is refused."""
+    for processes, asked in ENGINES.values():
+        numbers = [str(REFUSALS.index(row) + 1) for row in _refusals(processes, {**asked, **chosen})]
+        yield f"no: {', '.join(numbers)}" if numbers else "yes"
+
+
+def _refusals(processes: int, chosen: Chosen) -> list[Refusal]:
+    arguments = Seq2SeqTrainingArguments("out", use_cpu=True, **chosen)
+    arguments.surroundings = Surroundings(processes)
+    parallelism = choose_parallelism(arguments, CpuDevice())
+    return refusals_of(Setting(arguments, GPU, precision_name(arguments), parallelism.capabilities))
+
+
+def _numbered() -> Iterator[list[str]]:
+    for number, row in enumerate(REFUSALS, 1):
+        yield [str(number), *(text.format_map(WORDS) for text in (row.chosen, row.because, row.instead))]
+
+
+def _table(heading: list[str], rows: Iterable[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heading, ["---"] * len(heading), *rows))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,121 @@
+"""Switches that callbacks of some ranks alone set: all ranks do the same, at the same steps, and nobody hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
+from hexloop.adapters.losses.plain import PlainLosses
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.app.simulated_run import simulated_run
+from hexloop.domain.agreement import SharedAgreement, agreement_for
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.control import Control
+from hexloop.domain.events import EpochBegan, EpochEnded, Evaluated, Logged, Saved, StepEnded
+from hexloop.domain.loop import train
+from hexloop.domain.requests import Requests
+from hexloop.domain.run import Evaluation
+from hexloop.domain.shared_losses import SharedLosses
+from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Collectives
+
+ROWS = [((float(number), 1.0), 2.0 * number) for number in range(12)]
+SEEN = (EpochBegan, EpochEnded, Logged, Saved, Evaluated)
+MOMENTS = (StepEnded, Logged, Evaluated, Saved, EpochEnded)
+Decision = tuple[int, type[Any], str, frozenset[int]]
+"""At which event of which step the callbacks of which ranks set which switch."""
+
+
+def trained(decisions: list[Decision], storage: MemoryStorage) -> Callable[[Collectives], list[tuple[str, int]]]:
+    """A run of three epochs of four steps on each rank; gives what it did at which step."""
+
+    def run_rank(rank: Collectives) -> list[tuple[str, int]]:
+        done: list[tuple[str, int]] = []
+
+        def evaluate() -> Evaluation:
+            rank.barrier("an evaluation")  # whoever evaluates alone waits in vain
+            yield Evaluated(run.state.step, {})
+            return {}
+
+        contents = CheckpointContents({}, ranks=RankFiles(rank.rank, rank.world_size))
+        run = simulated_run(
+            ROWS,
+            batch_size=3,
+            losses=SharedLosses(PlainLosses(), rank) if rank.world_size > 1 else PlainLosses(),
+            evaluate=evaluate,
+            checkpoints=CheckpointStore(storage, contents, collectives=rank),
+            state=RunState(run="mine"),
+        )
+        run.agreement = agreement_for(run.requests, rank)
+        for event in train(run):
+            if isinstance(event, SEEN):
+                done.append((type(event).__name__, event.step))
+            for step, moment, switch, ranks in decisions:
+                if isinstance(event, moment) and event.step == step and rank.rank in ranks:
+                    run.control.switch({switch}, True)
+        return done
+
+    return run_rank
+
+
+def moments(ranks: st.SearchStrategy[frozenset[int]]) -> st.SearchStrategy[list[Decision]]:
+    """Some decisions."""
+    decision = st.tuples(st.integers(1, 12), st.sampled_from(MOMENTS), st.sampled_from(Control.SWITCHES), ranks)
+    return st.lists(decision, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(moments(st.frozensets(st.integers(0, 3), min_size=1)), st.integers(2, 4))
+def test_all_ranks_do_the_same_at_the_same_steps(decisions: list[Decision], size: int) -> None:
+    """Whoever decides what, and whenever: no rank waits for another in vain."""
+    done = SimulatedWorld(size, timeout=5).run(trained(decisions, MemoryStorage()))
+    assert done == [done[0]] * size
+
+
+@settings(max_examples=40, deadline=None)
+@given(moments(st.just(frozenset(range(3)))))
+def test_what_all_decide_is_done_as_by_one(decisions: list[Decision]) -> None:
+    """At the very step, as a single process does it."""
+    alone = SimulatedWorld(1).run(trained(decisions, MemoryStorage()))
+    assert SimulatedWorld(3).run(trained(decisions, MemoryStorage())) == alone * 3
+
+
+@pytest.mark.parametrize(
+    ("switch", "done"),
+    [("should_log", "Logged"), ("should_evaluate", "Evaluated"), ("should_save", "Saved"),
+     ("should_epoch_stop", "EpochEnded")],
+)  # fmt: skip
+def test_what_one_rank_decides_all_do_one_boundary_later(switch: str, done: str) -> None:
+    """A step later; the others had begun it when they heard."""
+    decided: Decision = (5, StepEnded, switch, frozenset({1}))
+    for did in SimulatedWorld(2).run(trained([decided], MemoryStorage())):
+        assert (done, 6) in did
+        assert (done, 5) not in did
+
+
+def test_what_one_rank_stops_all_stop_one_boundary_later() -> None:
+    """And the epoch is ended there."""
+    decided: Decision = (5, StepEnded, "should_training_stop", frozenset({1}))
+    for did in SimulatedWorld(2).run(trained([decided], MemoryStorage())):
+        assert did[-2:] == [("EpochEnded", 6), ("Logged", 6)]
+
+
+def test_nothing_is_waited_for_while_nothing_is_on() -> None:
+    """A thousand ranks pass boundary after boundary, each before those after it have come to the same one."""
+
+    def boundaries(rank: Collectives) -> Generator[None, None, int]:
+        agreement, control = SharedAgreement(Requests(), rank), Control()
+        for _ in range(5):
+            agreement.begin(control)
+            assert not agreement.reached().stop
+            yield
+        return 5
+
+    assert SimulatedWorld(1000).run_stepwise(boundaries) == [5] * 1000
