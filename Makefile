@@ -47,9 +47,10 @@ kills: export OMP_NUM_THREADS = 1
 kills: $(VENV)/with-test
 	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder runs
 
-# The build back end is installed rather than isolated, so that the constraints hold for it too.
+# The build back ends (ours, and that of deepspeed, which is published as source) are installed rather than isolated, so
+# that the constraints hold for them too.
 $(VENV)/with-%: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) hatchling editables
+	$(INSTALL) hatchling editables setuptools
 	$(INSTALL) --no-build-isolation --editable ".[$*]"
 	touch $@
