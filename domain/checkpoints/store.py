@@ -14,7 +14,7 @@ from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, step_of
-from hexloop.domain.checkpoints.pace import Pace
+from hexloop.domain.checkpoints.pace import Pace, Pacer
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.publication import publisher_for
 from hexloop.domain.checkpoints.reading import Checkpoint, belongs, checkpoint_steps, read_manifest
@@ -71,6 +71,7 @@ class CheckpointStore:
     _beside: Collectives | None = field(default=None, init=False)
     _preparation: Task | None = field(default=None, init=False)
     _given_up: threading.Event = field(factory=threading.Event, init=False)
+    _pacer: Pacer = field(factory=Pacer, init=False)
 
     def resume(self, name: str | None = None) -> RunState | None:
         """Put the run where a checkpoint says it stood: the one named, else the newest good one.
@@ -233,7 +234,7 @@ class CheckpointStore:
                 self._apart() if self.behind else self.collectives,
                 self.note,
                 self._given_up,
-                Pace() if self.behind else Pace.without_rest(),
+                self._pacer.next() if self.behind else Pace.without_rest(),
             ),
             lineage=Lineage(state.run, self.session, self._ancestors),
             policy=self.policy,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain.checkpoints.background import Task
-from hexloop.domain.checkpoints.pace import PIECE, Pace
+from hexloop.domain.checkpoints.pace import PIECE, Pace, Pacer
 
 SECONDS = st.floats(0.001, 10.0)
 
@@ -27,18 +28,32 @@ class Times:
         self.now += seconds
 
 
-@given(st.lists(SECONDS, min_size=1, max_size=8), st.integers(0, 8))
-def test_it_rests_as_long_as_it_worked_until_somebody_waits(durations: list[float], patience: int) -> None:
-    """Each piece is followed by a rest of its length; from when somebody waits on there is none."""
+@given(st.lists(SECONDS, min_size=1, max_size=8), st.integers(0, 8), st.floats(0.0, 100.0))
+def test_it_rests_as_long_as_it_worked_for_some_time(durations: list[float], patience: int, seconds: float) -> None:
+    """Each piece is followed by a rest of its length; from when somebody waits, or the time is over, there is none."""
     times = Times()
-    pace = Pace(lambda: times.now, times.rest)
+    pace = Pace(seconds, lambda: times.now, times.rest)
+    expected = []
     for number, _ in enumerate(pace.pieces([b"x"] * len(durations))):
         times.now += durations[number]
         if number == patience:
             pace.hurry()
-    expected = durations[:patience]
-    assert len(times.rests) == len(expected)
-    assert all(abs(rested - worked) < 1e-9 for rested, worked in zip(times.rests, expected, strict=True))
+        if number < patience and times.now < seconds:
+            expected.append(durations[number])
+    assert times.rests == pytest.approx(expected)
+    assert sum(times.rests) <= seconds / 2 + max(durations)
+
+
+@given(SECONDS, SECONDS)
+def test_the_rests_end_within_a_quarter_of_the_time_between_two_saves(first: float, second: float) -> None:
+    """Whatever a save takes longer than this, it takes without a rest."""
+    times = Times()
+    pacer = Pacer(lambda: times.now)
+    for interval in (first, second):
+        times.now += interval
+        pace = pacer.next()
+        for fraction, rests in ((0.2, True), (0.3, False)):
+            assert pace.rests_at(times.now + interval * fraction) is rests
 
 
 @given(st.lists(st.integers(0, 3 * PIECE).map(bytes), max_size=2), st.binary(max_size=8))
@@ -51,7 +66,7 @@ def test_every_byte_is_handed_on_in_small_pieces(chunks: list[bytes], last: byte
 
 def test_who_waits_for_a_task_hurries_it() -> None:
     """A task that rests for ever ends as soon as its end is waited for."""
-    pace = Pace(rest=lambda waited_for, _seconds: waited_for.wait())
+    pace = Pace(1e9, rest=lambda waited_for, _seconds: waited_for.wait())
     written: list[bytes] = []
     task = Task(lambda: written.extend(map(bytes, pace.pieces([b"one", b"two"]))), "writes", pace.hurry)
     task.result()
