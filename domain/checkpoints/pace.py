@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 PIECE = 1 << 23
 """Bytes between two rests."""
 
-SHARE = 1 / 4
+SHARE = 1 / 8
 """The part of the time between two saves in which there are rests; at most half of it is rested."""
 
 

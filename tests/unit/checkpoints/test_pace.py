@@ -45,14 +45,14 @@ def test_it_rests_as_long_as_it_worked_for_some_time(durations: list[float], pat
 
 
 @given(SECONDS, SECONDS)
-def test_the_rests_end_within_a_quarter_of_the_time_between_two_saves(first: float, second: float) -> None:
+def test_the_rests_end_within_an_eighth_of_the_time_between_two_saves(first: float, second: float) -> None:
     """Whatever a save takes longer than this, it takes without a rest."""
     times = Times()
     pacer = Pacer(lambda: times.now)
     for interval in (first, second):
         times.now += interval
         pace = pacer.next()
-        for fraction, rests in ((0.2, True), (0.3, False)):
+        for fraction, rests in ((0.1, True), (0.15, False)):
             assert pace.rests_at(times.now + interval * fraction) is rests
 
 
