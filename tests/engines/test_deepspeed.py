@@ -91,7 +91,9 @@ def alone(folder: Path, **arguments: Any) -> tuple[list[dict[str, Any]], dict[st
     return trainer.state.log_history, weights(folder / "model")
 
 
-def assert_as_alone_and_resumable(folder: Path, stage: int, **arguments: Any) -> None:
+def assert_as_alone_and_resumable(
+    folder: Path, stage: int, offload: dict[str, Any] | None = None, **arguments: Any
+) -> None:
     """Twenty updates with partial windows give what one process gives; a run taken up at the tenth gives the same."""
     saving = {"save_strategy": "steps", "save_steps": 10}
     evaluating: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 10}
@@ -100,7 +102,8 @@ def assert_as_alone_and_resumable(folder: Path, stage: int, **arguments: Any) ->
         {"output": str(folder / "whole"), "arguments": saving},
         {"output": str(folder / "resumed"), "resume": str(folder / "whole" / "checkpoint-10")},
     ]
-    whole, resumed = run(phases, deepspeed=zero(stage), **evaluating, **arguments)
+    config = {"zero_optimization": {"stage": stage, **(offload or {})}}
+    whole, resumed = run(phases, deepspeed=config, **evaluating, **arguments)
     assert whole["stage"] == stage
     assert whole["parameters"] == sum(parameter.numel() for parameter in Classifier().parameters())
     assert_logs_agree(log, whole["log"], 1e-5)
@@ -123,6 +126,22 @@ def test_zero_2_in_two_processes_gives_what_one_gives_and_resumes_exactly(tmp_pa
 def test_every_stage_gives_what_one_process_gives_and_resumes_exactly(tmp_path: Path, stage: int) -> None:
     """So do the other stages, with all weights spread, too."""
     assert_as_alone_and_resumable(tmp_path, stage)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(4 * LIMIT)
+@pytest.mark.parametrize("also", [(), ("offload_param",)], ids=["moments", "moments and weights"])
+def test_what_lies_on_a_disk_is_trained_saved_and_resumed_alike(tmp_path: Path, also: tuple[str, ...]) -> None:
+    """Moments, or weights as well, on an NVMe disk; DeepSpeed builds its access to it from libaio, if that is there."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible():
+        pytest.skip("needs libaio and its headers")
+    building = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load()"  # minutes, the first time
+    subprocess.run([sys.executable, "-c", building], check=True, capture_output=True, env={**os.environ, **QUIET})
+    disk = {"device": "nvme", "nvme_path": str(tmp_path / "disk")}
+    (tmp_path / "disk").mkdir()
+    assert_as_alone_and_resumable(tmp_path, 3, dict.fromkeys(("offload_optimizer", *also), disk))
 
 
 ADAMW = {

@@ -43,7 +43,7 @@ SHARDED: dict[str, dict[str, Any]] = {
     "a function's, own counts": {**OWN_COUNTS, "own_loss": True, "max_grad_norm": 0.3},
 }
 OF_DEEPSPEED: dict[str, dict[str, Any]] = {
-    **{f"stage {stage}": {**WINDOWS, "stage": stage} for stage in (0, 2)},
+    **{f"stage {stage}": {**WINDOWS, "stage": stage} for stage in (0, 1, 2)},
     "stage 3": {**OWN_COUNTS, "own_loss": True, "max_grad_norm": 0.3, "stage": 3},
 }
 

@@ -58,11 +58,11 @@ def test_a_rank_that_is_stuck_is_named() -> None:
 
     def get_stuck(ranks: Collectives) -> None:
         if ranks.rank == 1:
-            time.sleep(12)
+            time.sleep(20)
         else:
             ranks.barrier("all are here")
 
-    errors = told(3, get_stuck, timeout=4)
+    errors = told(3, get_stuck, timeout=8)
     assert errors.keys() == {0, 2}
     assert all("the barrier 'all are here', but rank 1 never came" in error for error in errors.values())
 
