@@ -64,6 +64,11 @@ class Saving:
         self.held.add(self.step)
         self._rotate()
 
+    def tidy_up(self) -> None:
+        """What a save does beside saving, of the checkpoint that is there. Raises StorageError."""
+        by_leader(self.committer.collectives, self._look)
+        self._rotate()
+
     def _look(self) -> bool:
         """Whether the checkpoint is there already, once what this run left unfinished is gone."""
         if not self.tidy:

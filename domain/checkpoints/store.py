@@ -22,7 +22,7 @@ from hexloop.domain.checkpoints.room import PAUSES
 from hexloop.domain.checkpoints.saving import Saving
 from hexloop.domain.checkpoints.surroundings import warn_of_differences
 from hexloop.domain.checkpoints.together import by_leader
-from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
@@ -72,6 +72,7 @@ class CheckpointStore:
     _preparation: Task | None = field(default=None, init=False)
     _given_up: threading.Event = field(factory=threading.Event, init=False)
     _pacer: Pacer = field(factory=Pacer, init=False)
+    _resumed: RunState | None = field(default=None, init=False)
 
     def resume(self, name: str | None = None) -> RunState | None:
         """Put the run where a checkpoint says it stood: the one named, else the newest good one.
@@ -89,6 +90,7 @@ class CheckpointStore:
         self._ancestors = lineage.ancestors
         self._held = set(by_leader(self.collectives, lambda: self._steps_of(lineage)))
         self.latest = checkpoint.name
+        self._resumed = state
         return state
 
     def prepare(self) -> None:
@@ -170,8 +172,10 @@ class CheckpointStore:
         self.contents.restore_weights(checkpoint.manifest.files, self._open(checkpoint))
 
     def finish(self) -> Iterator[AnyEvent]:
-        """Wait for the save in flight."""
+        """Wait for the save in flight; where a resumed run came to its end without any, do the rest of its last one."""
         yield from self._settle()
+        if self._resumed is not None:
+            self._tidy_up(self._resumed)
 
     def close(self) -> Sequence[AnyEvent]:
         """Wait for the save in flight, and tell how it ended; interrupted, undo it whole."""
@@ -224,9 +228,25 @@ class CheckpointStore:
         ):
             return None
         state.parent_checkpoint = self.latest
+        saving = self._saving(state, state.step, before)
+        self._tidy, self._resumed = True, None
+        return saving
+
+    def _tidy_up(self, state: RunState) -> None:
+        """Remove what a process that died in the last save of all left, as no save of this one came to do that."""
+        self._resumed = None
+        saving = self._saving(state, step_of(self.latest or "") or 0, (None, None))
+        try:
+            saving.tidy_up()
+        except (StorageError, CheckpointError) as error:
+            saving.complaint = f"What a process that died in a save left is still there: {error}"
+        if saving.complaint is not None:
+            warnings.warn(saving.complaint, stacklevel=2)
+
+    def _saving(self, state: RunState, step: int, before: tuple[str | None, str | None]) -> Saving:
         publisher = publisher_for(self.storage, Owner(state.run, self.session, self.alone))
-        saving = Saving(
-            step=state.step,
+        return Saving(
+            step=step,
             files=lambda: self.contents.files(state),
             committer=Committer(
                 self.storage,
@@ -248,8 +268,6 @@ class CheckpointStore:
             wait=self._given_up.wait,
             pauses=self.pauses,
         )
-        self._tidy = True
-        return saving
 
     def _save_behind(self, saving: Saving, state: RunState) -> Iterator[AnyEvent]:
         if self._preparation is not None:

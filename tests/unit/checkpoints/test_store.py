@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.names import Owner
@@ -441,3 +441,46 @@ def test_a_storage_that_cannot_be_looked_at_is_told(storage: MemoryStorage) -> N
         (event,) = save_at(store, RunState(run="mine"), 5)
     assert isinstance(event, SaveFailed)
     assert names(storage) == ["checkpoint-5"]
+
+
+def died_in_its_last_save(publication: Publication, number: int) -> MemoryStorage | None:
+    """What a run that keeps two left after the operation `number` of its third save; None where the save ended."""
+    storage = MemoryStorage(publication)
+    store, state = make_store(storage, 2), RunState(run="mine")
+    for step in (1, 2):
+        save_at(store, state, step)
+    store.storage = FaultyStorage(storage, [Fault(number, Effect.DIE, done=1)])
+    try:
+        save_at(store, state, 3)
+    except Died:
+        return storage
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:A checkpoint is passed over")
+@pytest.mark.parametrize("publication", Publication)
+def test_a_resumed_run_that_has_nothing_to_save_does_the_rest_of_the_last_save(publication: Publication) -> None:
+    """Wherever in its last save a run died, the next leaves nothing unfinished, and no more than is to be kept."""
+    resumed_at: list[int] = []
+    while (storage := died_in_its_last_save(publication, len(resumed_at) + 1)) is not None:
+        store = make_store(storage, 2)
+        state = store.resume()
+        assert state is not None
+        assert list(store.finish()) == []
+        assert names(storage) == checkpoint_names(state.step - 1, state.step)
+        resumed_at.append(state.step)
+    assert set(resumed_at) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(3, "What a process that died in a save left"), (4, "Older checkpoints than save_total_limit")]
+)
+def test_a_resumed_run_ends_well_where_what_is_left_cannot_be_removed(number: int, said: str) -> None:
+    """It says so, once."""
+    storage = died_in_its_last_save(Publication.RENAME, number)
+    assert storage is not None
+    store = make_store(FaultyStorage(storage, [Fault(1, Effect.FAIL, "remove", times=9)]), 2)
+    assert store.resume() is not None
+    with pytest.warns(UserWarning, match=f"{said}.* still there: "):
+        assert list(store.finish()) == []
+    assert list(store.finish()) == []
