@@ -13,6 +13,7 @@ import pytest
 from hexloop.app.command_line.launch.plan import cores
 from tests.engines.launched import Launches, ended, send, wait_until
 from tests.engines.processes import free_port
+from tests.terminals import screen_of
 
 
 @pytest.fixture
@@ -162,30 +163,3 @@ def test_one_progress_bar_stands_below_the_lines(launches: Launches) -> None:
     bars = [row for row in shown if "|" in row]
     assert len(bars) == 1, shown
     assert re.match(r"\[rank 0\] 100%\|.*\| 8/8 ", bars[0])
-
-
-def screen_of(terminal: int) -> list[str]:
-    """The rows that a terminal shows at the end, as far as it understands what bars need."""
-    written = b""
-    while True:
-        try:
-            chunk = os.read(terminal, 2**16)
-        except OSError:  # its last writer is gone
-            break
-        written += chunk
-    rows, row, column = [""], 0, 0
-    for found in re.finditer(r"\x1b\[A|\x1b\[J|\r|\n|[^\x1b\r\n]+", written.decode()):
-        piece = found[0]
-        if piece == "\x1b[A":
-            row -= 1
-        elif piece == "\x1b[J":
-            rows[row:] = [rows[row][:column]]
-        elif piece == "\r":
-            column = 0
-        elif piece == "\n":
-            row += 1
-            rows += [""] * (row == len(rows))
-        else:
-            rows[row] = rows[row].ljust(column)[:column] + piece + rows[row][column + len(piece) :]
-            column += len(piece)
-    return [each.rstrip() for each in rows]

@@ -34,17 +34,17 @@ class Screen:
     lock: RLock = field(factory=RLock)
 
     def line(self, stream: int, text: bytes) -> None:
-        """A whole line, without its end; a bar that stands on a terminal is drawn again below it."""
+        """A whole line, without its end; bars that stand on a terminal are drawn again below it."""
         with self.lock:
             source = self.drawn
             if source is None or not self._open or not (self.joined or source.stream == stream):
                 self._write(stream, text + b"\n")
+            elif os.isatty(source.stream) and (source.bar or source.row):
+                self._write(stream, UP * source.row + ERASE + text + b"\n")
+                self._write(source.stream, source.rows())
             elif not source.bar:
                 self._write(stream, (b"\r" if self._behind_blanks else b"") + text + b"\n")
                 self._behind_blanks = False
-            elif os.isatty(source.stream):
-                self._write(stream, ERASE + text + b"\n")
-                self._write(source.stream, source.bar)
             else:
                 self._write(stream, b"\n" + text + b"\n")
                 self._open = False
@@ -96,6 +96,16 @@ class Source:
     def bar(self) -> bytes:
         """The bar that stands in the row of the cursor, with its label; empty where there is none."""
         return self._bars.get(self._row, b"")
+
+    @property
+    def row(self) -> int:
+        """How far below the first bar the cursor is."""
+        return max(self._row, 0)
+
+    def rows(self) -> bytes:
+        """What draws all bars anew, from where the first one is to stand, and brings the cursor back to its row."""
+        last = max(self.row, *self._bars, 0)
+        return b"\n".join(self._bars.get(row, b"") for row in range(last + 1)) + UP * (last - self.row)
 
     def take(self, chunk: bytes) -> None:
         """The process printed `chunk`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from hexloop.app.command_line.launch.plan import Plan, cores, words_of
 from hexloop.app.command_line.launch.screen import Screen, Source
 from hexloop.app.command_line.options import read_options
 from hexloop.app.command_line.resuming import LAUNCHED_AS, command_line
+from tests.terminals import screen_of
 from tests.unit.command_line.commands import NOISY, Commands
 
 
@@ -166,3 +169,28 @@ def test_a_report_of_an_error_is_kept_for_the_end(capfd: pytest.CaptureFixture[s
     assert source.release() == b"Traceback (most recent call last):\n  File"
     assert capfd.readouterr().err == "[rank 1] Traceback (most recent call last):\n[rank 1]   File\n"
     assert source.release() == b""
+
+
+TWO_BARS = (
+    b"\r  0%|  | 0/8", b"\n", b"\r inner| 1/2", b"\x1b[A", b"\n", b"\r inner| 2/2", b"\x1b[A", b"\n", b"\r" + b" " * 11,
+    b"\r", b"\x1b[A", b"\r" + b" " * 12, b"\r", b"\r 50%|# | 4/8", b"\r100%|##| 8/8", b"\n",
+)  # fmt: skip
+"""How tqdm draws a bar and one below it, that goes before a line is written; a piece each time it writes."""
+
+
+@pytest.mark.parametrize("position", range(1, len(TWO_BARS)))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_line_stays_whenever_it_comes(position: int, rank: int) -> None:
+    """Lines and bars come by two pipes: at whatever piece of the bars a line is seen, it is never drawn over."""
+    ours, terminal = os.openpty()
+    screen = Screen(joined=True)
+    bars = Source(screen, terminal, 0, b"[rank 0] ")
+    lines = Source(screen, terminal, rank, b"[rank %d] " % rank)
+    for number, piece in enumerate(TWO_BARS):
+        if number == position:
+            lines.take(b"log\n")
+        bars.take(piece)
+    bars.end()
+    os.close(terminal)
+    assert [row for row in screen_of(ours) if row] == [f"[rank {rank}] log", "[rank 0] 100%|##| 8/8"]
+    os.close(ours)

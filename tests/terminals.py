@@ -1,0 +1,33 @@
+"""What a terminal shows."""
+
+from __future__ import annotations
+
+import os
+import re
+
+
+def screen_of(terminal: int) -> list[str]:
+    """The rows that a terminal shows at the end, as far as it understands what bars need."""
+    written = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 2**16)
+        except OSError:  # its last writer is gone
+            break
+        written += chunk
+    rows, row, column = [""], 0, 0
+    for found in re.finditer(r"\x1b\[A|\x1b\[J|\r|\n|[^\x1b\r\n]+", written.decode()):
+        piece = found[0]
+        if piece == "\x1b[A":
+            row -= 1
+        elif piece == "\x1b[J":
+            rows[row:] = [rows[row][:column]]
+        elif piece == "\r":
+            column = 0
+        elif piece == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        else:
+            rows[row] = rows[row].ljust(column)[:column] + piece + rows[row][column + len(piece) :]
+            column += len(piece)
+    return [each.rstrip() for each in rows]
