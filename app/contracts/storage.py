@@ -25,9 +25,9 @@ def check_bytes(storage: Storage, path: str, expected: bytes, start: int = 0) ->
     Without pytest's own comparison, which draws all of a hundred thousand bytes where CI is set, and takes minutes.
     """
     found = b"".join(storage.read(path, start))
-    same = found == expected
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, expected, strict=False)))
-    assert same, f"{path} from byte {start} on: {len(found)} bytes for {len(expected)}, the first {alike} of them right"
+    if found != expected:
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, expected, strict=False)))
+        pytest.fail(f"{path} from byte {start} on: {len(found)} bytes for {len(expected)}, the first {alike} right")
 
 
 class StorageContract:
