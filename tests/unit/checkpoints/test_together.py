@@ -18,6 +18,7 @@ from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.agreement import agreement_for
 from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -131,6 +132,22 @@ def test_all_ranks_make_one_checkpoint(publication: Publication, behind: bool) -
         return store.contents.weights
 
     assert SimulatedWorld(SIZE).run(resume) == [b"weights"] * SIZE
+
+
+@both_ways
+def test_all_ranks_do_the_rest_of_a_last_save_that_died(behind: bool) -> None:
+    """One of them removes what was left, and all come to the end: none waits for a message that nobody sends."""
+    storage = MemoryStorage()
+    SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3))
+    storage.move("checkpoint-1", Owner("mine", "0").staging("checkpoint-1"))
+
+    def come_to_the_end(ranks: Collectives) -> list[AnyEvent]:
+        store = store_of(storage, ranks, limit=1, behind=behind)
+        assert store.resume() is not None
+        return list(store.finish())
+
+    assert SimulatedWorld(SIZE).run(come_to_the_end) == [[]] * SIZE
+    assert names(storage) == ["checkpoint-3"]
 
 
 @both_ways
