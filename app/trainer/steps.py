@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hexloop.adapters.trainable.torch.world import settled
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import takes_any_keyword
 from hexloop.app.training.counters import measured_operations, operations_in
@@ -55,7 +56,7 @@ class Steps(TrainerAttributes):
         samples = list(islice(epoch_iterator, num_batches))
         if not samples or self.session is None:
             return samples, None
-        return samples, self.session.standard.count_items(samples)
+        return samples, settled(self.session.standard.count_items(samples))
 
     @property
     def current_gradient_accumulation_steps(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, SupportsFloat, TypeVar
 from torch import Tensor
 
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
+from hexloop.adapters.trainable.torch.world import settled
 from hexloop.ports.learner import Learner
 from hexloop.ports.precision import Precision
 
@@ -67,7 +68,7 @@ class OverriddenTrainingStep:
     def count_items(self, window: Sequence[Any]) -> object:
         """As the standard learner counts."""
         self.window_length = len(window)
-        return self.standard.count_items(window)
+        return settled(self.standard.count_items(window))
 
     def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
         """The user's step."""

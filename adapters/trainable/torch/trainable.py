@@ -12,7 +12,7 @@ from hexloop.adapters.trainable.torch.gradients import Gradients
 from hexloop.adapters.trainable.torch.items import item_count
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.loss import ComputeLoss
-from hexloop.adapters.trainable.torch.world import ALONE, World
+from hexloop.adapters.trainable.torch.world import ALONE, PendingCount, World, settled
 from hexloop.ports.batches import Padding
 
 
@@ -52,13 +52,15 @@ class TorchTrainable:
         self.clip = self._gradients.clip
         self.clear_gradients = self._gradients.clear
 
-    def count_items(self, window: Sequence[Any]) -> Tensor | int | None:
+    def count_items(self, window: Sequence[Any]) -> Tensor | int | PendingCount | None:
         """The items of the window over all processes, on the device; None where every loss weighs what it should.
 
-        For a mean under equal weights the count is that of the window's batches.
+        For a mean under equal weights the count is that of the window's batches. Where only the weight of a mean needs
+        the count, the processes add it up beside the forward pass: see `settled`.
         """
         if self._normalises or (self._exact and (len(window) > 1 or self._world.size > 1)):
-            return self._world.total(sum(self._items(batch) for batch in window))
+            total = self._world.total(sum(self._items(batch) for batch in window))
+            return settled(total) if self._normalises else total
         batches = len(window) * self._world.size
         return None if batches == 1 else batches
 
@@ -69,8 +71,9 @@ class TorchTrainable:
             loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
         else:
             loss = self._compute_loss(self.model, batch)
-            if window_items is not None:
-                loss = loss * (self._items(batch) / window_items) if self._exact else loss / window_items
+            items = settled(window_items)
+            if items is not None:
+                loss = loss * (self._items(batch) / items) if self._exact else loss / items
         return loss * 0.0 if isinstance(batch, Padding) else loss
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:

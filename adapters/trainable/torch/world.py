@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,29 @@ def _own(items: Count) -> Count:
 
 
 @frozen
+class PendingCount:
+    """The items of all processes, which they are still adding up."""
+
+    work: dist.Work
+    sum: Tensor
+
+    def result(self) -> Tensor:
+        """The sum, as a scalar on the device. Waits for the processes that have not begun their window yet."""
+        self.work.wait()
+        return self.sum
+
+
+def settled(items: Any) -> Any:
+    """What `count_items` gave, as a number or None: where it is still being added up, when it is."""
+    return items.result() if isinstance(items, PendingCount) else items
+
+
+@frozen
 class World:
     """How many processes there are, and from one's count of items to that of all."""
 
     size: int = 1
-    total: Callable[[Count], Count] = _own
+    total: Callable[[Count], Count | PendingCount] = _own
 
 
 ALONE = World()
@@ -30,10 +49,9 @@ ALONE = World()
 def exact_world(size: int, device: torch.device | str) -> World:
     """The processes of torch.distributed's default group, whose counts are added up on their device."""
 
-    def total(items: Count) -> Tensor:
+    def total(items: Count) -> PendingCount:
         count = items.clone() if isinstance(items, Tensor) else torch.tensor(items, device=device)
-        dist.all_reduce(count)
-        return count
+        return PendingCount(dist.all_reduce(count, async_op=True), count)
 
     return World(size, total)
 
