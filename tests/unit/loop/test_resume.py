@@ -126,6 +126,23 @@ def test_a_run_that_ended_within_a_pass_goes_on_there_under_a_longer_plan(
     assert longer.run.state.samples == 16
 
 
+@pytest.mark.parametrize(
+    ("first", "then"), [({"max_steps": 8}, {"max_steps": 12}), ({"epochs": 1.0}, {"epochs": 1.5})]
+)
+def test_a_run_that_ended_with_a_pass_begins_the_next_under_a_longer_plan(
+    first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    """It does not announce the pass again of which no sample is left."""
+    triggers = Triggers(save=Trigger(Interval.EPOCH))
+    short = make_small(**first, triggers=triggers)
+    short.events()
+    longer = make_small(**then, triggers=triggers, storage=short.storage)
+    resume(longer)
+    events = longer.events()
+    assert [(event.step, event.epoch) for event in events if isinstance(event, EpochBegan)] == [(8, 1)]
+    assert longer.run.state.samples == 24
+
+
 def test_an_epoch_that_was_cut_short_by_a_callback_stays_over() -> None:
     """Resumed from its end, the run begins the next epoch and not the rest of that one."""
     triggers = Triggers(save=Trigger(Interval.EPOCH))
