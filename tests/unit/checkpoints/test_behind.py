@@ -20,7 +20,7 @@ from hexloop.domain.state import RunState
 from hexloop.ports.files import File
 from tests.unit.checkpoints.gated_storage import PATIENCE, GatedStorage
 from tests.unit.checkpoints.small_contents import SmallContents
-from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_at, weights_at
+from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_at, tree, weights_at
 
 
 @pytest.fixture
@@ -221,10 +221,15 @@ def test_a_task_is_done_wherever_threads_have_no_priority(platform: str, monkeyp
 def test_each_phase_of_a_save_is_noted(behind: bool) -> None:
     """Whoever keeps a journal hears of the phases in their order, with the bytes that were written."""
     notes: list[tuple[str, dict[str, Any]]] = []
+    written_before: list[str] = []
     storage = MemoryStorage()
-    store = make_store(
-        storage, limit=1, behind=behind, note=lambda phase, /, **facts: notes.append((phase, dict(facts)))
-    )
+
+    def note(phase: str, /, **facts: Any) -> None:
+        notes.append((phase, facts))
+        if phase == "first_byte":
+            written_before.extend(path for path in tree(storage) if path.endswith(".bin") and "unfinished" in path)
+
+    store = make_store(storage, limit=1, behind=behind, note=note)
     state = RunState(run="mine")
     save_at(store, state, 1)
     list(store.finish())
@@ -232,6 +237,7 @@ def test_each_phase_of_a_save_is_noted(behind: bool) -> None:
     list(store.finish())
     phases = ["began", *(["taken"] if behind else []), "first_byte", "written", "published"]
     assert [phase for phase, _ in notes] == [*phases, *phases, "rotated"]
+    assert written_before == []
     facts = dict(notes)
     sizes = [stored.size for stored in read_manifest(storage, "checkpoint-2").files.values()]
     assert facts["written"] == {"checkpoint": "checkpoint-2", "bytes": sum(sizes)}

@@ -148,3 +148,28 @@ def test_what_is_published_stays_whoever_fails_afterwards(storage: MemoryStorage
         save_at(store, RunState(run="mine"), 5)
 
     assert verify(storage, "checkpoint-5").manifest.step == 5
+
+
+def test_a_death_while_a_folder_is_set_aside_leaves_only_what_can_be_cleaned_up() -> None:
+    """Wherever it comes, what remains in the end are whole checkpoints."""
+    operation = 0
+    deaths = 0
+    while True:
+        operation += 1
+        storage = MemoryStorage(Publication.MANIFEST_LAST)
+        save_all(storage, "mine", [1])
+        whole = tree(storage)["checkpoint-1/weights/all.bin"]
+        dying = FaultyStorage(storage, [Fault(operation, Effect.DIE)])
+        try:
+            publisher_for(dying, LATER).begin("checkpoint-1")
+        except Died:
+            deaths += 1
+        publisher_for(storage, LATER).clean_up()
+        left = tree(storage)
+        assert whole in [data for path, data in left.items() if path.endswith("weights/all.bin")]
+        for folder in names(storage):
+            assert f"{folder}/manifest.json" in left
+            assert not any(LATER.left_behind(entry.name) for entry in storage.list(folder))
+        if not dying.dead:
+            break
+    assert deaths > 8

@@ -214,6 +214,39 @@ def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, behin
     assert operation > 10
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_whoever_is_interrupted_takes_nothing_away_from_the_others(size: int) -> None:
+    """They may still be writing; what is left behind goes when the next session cleans up."""
+    storage = MemoryStorage()
+    removed: list[tuple[int, str]] = []
+
+    class Watched(FaultyStorage):
+        def remove(self, path: str) -> None:
+            removed.append((ranks_here.rank, path))
+            super().remove(path)
+
+    ranks_here = threading.local()
+
+    class Interrupted(RankContents):
+        def files(self, state: RunState) -> Iterator[File]:
+            if self.rank == size - 1:
+                raise KeyboardInterrupt
+            yield from super().files(state)
+
+    def save(ranks: Collectives) -> None:
+        ranks_here.rank = ranks.rank
+        store = store_of(Watched(storage), ranks)
+        store.contents = Interrupted(ranks.rank)
+        list(store.save(RunState(run="mine", step=1)))
+
+    ended = SimulatedWorld(size, timeout=5).outcomes(save)
+
+    assert isinstance(ended[-1].error, KeyboardInterrupt)
+    assert removed == []
+    SimulatedWorld(size).run(save_steps(lambda _: storage, 1))
+    assert names(storage) == checkpoint_names(1)
+
+
 def test_two_ranks_with_one_file_are_refused() -> None:
     """A file that two ranks wrote would be one's or the other's: the save fails, and says which file."""
 
