@@ -126,9 +126,7 @@ def test_a_run_that_ended_within_a_pass_goes_on_there_under_a_longer_plan(
     assert longer.run.state.samples == 16
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [({"max_steps": 8}, {"max_steps": 12}), ({"epochs": 1.0}, {"epochs": 1.5})]
-)
+@pytest.mark.parametrize(("first", "then"), [({"max_steps": 8}, {"max_steps": 12}), ({"epochs": 1.0}, {"epochs": 1.5})])
 def test_a_run_that_ended_with_a_pass_begins_the_next_under_a_longer_plan(
     first: dict[str, Any], then: dict[str, Any]
 ) -> None:
