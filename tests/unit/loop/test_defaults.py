@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.domain.events import StepEnded
+from hexloop.domain.events import StepEnded, TrainEnded
 from hexloop.domain.loop import train
 from hexloop.domain.run import NoCheckpoints, Run, no_evaluation
 from hexloop.domain.triggers import Trigger, Triggers
@@ -106,3 +106,20 @@ def test_operations_are_told_where_they_are_counted() -> None:
     small.run.counters = [count]
     small.events()
     assert small.logs[-1]["total_flos"] == 80.0
+
+
+def test_further_figures_are_asked_for_once_and_told_with_the_others() -> None:
+    """They stand in the last log and in what the end tells."""
+    small = make_small(max_steps=2)
+    asked: list[int] = []
+
+    def further() -> dict[str, float]:
+        asked.append(small.run.state.step)
+        return {"train_tokens_per_second": 12.0}
+
+    small.run.further_figures = further
+    ended = small.events()[-1]
+    assert asked == [2]
+    assert small.logs[-1]["train_tokens_per_second"] == 12.0
+    assert isinstance(ended, TrainEnded)
+    assert ended.metrics == small.logs[-1]
