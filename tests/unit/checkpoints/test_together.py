@@ -312,6 +312,22 @@ def test_alone_nothing_is_exchanged() -> None:
         raise AssertionError
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_the_leader_does_is_done_once(size: int) -> None:
+    """By the first process, and heard by all; what is done together, each does."""
+    by: list[int] = []
+
+    def act(rank: int) -> int:
+        by.append(rank)
+        return 7 + rank
+
+    assert SimulatedWorld(size).run(lambda ranks: by_leader(ranks, lambda: act(ranks.rank))) == [7] * size
+    assert by == [0]
+    everybody = [7 + rank for rank in range(size)]
+    assert SimulatedWorld(size).run(lambda ranks: together(ranks, lambda: act(ranks.rank))) == [everybody] * size
+    assert sorted(by) == [0, *range(size)]
+
+
 def test_errors_of_any_kind_reach_the_others() -> None:
     """What is no error of a storage reaches the other ranks as one, and its own rank as it is."""
 
