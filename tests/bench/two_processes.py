@@ -1,13 +1,15 @@
 """What a library adds to a step of two processes, against DistributedDataParallel in a loop that is written by hand.
 
-Run as `python -m tests.bench.two_processes [--rounds N]`. Every figure is the slope between a short and a long run of
-two fresh gloo processes with a thread each; rounds are interleaved, and each library is compared with the hand-written
-loop of its round.
+Run as `python -m tests.bench.two_processes [--rounds N]`. A round is a pair of fresh gloo processes with a thread each,
+in which every library trains in turn, in an order that changes with the round. Every figure is the slope between a
+short and a long run, and each library is compared with the hand-written loop of its round: how fast a pair of processes
+is depends on where it came to lie on a small machine, by more than what is measured here.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,30 +100,35 @@ LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
 """`looking`: for parameters without gradient, as hexloop and the reference Trainer do by default."""
 
 
-def one_rank(library: str, workload: str) -> None:
-    """Prints this rank's wall microseconds a step."""
+def one_rank(workload: str, libraries: Sequence[str]) -> None:
+    """Prints this rank's wall microseconds a step, for each library in turn."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     lengths = WORKLOADS[workload]
 
-    def timed(steps: int) -> float:
+    def timed(library: str, steps: int) -> float:
         model, dataset = lengths.model(), lengths.dataset((lengths.long + 1) * BATCH * 2)
+        gc.collect()
         dist.barrier()
         began = time.perf_counter()
         LIBRARIES[library](model, dataset, steps)
         dist.barrier()
         return time.perf_counter() - began
 
+    found = {}
     with silence():
-        timed(max(2, lengths.short // 4))
-        short, long = timed(lengths.short), timed(lengths.long)
-    print(json.dumps(1e6 * (long - short) / (lengths.long - lengths.short)), flush=True)
+        for library in libraries:
+            timed(library, max(2, lengths.short // 4))
+        for library in libraries:
+            short, long = timed(library, lengths.short), timed(library, lengths.long)
+            found[library] = 1e6 * (long - short) / (lengths.long - lengths.short)
+    print(json.dumps(found), flush=True)
     os._exit(0)
 
 
-def measure(library: str, workload: str) -> float:
-    """Microseconds a step of two processes."""
+def measure(workload: str, libraries: Sequence[str]) -> dict[str, float]:
+    """Microseconds a step of two processes, the slower one's, for each library."""
     port = str(free_port())
     ranks = []
     for rank in range(2):
@@ -129,11 +136,11 @@ def measure(library: str, workload: str) -> float:
             **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2",
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.bench.two_processes", "--one", library, workload]
+        command = [sys.executable, "-m", "tests.bench.two_processes", "--one", workload, *libraries]
         ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
-    told = [rank.communicate(timeout=600)[0] for rank in ranks]
+    told = [json.loads(rank.communicate(timeout=1200)[0].splitlines()[-1]) for rank in ranks]
     shutil.rmtree(os.path.join(tempfile.gettempdir(), f"hexloop-bench-{port}"), ignore_errors=True)
-    return max(float(each.splitlines()[-1]) for each in told)
+    return {library: max(each[library] for each in told) for library in libraries}
 
 
 def main() -> None:
@@ -142,20 +149,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workload", default="GPT", choices=list(WORKLOADS))
     parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=list(LIBRARIES))
-    parser.add_argument("--one", nargs=2, metavar=("LIBRARY", "WORKLOAD"))
+    parser.add_argument("--one", nargs="+", metavar="WORKLOAD LIBRARY")
     options = parser.parse_args()
     if options.one:
-        one_rank(*options.one)
+        one_rank(options.one[0], options.one[1:])
     libraries = ["by hand", *(each for each in options.libraries if each != "by hand")]
     found: dict[str, list[float]] = {library: [] for library in libraries}
     for turn in range(options.rounds):
-        for library in libraries if turn % 2 == 0 else reversed(libraries):
-            found[library].append(measure(library, options.workload))
+        first = turn // 2 % len(libraries)
+        order = [*libraries[first:], *libraries[:first]]
+        for library, microseconds in measure(options.workload, order if turn % 2 == 0 else order[::-1]).items():
+            found[library].append(microseconds)
     print(f"{options.workload}, two processes, {options.rounds} rounds; goal for hexloop: at most {GOAL}")
-    print(f"{'':<20}{'us a step':>11}{'ratio':>8}")
+    print(f"{'':<20}{'us a step':>11}{'ratio':>8}{'least':>8}{'most':>8}")
     for library, times in found.items():
-        ratio = median(one / other for one, other in zip(times, found["by hand"], strict=True))
-        print(f"{library:<20}{median(times):>11.0f}{ratio:>8.3f}")
+        ratios = [one / other for one, other in zip(times, found["by hand"], strict=True)]
+        print(f"{library:<20}{median(times):>11.0f}{median(ratios):>8.3f}{min(ratios):>8.3f}{max(ratios):>8.3f}")
 
 
 if __name__ == "__main__":
