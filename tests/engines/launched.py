@@ -24,6 +24,11 @@ import os, signal, sys
 import torch
 import torch.distributed as distributed
 
+def tell_and_leave(*error):
+    sys.__excepthook__(*error)
+    sys.stderr.flush()
+    os._exit(1)  # torch's threads may abort an orderly end of the interpreter
+
 distributed.init_process_group("gloo")
 rank, restart = distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 assert distributed.get_backend() == "gloo"
@@ -34,6 +39,7 @@ for step in range(4):
     distributed.all_reduce(total)
     if step == 2 and rank == 1 and restart < int(sys.argv[2]):
         if sys.argv[3] == "raises":
+            sys.excepthook = tell_and_leave
             raise ArithmeticError("a bug of its own")
         os.kill(os.getpid(), signal.SIGKILL)
 print(f"rank {rank} of {distributed.get_world_size()} sums to {total.item():g} after {restart} restarts", flush=True)
