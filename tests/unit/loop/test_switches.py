@@ -107,6 +107,22 @@ def test_what_one_rank_stops_all_stop_one_boundary_later() -> None:
         assert did[-2:] == [("EpochEnded", 6), ("Logged", 6)]
 
 
+ACTIONS = {"should_log": Logged, "should_evaluate": Evaluated, "should_save": Saved}
+
+
+@pytest.mark.parametrize("decided", ["should_training_stop", "should_epoch_stop"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_one_rank_decides_after_an_action_is_agreed_on_too(action: str, decided: str) -> None:
+    """The others hear of it when the next step ends, and nobody leaves before them."""
+    everybody: Decision = (5, StepEnded, action, frozenset({0, 1}))
+    one: Decision = (5, ACTIONS[action], decided, frozenset({1}))
+    first, second = SimulatedWorld(2, timeout=5).run(trained([everybody, one], MemoryStorage()))
+    assert first == second
+    assert (ACTIONS[action].__name__, 5) in first
+    assert ("EpochEnded", 6) in first
+    assert ("EpochEnded", 5) not in first
+
+
 def test_nothing_is_waited_for_while_nothing_is_on() -> None:
     """A thousand ranks pass boundary after boundary, each before those after it have come to the same one."""
 
