@@ -37,7 +37,7 @@ def settled(items: Any) -> Any:
 
 @frozen
 class World:
-    """How many processes there are, and from one's count of items to that of all."""
+    """How many processes there are, and from one's count of items to that of all, there or on its way."""
 
     size: int = 1
     total: Callable[[Count], Count | PendingCount] = _own

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hexloop.domain.best import BestMetric
 from hexloop.domain.events import (
+    AnyEvent,
     CheckpointPublished,
     EpochBegan,
     EpochEnded,
@@ -109,6 +110,16 @@ def test_a_finished_run_that_is_resumed_trains_no_further_step() -> None:
     assert again.parameters == small.parameters
 
 
+def gone_on(first: dict[str, Any], then: dict[str, Any]) -> tuple[Small, list[AnyEvent]]:
+    """A run of one plan that came to its end, taken up under another; and what happened from there."""
+    triggers = Triggers(save=Trigger(Interval.EPOCH))
+    short = make_small(**first, triggers=triggers)
+    short.events()
+    longer = make_small(**then, triggers=triggers, storage=short.storage)
+    resume(longer)
+    return longer, longer.events()
+
+
 @pytest.mark.parametrize(
     ("first", "then"), [({"max_steps": 3}, {"max_steps": 8}), ({"epochs": 0.375}, {"epochs": 1.0})]
 )
@@ -116,12 +127,7 @@ def test_a_run_that_ended_within_a_pass_goes_on_there_under_a_longer_plan(
     first: dict[str, Any], then: dict[str, Any]
 ) -> None:
     """3 steps and then 8 train on the samples of one run of 8 steps, though its learning rates differ."""
-    triggers = Triggers(save=Trigger(Interval.EPOCH))
-    short = make_small(**first, triggers=triggers)
-    short.events()
-    longer = make_small(**then, triggers=triggers, storage=short.storage)
-    resume(longer)
-    events = longer.events()
+    longer, events = gone_on(first, then)
     assert [event.step for event in events if isinstance(event, EpochEnded)] == [8]
     assert longer.run.state.samples == 16
 
@@ -131,12 +137,7 @@ def test_a_run_that_ended_with_a_pass_begins_the_next_under_a_longer_plan(
     first: dict[str, Any], then: dict[str, Any]
 ) -> None:
     """It does not announce the pass again of which no sample is left."""
-    triggers = Triggers(save=Trigger(Interval.EPOCH))
-    short = make_small(**first, triggers=triggers)
-    short.events()
-    longer = make_small(**then, triggers=triggers, storage=short.storage)
-    resume(longer)
-    events = longer.events()
+    longer, events = gone_on(first, then)
     assert [(event.step, event.epoch) for event in events if isinstance(event, EpochBegan)] == [(8, 1)]
     assert longer.run.state.samples == 24
 
