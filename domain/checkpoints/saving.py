@@ -58,24 +58,32 @@ class Saving:
 
     def run(self) -> None:
         """Save; once this returns, the checkpoint is durable. Raises StorageError, and what making the files raised."""
-        collectives = self.committer.collectives
-        if not by_leader(collectives, self._look):
+        if not self._is_there():
             self.room.attempt(lambda: self.committer.commit(self.name, self.files(), self._manifest))
         self.held.add(self.step)
         self._rotate()
 
     def tidy_up(self) -> None:
         """What a save does beside saving, of the checkpoint that is there. Raises StorageError."""
-        by_leader(self.committer.collectives, self._look)
+        self._is_there()
         self._rotate()
 
-    def _look(self) -> bool:
-        """Whether the checkpoint is there already, once what this run left unfinished is gone."""
+    def _is_there(self) -> bool:
+        """Whether the checkpoint is there already. Takes note, on every rank, of which others are there still."""
+        is_there, *held = by_leader(self.committer.collectives, self._look)
+        self.held &= set(held)
+        return bool(is_there)
+
+    def _look(self) -> list[int]:
+        """Clean up, and see whether the checkpoint is there, and which of those held; all ranks go by what one saw."""
         if not self.tidy:
-            self.committer.publisher.clean_up()
+            try:
+                self.committer.publisher.clean_up()
+            except StorageError as error:  # what cannot be removed is no reason not to save
+                self.complaint = f"What an earlier save left unfinished is still there: {error}"
         present = set(checkpoint_steps(self.committer.storage))
-        self.held &= present
-        return self.step in present and belongs(self.committer.storage, self.step, self.lineage)
+        is_there = self.step in present and belongs(self.committer.storage, self.step, self.lineage)
+        return [is_there, *(self.held & present)]
 
     def _manifest(self, files: Mapping[str, Stored]) -> Manifest:
         return Manifest(
@@ -92,11 +100,12 @@ class Saving:
     def _prune(self) -> bool:
         """Remove one checkpoint that this save makes superfluous, but never the newest one there is."""
         surplus = self.policy.surplus(self.held | {self.step}, self.best)
-        spare = [step for step in surplus if step != max(self.held)][:1]
+        spare = tuple(step for step in surplus if step != max(self.held))[:1]
         try:
-            return by_leader(self.committer.collectives, lambda: self._remove(spare)) and bool(spare)
+            self._remove(spare)
         except (StorageError, CheckpointError):
             return False
+        return bool(spare)
 
     def _rotate(self) -> None:
         """Remove what the policy no longer keeps, once the newest is seen to be there; a failure puts it off."""
@@ -104,18 +113,24 @@ class Saving:
         if not surplus:
             return
         try:
-            by_leader(self.committer.collectives, lambda: self._remove(surplus, after=self.name))
+            self._remove(surplus, after=self.name)
         except (StorageError, CheckpointError) as error:
             self.complaint = f"Older checkpoints than save_total_limit allows are still there: {error}"
         self.committer.note("rotated", checkpoint=self.name, removed=[checkpoint_name(step) for step in surplus])
 
-    def _remove(self, steps: tuple[int, ...] | list[int], after: str | None = None) -> bool:
-        """Remove the checkpoints at `steps` that are still this lineage's, where the one named is there to stay."""
+    def _remove(self, steps: tuple[int, ...], after: str | None = None) -> None:
+        """Remove the checkpoints at `steps` that are still this lineage's, where the one named is there to stay.
+
+        No rank holds them any more then; where it fails, every rank goes on holding all.
+        """
         storage, publisher = self.committer.storage, self.committer.publisher
-        if after is not None:
-            read_manifest(storage, after)
-        for step in steps:
-            if belongs(storage, step, self.lineage):
-                publisher.delete(checkpoint_name(step))
-            self.held.discard(step)
-        return True
+
+        def remove() -> None:
+            if after is not None:
+                read_manifest(storage, after)
+            for step in steps:
+                if belongs(storage, step, self.lineage):
+                    publisher.delete(checkpoint_name(step))
+
+        by_leader(self.committer.collectives, remove)
+        self.held.difference_update(steps)

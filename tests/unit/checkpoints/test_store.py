@@ -443,6 +443,20 @@ def test_a_storage_that_cannot_be_looked_at_is_told(storage: MemoryStorage) -> N
     assert names(storage) == ["checkpoint-5"]
 
 
+def test_a_folder_that_can_never_be_removed_ends_no_run(storage: MemoryStorage) -> None:
+    """What somebody else keeps open, or owns, is complained of at each save, and every save counts."""
+    store = make_store(storage, limit=1)
+    state = RunState(run="mine")
+    save_at(store, state, 1)
+    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "remove", times=99)])
+    for step in range(2, 7):
+        with pytest.warns(UserWarning, match="still there: The plan is that"):
+            assert save_at(store, state, step)[-1] == CheckpointPublished(step, f"checkpoint-{step}")
+    store.storage = storage
+    save_at(store, state, 7)
+    assert names(storage) == ["checkpoint-7"]
+
+
 def died_in_its_last_save(publication: Publication, number: int) -> MemoryStorage | None:
     """What a run that keeps two left after the operation `number` of its third save; None where the save ended."""
     storage = MemoryStorage(publication)
@@ -473,14 +487,20 @@ def test_a_resumed_run_that_has_nothing_to_save_does_the_rest_of_the_last_save(p
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(3, "What a process that died in a save left"), (4, "Older checkpoints than save_total_limit")]
+    ("number", "failing", "said"),
+    [
+        (3, "remove", "What an earlier save left unfinished is"),
+        (4, "remove", "Older checkpoints than save_total_limit allows are"),
+        (3, "list", "What a process that died in a save left is"),
+    ],
 )
-def test_a_resumed_run_ends_well_where_what_is_left_cannot_be_removed(number: int, said: str) -> None:
+def test_a_resumed_run_ends_well_where_what_is_left_cannot_be_removed(number: int, failing: str, said: str) -> None:
     """It says so, once."""
     storage = died_in_its_last_save(Publication.RENAME, number)
     assert storage is not None
-    store = make_store(FaultyStorage(storage, [Fault(1, Effect.FAIL, "remove", times=9)]), 2)
+    store = make_store(storage, 2)
     assert store.resume() is not None
-    with pytest.warns(UserWarning, match=f"{said}.* still there: "):
+    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, failing, times=9)])
+    with pytest.warns(UserWarning, match=f"{said} still there: "):
         assert list(store.finish()) == []
     assert list(store.finish()) == []

@@ -1,0 +1,80 @@
+"""All ranks of a run agree on which checkpoints there are, whoever removes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from attrs import frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.names import checkpoint_name, step_of
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.events import CheckpointPublished
+from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.storage import Storage
+from tests.unit.checkpoints.small_store import names
+from tests.unit.checkpoints.test_together import RankContents
+
+
+@frozen
+class Act:
+    """A save, of what is the best so far or not, and which of the checkpoints somebody removes after it."""
+
+    is_best: bool
+    removed: int | None
+
+
+acts = st.lists(st.builds(Act, st.booleans(), st.none() | st.integers(0, 5)), min_size=2, max_size=8)
+
+
+def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, behind: bool) -> list[str]:
+    """What is on the storage once a run of so many processes has saved by the script, to the end of each save."""
+
+    def run(ranks: Collectives) -> int:
+        contents, policy = RankContents(ranks.rank), CheckpointPolicy(limit)
+        store = CheckpointStore(storage, contents, policy, collectives=ranks, pauses=(), behind=behind)
+        state, published = RunState(run="mine"), 0
+        for step, act in enumerate(script, 1):
+            state.step = step
+            if act.is_best:
+                state.best_step = step
+            events = [*store.save(state), *store.finish()]
+            published += sum(isinstance(event, CheckpointPublished) for event in events)
+            ranks.barrier("saved")
+            there = sorted(names(storage))
+            if ranks.rank == 0 and act.removed is not None and act.removed < len(there):
+                storage.remove(there[act.removed])
+            ranks.barrier("removed")
+        return published
+
+    assert SimulatedWorld(size, timeout=10).run(run) == [len(script)] * size
+    return sorted(names(storage))
+
+
+@given(acts, st.integers(1, 3), st.booleans())
+@settings(max_examples=40)
+def test_several_ranks_keep_what_one_keeps(script: list[Act], limit: int, behind: bool) -> None:
+    """Whichever is the best, and whatever somebody removes by hand, the checkpoints are those of one process."""
+    alone = kept_after(script, 1, limit, MemoryStorage(), behind)
+    assert kept_after(script, 3, limit, MemoryStorage(), behind) == alone
+    assert alone == [] or step_of(alone[0]) is not None
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_rotation_that_fails_half_way_is_made_up_for(size: int) -> None:
+    """Where the first of two removals succeeds and the second does not, the next save's rotation does the rest."""
+    published, rotated = 1, 1
+    first_fails = 2 * published + rotated
+    second_of_two_fails = first_fails + published + 2 * rotated
+    faults = [Fault(at, Effect.FAIL, "move") for at in (first_fails, second_of_two_fails)]
+    storage = FaultyStorage(MemoryStorage(), faults)
+    with pytest.warns(UserWarning, match="Older checkpoints than save_total_limit allows are still there"):
+        kept_after([Act(False, None)] * 4, size, 1, storage, behind=False)
+    assert names(storage) == [checkpoint_name(4)]
