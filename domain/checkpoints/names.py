@@ -76,6 +76,11 @@ def new_session() -> str:
     return f"{time.time_ns():016x}{secrets.token_hex(4)}"
 
 
+def session_after(session: str, earlier: str) -> str:
+    """The session's name, or another where it does not sort after an earlier one's: clocks of machines differ."""
+    return session if session > earlier else f"{earlier}{secrets.token_hex(4)}"
+
+
 def _digest_of_run(run: str) -> str:
     return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
 

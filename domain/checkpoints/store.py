@@ -13,11 +13,11 @@ from hexloop.domain.checkpoints.background import Task
 from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
-from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, step_of
+from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, session_after, step_of
 from hexloop.domain.checkpoints.pace import Pace, Pacer
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.publication import publisher_for
-from hexloop.domain.checkpoints.reading import Checkpoint, belongs, checkpoint_steps, read_manifest
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.room import PAUSES
 from hexloop.domain.checkpoints.saving import Saving
 from hexloop.domain.checkpoints.surroundings import warn_of_differences
@@ -88,7 +88,9 @@ class CheckpointStore:
         state = self.contents.restore(checkpoint.manifest.files, self._open(checkpoint))
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
-        self._held = set(by_leader(self.collectives, lambda: self._steps_of(lineage)))
+        latest, held = by_leader(self.collectives, lambda: self._known_of(lineage))
+        self.session = session_after(self.session, max(latest, checkpoint.manifest.session))
+        self._held = set(held)
         self.latest = checkpoint.name
         self._resumed = state
         return state
@@ -213,8 +215,15 @@ class CheckpointStore:
         found = newest(self.storage, quarantine=True)
         return None if found is None else found.name
 
-    def _steps_of(self, lineage: Lineage) -> list[int]:
-        return [step for step in checkpoint_steps(self.storage) if belongs(self.storage, step, lineage)]
+    def _known_of(self, lineage: Lineage) -> tuple[str, list[int]]:
+        """The session that came last of those of the run that have a checkpoint, and the lineage's steps."""
+        latest, steps = "", []
+        for step in checkpoint_steps(self.storage):
+            with suppress(CheckpointError):
+                manifest = read_manifest(self.storage, checkpoint_name(step))
+                latest = max(latest, manifest.session if manifest.run == lineage.run else "")
+                steps += [step] if lineage.holds(manifest) else []
+        return latest, steps
 
     def _begin(self, state: RunState) -> Saving | None:
         """What is to be done for a save; None where this lineage has a checkpoint of this step already."""

@@ -219,6 +219,25 @@ def test_rotation_looks_again_before_it_removes(storage: MemoryStorage) -> None:
     assert verify(storage, "checkpoint-1").manifest.run == "another"
 
 
+@pytest.mark.parametrize("back_to", [None, "checkpoint-2"])
+def test_a_clock_that_is_behind_takes_nothing_back(storage: MemoryStorage, back_to: str | None) -> None:
+    """A run that goes on where the clock says an earlier time is found where it was left last, and what it left, too."""
+    early, late = next_session(), next_session()
+    ahead = make_store(storage, session=late)
+    for step in (2, 4):
+        save_at(ahead, RunState(run="mine"), step)
+    behind = make_store(storage, session=early)
+    state = behind.resume(back_to)
+    assert state is not None
+    save_at(behind, state, state.step + 1)
+    found = newest(storage)
+    assert found is not None
+    assert found.name == f"checkpoint-{state.step}"
+    assert found.manifest.session > late
+    save_at(behind, state, state.step + 1)
+    assert verify(storage, f"checkpoint-{state.step}").manifest.session == found.manifest.session
+
+
 def test_nothing_is_rotated_out_for_one_that_cannot_be_read_back(storage: MemoryStorage) -> None:
     """Where the disk lost the manifest that it acknowledged, the older checkpoints stay."""
     counting = FaultyStorage(storage)
