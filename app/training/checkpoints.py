@@ -32,6 +32,7 @@ from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 from hexloop.domain.step import StandardLearner
+from hexloop.ports.collectives import Reduction
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage
 
@@ -111,7 +112,16 @@ class RunCheckpoints:
             self._trainer.session.settle_counters()
         state.callbacks = callbacks_state(self._trainer, saving=True)
         self._choose_way()
+        if self._trainer.args.save_async:
+            self._agree_on_way()
         return self._store.save(state, required)
+
+    def _agree_on_way(self) -> None:
+        """No rank writes behind the loop where a callback of one of them listens."""
+        collectives = self._trainer.adapters.collectives
+        if collectives.world_size > 1:
+            (behind,) = collectives.start_reduction([float(self._store.behind)], Reduction.MINIMUM).result()
+            self._store.behind = bool(behind)
 
     def _choose_way(self) -> None:
         own = any(is_overridden(self._trainer, name) for name in ("save_model", "_save", "_save_checkpoint"))

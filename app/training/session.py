@@ -36,6 +36,7 @@ from hexloop.app.training.losses import HALF_FORMATS
 from hexloop.app.training.outcome import watch_outcome
 from hexloop.app.training.refusals import Refusals, refuse_evaluation_without_data, refuse_optimizer
 from hexloop.app.training.runs import make_run, plan_for, settling
+from hexloop.app.training.shared_folder import refuse_separate_folders
 from hexloop.app.training.sharing import refuse_too_many_processes, training_batches
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
@@ -88,6 +89,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
     with ExitStack() as undo:
         parts = _make_parts(trainer, resume_from, undo)
         refuse_unlike(trainer)
+        refuse_separate_folders(trainer)
         wrapped = prepare(trainer, parts.model, parts.plan.total_steps)
         standard, learner = make_learner(trainer, wrapped)
         if is_overridden(trainer, "training_step") and trainer.adapters.precision.name in HALF_FORMATS:

@@ -101,6 +101,16 @@ class DecidesAlone(TrainerCallback):
             control.should_training_stop = state.global_step == 9
 
 
+class HearsOfSaves(TrainerCallback):
+    """Rank 0 alone has something to do after each save."""
+
+    def __new__(cls) -> Any:
+        return super().__new__(cls if os.environ["RANK"] == "0" else TrainerCallback)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        Path(args.output_dir, f"heard-of-{state.global_step}").touch()
+
+
 class SmallFiles(TrainerCallback):
     """From its fifth step on, rank 1 may write no file of more than 100 bytes."""
 
@@ -212,6 +222,29 @@ def test_processes_that_are_not_alike_are_refused(tmp_path: Path) -> None:
         assert said.startswith("ConfigurationError: 2 problems")
         assert "Rank 1 has learning_rate=0.5, but rank 0 has 0.01" in said
         assert "Rank 1 has seed=7, but rank 0 has 42" in said
+
+
+@pytest.mark.matrix
+def test_processes_that_save_to_separate_folders_are_refused(tmp_path: Path) -> None:
+    """Every rank says so before the first step, as no checkpoint would be whole; without saves they may train."""
+    training = Training(processes=2, folder_of_rank_1=str(tmp_path / "another disk"), arguments=SAVES)
+    for said in ended(training, fresh(tmp_path / "run")):
+        assert said.startswith("ConfigurationError: You chose output_dir=")
+        assert "what rank 0 writes there is not there for rank 1: they have a folder of the same name" in said
+    assert list((tmp_path / "run").iterdir()) == []
+    without_saves = Training(processes=2, folder_of_rank_1=str(tmp_path / "another disk"))
+    assert ended(without_saves, fresh(tmp_path / "run")) == ["", ""]
+
+
+@pytest.mark.matrix
+def test_one_rank_alone_may_listen_for_saves(tmp_path: Path) -> None:
+    """Then no rank writes behind the loop, and each checkpoint is whole before that rank hears of it."""
+    training = Training(processes=2, callbacks=(HearsOfSaves,), arguments={**SAVES, "ddp_timeout": 20})
+    run(training, fresh(tmp_path / "run"))
+    assert saved_steps(tmp_path / "run") == [4, 8, 12, 16, 18]
+    assert sorted(path.name for path in (tmp_path / "run").glob("heard-of-*")) == sorted(
+        f"heard-of-{step}" for step in (4, 8, 12, 16, 18)
+    )
 
 
 @pytest.mark.matrix

@@ -86,7 +86,8 @@ class Training:
     size: the samples of an optimizer step, whatever the number of processes. batch: those that a process has at once.
     accumulates: `gradient_accumulation_steps` where that is not what makes the batch `size` samples.
     arguments: of the run, beside the usual ones; of_rank_1: those that rank 1 alone is given.
-    faults: what goes wrong with the storage of rank 1 alone. path_of_rank_1: where it looks first for libraries.
+    faults: what goes wrong with the storage of rank 1 alone. folder_of_rank_1: where it saves, as on another machine.
+    path_of_rank_1: where it looks first for libraries.
     engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
     """
 
@@ -104,6 +105,7 @@ class Training:
     arguments: Mapping[str, Any] = field(factory=dict)
     of_rank_1: Mapping[str, Any] = field(factory=dict)
     faults: tuple[Fault, ...] = ()
+    folder_of_rank_1: str | None = None
     path_of_rank_1: str | None = None
 
     def of(self, processes: int, **changes: Any) -> Training:
@@ -206,8 +208,8 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
         **given,
     )
     storage: Storage | None = None
-    if os.environ["RANK"] == "1" and training.faults:
-        storage = FaultyStorage(LocalStorage(folder), training.faults)
+    if os.environ["RANK"] == "1" and (training.faults or training.folder_of_rank_1):
+        storage = FaultyStorage(LocalStorage(training.folder_of_rank_1 or folder), training.faults)
     data = Sentences(training.rows)
     model = Reader(training.depth, training.dropout)
     trainer = Trainer(
