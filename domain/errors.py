@@ -45,6 +45,10 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint that was complete once, and no longer holds what was stored."""
 
 
+class UnreadableCheckpointError(CheckpointError):
+    """A checkpoint that may be good, but that the storage does not give at present, or cannot check."""
+
+
 class NewerSchemaError(CheckpointError):
     """A document that a newer hexloop wrote."""
 

@@ -11,7 +11,13 @@ from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name, is_mark, staged_name
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
-from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, NewerSchemaError, StorageError
+from hexloop.domain.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    NewerSchemaError,
+    StorageError,
+    UnreadableCheckpointError,
+)
 from hexloop.ports.storage import Publication, Storage
 
 
@@ -22,15 +28,24 @@ def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -
     is passed over because it is not good is named, with the reason, in a warning, and with `quarantine` set aside.
     Raises CheckpointError where there are several runs and none is named, or where a checkpoint is of a newer schema;
     StorageError where the storage does not even give a manifest that it lists. Neither is a reason to go back further.
+    UnreadableCheckpointError where there is no good one, and one that cannot be read at present may be.
     """
     manifests = dict(_manifests(storage, quarantine))
     if run is None:
         _refuse_several_runs(storage, manifests)
+    unread: UnreadableCheckpointError | None = None
     for name in from_newest({name: manifest for name, manifest in manifests.items() if run in (None, manifest.run)}):
         try:
             return verify(storage, name)
         except CheckpointError as error:
+            if unread is None and isinstance(error, UnreadableCheckpointError):
+                unread = error
             _pass_over(storage, name, error, quarantine)
+    if unread is not None:  # whoever heard that there is none would begin anew, and put it out of the way
+        raise UnreadableCheckpointError(
+            f"{unread} It may be good, and no other is; see that it can be read, or set another output_dir to begin "
+            "anew."
+        ) from unread
     return None
 
 

@@ -7,7 +7,7 @@ from attrs import frozen
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest, unseal
 from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, step_of
-from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError
+from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
 from hexloop.ports.storage import Storage
 
 
@@ -22,23 +22,25 @@ class Checkpoint:
 def verify(storage: Storage, name: str) -> Checkpoint:
     """Read every file of the checkpoint `name` and compare it with the manifest.
 
-    Raises DamagedCheckpointError, with everything that is wrong, where one is missing or holds anything else, and
-    CheckpointError where it is no checkpoint at all, or cannot be read at present.
+    Raises DamagedCheckpointError, with everything that is wrong, where one is missing or holds anything else,
+    UnreadableCheckpointError where it cannot be read at present, and CheckpointError where it is no checkpoint at all.
     """
     manifest = read_manifest(storage, name)
     where = f"{name} in {storage.capabilities.location}"
-    wrong, unread = [], []
+    wrong: list[str] = []
+    unread: dict[str, list[str]] = {}
     for path in sorted(manifest.files):
         try:
             problem = _problem(storage, name, manifest, path)
         except StorageError as error:
-            unread.append(f"{path} cannot be read ({error})")
+            unread.setdefault(str(error), []).append(path)
         else:
             wrong += [problem] if problem else []
+    not_read = [f"{', '.join(paths)} cannot be read ({reason})" for reason, paths in unread.items()]
     if wrong:
-        raise DamagedCheckpointError(f"{where} is damaged: {'; '.join(wrong + unread)}.")
+        raise DamagedCheckpointError(f"{where} is damaged: {'; '.join(wrong + not_read)}.")
     if unread:
-        raise CheckpointError(f"{where} cannot be used: {'; '.join(unread)}.")
+        raise UnreadableCheckpointError(f"{where} cannot be used: {'; '.join(not_read)}.")
     return Checkpoint(name, manifest)
 
 
@@ -101,7 +103,10 @@ def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str 
         return f"{path} has {found.size} bytes and should have {expected.size}"
     kind, own_kind = expected.digest.partition(":")[0], found.digest.partition(":")[0]
     if kind != own_kind:
-        raise StorageError(f"its digest is by {kind}, and a storage that computes {own_kind} cannot check it")
+        raise StorageError(
+            f"its digest is by {kind}, and a storage that computes {own_kind} cannot check it; give the storage the "
+            f"digest {kind!r}"
+        )
     if found.digest != expected.digest:
         return f"{path} does not hold the bytes that were stored"
     return None

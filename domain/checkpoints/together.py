@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar, cast
 
-from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
+from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError, UnreadableCheckpointError
 from hexloop.ports.collectives import Collectives, Json
 
 Value = TypeVar("Value", bound=Json)
@@ -13,7 +13,9 @@ Value = TypeVar("Value", bound=Json)
 Said: TypeAlias = "dict[str, Json]"
 """A value, or the kind and the message of an error."""
 
-_KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (StorageFullError, CheckpointError, StorageError)}
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (StorageFullError, UnreadableCheckpointError, CheckpointError, StorageError)
+}
 
 
 def together(collectives: Collectives | None, act: Callable[[], Value]) -> list[Value]:

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         RunStateError,
         StorageError,
         StorageFullError,
+        UnreadableCheckpointError,
     )
     from hexloop.domain.events import (
         AnyEvent,
@@ -171,6 +172,7 @@ _HOMES = {
     "RunStateError": "hexloop.domain.errors",
     "StorageError": "hexloop.domain.errors",
     "StorageFullError": "hexloop.domain.errors",
+    "UnreadableCheckpointError": "hexloop.domain.errors",
     "AnyEvent": "hexloop.domain.events",
     "CheckpointPublished": "hexloop.domain.events",
     "EpochBegan": "hexloop.domain.events",
@@ -257,6 +259,7 @@ __all__ = [
     "TrainerControl",
     "TrainerState",
     "TrainingArguments",
+    "UnreadableCheckpointError",
     "default_data_collator",
     "enable_full_determinism",
     "export_checkpoint",

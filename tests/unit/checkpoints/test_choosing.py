@@ -8,7 +8,7 @@ from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.choosing import last_run, newest, runs_in, set_aside
 from hexloop.domain.checkpoints.manifest import MIGRATIONS, SCHEMA_VERSION, seal, unseal
-from hexloop.domain.errors import CheckpointError, NewerSchemaError
+from hexloop.domain.errors import CheckpointError, NewerSchemaError, UnreadableCheckpointError
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication
 from tests.unit.checkpoints.small_store import make_store, names, save_all, save_at, tree
@@ -92,6 +92,20 @@ def test_what_cannot_be_read_now_stays_where_it_is(storage: MemoryStorage) -> No
     assert state is not None
     assert state.step == 10
     assert "checkpoint-15" in names(storage)
+
+
+@pytest.mark.parametrize("missing", [[], ["checkpoint-10/state.json"]])
+def test_where_none_can_be_read_now_a_run_does_not_begin_anew(storage: MemoryStorage, missing: list[str]) -> None:
+    """A storage that gives no checkpoint now has not lost them: that is an error, and they stay where they are."""
+    for path in missing:
+        storage.remove(path)
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
+    with (
+        pytest.warns(UserWarning, match="passed over"),
+        pytest.raises(UnreadableCheckpointError, match=r"checkpoint-15 .* cannot be read .* set another output_dir"),
+    ):
+        make_store(faulty).resume()
+    assert {"checkpoint-5", "checkpoint-15"} <= set(names(storage))
 
 
 def test_a_damaged_one_that_cannot_be_moved_is_passed_over(storage: MemoryStorage) -> None:

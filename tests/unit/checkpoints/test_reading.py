@@ -7,7 +7,7 @@ from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
 from hexloop.domain.checkpoints.reading import read_manifest, verify
-from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.errors import CheckpointError, StorageError, UnreadableCheckpointError
 from hexloop.ports.storage import Storage, Stored
 from tests.unit.checkpoints.small_store import save_all, tree
 
@@ -134,7 +134,8 @@ def test_digests_of_another_kind_are_told_apart_from_damage(storage: MemoryStora
     files = {path: Stored(stored.size, "md5:0") for path, stored in manifest.files.items()}
     storage.damage("checkpoint-10/manifest.json", evolve(manifest, files=files).to_json())
     with pytest.raises(
-        CheckpointError, match="its digest is by md5, and a storage that computes blake2b cannot check it"
+        UnreadableCheckpointError,
+        match="by md5, and a storage that computes blake2b cannot check it; give the storage the digest 'md5'",
     ):
         verify(storage, "checkpoint-10")
 

@@ -23,7 +23,13 @@ from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.checkpoints.together import by_leader, together
-from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
+from hexloop.domain.errors import (
+    CheckpointError,
+    CollectiveError,
+    StorageError,
+    StorageFullError,
+    UnreadableCheckpointError,
+)
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed
 from hexloop.domain.requests import Requests
 from hexloop.domain.state import RunState
@@ -267,6 +273,15 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank() -> None:
     ended = SimulatedWorld(SIZE).outcomes(lambda ranks: store_of(storage, ranks).resume("checkpoint-1"))
     assert all(isinstance(outcome.error, CheckpointError) for outcome in ended)
     assert "On rank 0: checkpoint-1 in memory is damaged" in str(ended[1].error)
+
+
+def test_what_cannot_be_read_is_told_from_what_is_damaged_on_every_rank() -> None:
+    """The others, too, hear that the checkpoint may be good."""
+    storage = MemoryStorage()
+    SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1))
+    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
+    ended = SimulatedWorld(SIZE).outcomes(lambda ranks: store_of(faulty, ranks).resume())
+    assert [type(outcome.error) for outcome in ended] == [UnreadableCheckpointError] * SIZE
 
 
 @given(st.integers(2, 5), st.lists(st.integers(0, 30), min_size=5, max_size=5))
