@@ -10,7 +10,9 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents, state_codec
 from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.storages import is_missing, split_location, storage_for
+from hexloop.domain.checkpoints.best import which_has
 from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
+from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.storage import Storage
@@ -68,4 +70,13 @@ def _last(storage: Storage, best: bool) -> Checkpoint:
     if not best:
         return found
     state = state_codec.from_bytes(b"".join(storage.read(f"{found.name}/{RUN_STATE}")))
-    return found if state.best_checkpoint in (None, found.name) else open_checkpoint(storage, state.best_checkpoint)
+    name = state.best_checkpoint
+    if name is None or name == found.name:
+        return found
+    if which_has([storage], name, Lineage.after(found.manifest, found.manifest.session)) is None:
+        raise CheckpointError(
+            f"You chose the weights of the run's best checkpoint, {name}, but it is not in "
+            f"{storage.capabilities.location} as the run saved it; name its folder with --checkpoint, or take the "
+            "last weights with --no_load_best_model_at_end."
+        )
+    return open_checkpoint(storage, name)

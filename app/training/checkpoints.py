@@ -213,7 +213,7 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
         refuse_foreign(str(resume_from))
     store.alone = resume_from == AUTO
     newest = resume_from in (True, AUTO)
-    state = store.resume() if newest else _resume_folder(trainer, run, store, str(resume_from))
+    state = store.resume() if newest else _resume_folder(trainer, store, str(resume_from))
     if state is None:
         if resume_from == AUTO:
             return
@@ -259,7 +259,7 @@ def _refuse_foreign_ones(storage: Storage) -> None:
         refuse_foreign(os.path.join(folder or "", checkpoint_name(step)))
 
 
-def _resume_folder(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, folder: str) -> RunState | None:
+def _resume_folder(trainer: Trainer, store: CheckpointStore, folder: str) -> RunState | None:
     """Resume from a folder of the run's own storage, or of anywhere else, by its path or URL."""
     own = trainer.adapters.storage.capabilities
     if own.local_folder is None and os.sep not in folder:
@@ -267,7 +267,7 @@ def _resume_folder(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore,
     parent, name = split_location(folder)
     if parent == as_location(own.local_folder or own.location):
         return store.resume(name)
-    return make_store(trainer, run, storage_for(parent)).resume(name)
+    return store.resume(name, storage_for(parent))
 
 
 def _warn_of_another_order(new: RunState, saved: RunState) -> None:

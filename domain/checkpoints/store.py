@@ -10,6 +10,7 @@ from contextlib import suppress
 from attrs import define, field
 
 from hexloop.domain.checkpoints.background import Task
+from hexloop.domain.checkpoints.best import which_has
 from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
@@ -73,26 +74,36 @@ class CheckpointStore:
     _given_up: threading.Event = field(factory=threading.Event, init=False)
     _pacer: Pacer = field(factory=Pacer, init=False)
     _resumed: RunState | None = field(default=None, init=False)
+    _source: Storage | None = field(default=None, init=False)
 
-    def resume(self, name: str | None = None) -> RunState | None:
+    def resume(self, name: str | None = None, source: Storage | None = None) -> RunState | None:
         """Put the run where a checkpoint says it stood: the one named, else the newest good one.
 
+        source: where that checkpoint is, if it is not on the storage that the run saves to.
         None where no name is given and there is none. Raises CheckpointError, naming those that are good, where the
         one named is not, where there are those of several runs and none is named, and where a good one does not fit.
         """
-        chosen = by_leader(self.collectives, lambda: self._choose(name))
+        storage = self.storage if source is None else source
+        chosen = by_leader(self.collectives, lambda: self._choose(storage, name))
         if chosen is None:
             return None
-        checkpoint = Checkpoint(chosen, read_manifest(self.storage, chosen))
+        checkpoint = Checkpoint(chosen, read_manifest(storage, chosen))
         warn_of_differences(checkpoint, self.environment, self._world_size)
-        state = self.contents.restore(checkpoint.manifest.files, self._open(checkpoint))
+        state = self.contents.restore(checkpoint.manifest.files, _opening(storage, chosen))
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
         latest, held = by_leader(self.collectives, lambda: self._known_of(lineage))
         self.session = session_after(self.session, max(latest, checkpoint.manifest.session))
         self._held = set(held)
-        self.latest = checkpoint.name
-        self._resumed = state
+        self._source = source
+        if source is None:
+            self.latest, self._resumed = chosen, state
+        if self.load_best_at_end and state.best_checkpoint is not None and self._where_best(state) is None:
+            warnings.warn(
+                f"The best checkpoint of the run, {self._not_there(state)}. Unless you put it there, or a better "
+                "evaluation comes, the run ends with its last weights.",
+                stacklevel=3,
+            )
         return state
 
     def prepare(self) -> None:
@@ -152,7 +163,8 @@ class CheckpointStore:
     def load_best(self, state: RunState) -> None:
         """Put the weights of the best checkpoint in force, where the run is to end with them.
 
-        Raises CheckpointError where that checkpoint is no longer good.
+        It is looked for on the run's own storage and on the one that it was resumed from; what another run or another
+        past of this one has there by its name is not taken. Raises CheckpointError where it is no longer good.
         """
         if not self.load_best_at_end:
             return
@@ -162,16 +174,20 @@ class CheckpointStore:
                 "The run ends with its last weights: it has no checkpoint of a best evaluation.", stacklevel=2
             )
             return
+        storage = self._where_best(state)
+        if storage is None:
+            warnings.warn(
+                f"The run ends with its last weights: its best checkpoint, {self._not_there(state)}.", stacklevel=2
+            )
+            return
         if step_of(name) != state.best_step:
             warnings.warn(
                 f"The run ends with the weights of {name}: there is no checkpoint of step {state.best_step}, "
                 "at which the best evaluation was.",
                 stacklevel=2,
             )
-        best = name
-        chosen = by_leader(self.collectives, lambda: open_checkpoint(self.storage, best).name)
-        checkpoint = Checkpoint(chosen, read_manifest(self.storage, chosen))
-        self.contents.restore_weights(checkpoint.manifest.files, self._open(checkpoint))
+        chosen = by_leader(self.collectives, lambda: open_checkpoint(storage, name).name)
+        self.contents.restore_weights(read_manifest(storage, chosen).files, _opening(storage, chosen))
 
     def finish(self) -> Iterator[AnyEvent]:
         """Wait for the save in flight; where a resumed run came to its end without any, do the rest of its last one."""
@@ -206,13 +222,13 @@ class CheckpointStore:
             self._beside = self.collectives.apart()
         return self._beside
 
-    def _choose(self, name: str | None) -> str | None:
+    def _choose(self, storage: Storage, name: str | None) -> str | None:
         """The checkpoint to go on from, verified."""
         with suppress(StorageError):
-            publish_staged(self.storage)
+            publish_staged(storage)
         if name is not None:
-            return open_checkpoint(self.storage, name).name
-        found = newest(self.storage, quarantine=True)
+            return open_checkpoint(storage, name).name
+        found = newest(storage, quarantine=True)
         return None if found is None else found.name
 
     def _known_of(self, lineage: Lineage) -> tuple[str, list[int]]:
@@ -224,6 +240,20 @@ class CheckpointStore:
                 latest = max(latest, manifest.session if manifest.run == lineage.run else "")
                 steps += [step] if lineage.holds(manifest) else []
         return latest, steps
+
+    def _where_best(self, state: RunState) -> Storage | None:
+        """The storage that has the best checkpoint, and not another one by its name; None where none has."""
+        name, lineage = str(state.best_checkpoint), Lineage(state.run, self.session, self._ancestors)
+        found = by_leader(self.collectives, lambda: which_has(self._storages, name, lineage, self._held))
+        return None if found is None else self._storages[found]
+
+    def _not_there(self, state: RunState) -> str:
+        places = " or ".join(storage.capabilities.location for storage in self._storages)
+        return f"{state.best_checkpoint}, is not in {places} as this run saved it"
+
+    @property
+    def _storages(self) -> list[Storage]:
+        return [self.storage] if self._source is None else [self.storage, self._source]
 
     def _begin(self, state: RunState) -> Saving | None:
         """What is to be done for a save; None where this lineage has a checkpoint of this step already."""
@@ -334,5 +364,6 @@ class CheckpointStore:
         if self._failures >= FAILURES:
             raise StorageError(f"{FAILURES} saves in a row failed, the last with: {error} {saved}") from error
 
-    def _open(self, checkpoint: Checkpoint) -> OpenFile:
-        return lambda path, start=0: self.storage.read(f"{checkpoint.name}/{path}", start)
+
+def _opening(storage: Storage, name: str) -> OpenFile:
+    return lambda path, start=0: storage.read(f"{name}/{path}", start)

@@ -205,6 +205,19 @@ def test_a_run_resumes_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:
     assert_same_end(resumed, whole)
 
 
+def test_the_best_weights_are_found_where_a_run_came_from(tmp_path: Path) -> None:
+    """Gone on in another folder, a run ends with the best weights of the first, as the whole run does."""
+    given = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "greater_is_better": True}
+    case: Case = ({**given, "max_steps": 5}, parts)
+    whole = trainer_of(tmp_path / "whole", case)
+    whole.train()
+    assert whole.state.best_global_step < 4
+    resumed = trainer_of(tmp_path / "other", case)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+
+    assert_same_end(resumed, whole)
+
+
 def test_a_checkpoint_that_was_asked_for_resumes_exactly(tmp_path: Path) -> None:
     """A save by request, at a step that no rhythm names, loses nothing."""
     case: Case = ({"max_steps": 6, "save_strategy": "no", "logging_steps": 4}, parts)

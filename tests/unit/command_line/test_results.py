@@ -68,6 +68,20 @@ def test_the_best_checkpoint_is_used_where_the_run_ends_with_it(trained: Command
     assert json.loads(Path("here/metrics.json").read_text()) == json.loads(outcome.output)
 
 
+def test_a_best_checkpoint_that_stayed_elsewhere_is_not_mistaken_for_another_runs(trained: Commands) -> None:
+    """A run that went on in another folder ends with the best weights of the first; there they cannot be evaluated."""
+    best = ["--load_best_model_at_end", "--greater_is_better", "true"]
+    moved = [*best, "--output_dir", "moved"]
+    assert trained("train", "line.yaml", *best, "--output_dir", "best").code == 0
+    assert trained("train", "line.yaml", *moved, "--max_steps", "2", "--learning_rate", "0.3").code == 0
+    assert trained("train", "line.yaml", *moved, "--resume", "best/checkpoint-4", "--max_steps", "6").code == 0
+    outcome = trained("evaluate", "line.yaml", *moved)
+    assert outcome.code == 1
+    assert "the run's best checkpoint, checkpoint-2, but it is not in" in outcome.errors
+    outcome = trained("evaluate", "line.yaml", *moved, "--no_load_best_model_at_end")
+    assert json.loads(outcome.output)["checkpoint"] == str(Path("moved/checkpoint-6").resolve())
+
+
 def test_a_checkpoint_may_be_named_or_left_out(trained: Commands) -> None:
     """`--checkpoint` names one, `--no-checkpoint` takes the model as the recipe makes it."""
     named = json.loads(trained("evaluate", "line.yaml", "--checkpoint", "out/checkpoint-2").output)

@@ -1,0 +1,157 @@
+"""A run that goes on in another storage than the one that it was saved in."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.reading import read_manifest
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.errors import CheckpointError
+from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Collectives
+from tests.unit.checkpoints.small_contents import SmallContents
+from tests.unit.checkpoints.small_store import (
+    checkpoint_names,
+    make_store,
+    names,
+    save_all,
+    save_at,
+    tree,
+    weights_at,
+)
+
+
+@pytest.fixture
+def source() -> MemoryStorage:
+    """A run with its best checkpoint at step 2, left at step 4."""
+    storage = MemoryStorage()
+    store, state = make_store(storage), RunState(run="mine")
+    for step in (2, 4):
+        state.best_step = 2
+        save_at(store, state, step)
+    return storage
+
+
+def gone_on(storage: MemoryStorage, source: MemoryStorage) -> tuple[CheckpointStore, RunState]:
+    """The run, gone on from step 4 of its source and saved at step 6 in another storage; it is to end with its best."""
+    store = make_store(storage, load_best_at_end=True)
+    state = store.resume("checkpoint-4", source)
+    assert state is not None
+    save_at(store, state, 6)
+    return store, state
+
+
+def weights_of(store: CheckpointStore) -> bytes:
+    assert isinstance(store.contents, SmallContents)
+    return store.contents.weights
+
+
+def test_what_is_saved_goes_to_the_runs_own_storage(source: MemoryStorage) -> None:
+    """The source stays as it is, and what comes after is known to come from it."""
+    before, storage = tree(source), MemoryStorage()
+    gone_on(storage, source)
+    assert tree(source) == before
+    assert names(storage) == checkpoint_names(6)
+    assert read_manifest(storage, "checkpoint-6").ancestors == {read_manifest(source, "checkpoint-4").session: 4}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_best_weights_come_from_the_source(source: MemoryStorage, size: int) -> None:
+    """A best checkpoint that was left behind is read from where it is, whatever has its name where the run is now."""
+    storage = MemoryStorage()
+    save_all(storage, "another", [2])
+
+    def end(ranks: Collectives) -> bytes:
+        store = make_store(storage, load_best_at_end=True, collectives=ranks)
+        state = store.resume("checkpoint-4", source)
+        assert state is not None
+        store.load_best(state)
+        return weights_of(store)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert SimulatedWorld(size).run(end) == [weights_at("mine", 2)] * size
+
+
+def test_a_later_best_of_its_own_counts(source: MemoryStorage) -> None:
+    """What the run saves itself is looked for where it saves."""
+    storage = MemoryStorage()
+    store, state = gone_on(storage, source)
+    state.best_step = 8
+    save_at(store, state, 8)
+    save_at(store, state, 10)
+    store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 8)
+
+
+def test_a_damaged_best_in_the_source_is_an_error(source: MemoryStorage) -> None:
+    """It is verified as any other is."""
+    store, state = gone_on(MemoryStorage(), source)
+    source.damage("checkpoint-2/weights/all.bin", b"rot")
+    with pytest.raises(CheckpointError, match="checkpoint-2 in memory is damaged"):
+        store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 6)
+
+
+@pytest.mark.parametrize("other", ["nothing", "another run's", "a past of its own"])
+def test_a_best_checkpoint_that_is_nowhere_is_told_at_once(source: MemoryStorage, other: str) -> None:
+    """When the run goes on, and at its end, which is with its last weights: never with those of another past."""
+    storage = MemoryStorage()
+    gone_on(storage, source)
+    if other != "nothing":
+        save_all(storage, "another" if other == "another run's" else "mine", [2])
+    store = make_store(storage, load_best_at_end=True)
+    with pytest.warns(UserWarning, match=r"best checkpoint of the run, checkpoint-2, is not .* Unless you put"):
+        state = store.resume("checkpoint-6")
+    assert state is not None
+    with pytest.warns(UserWarning, match=r"ends with its last weights: .* checkpoint-2, is not in memory"):
+        store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 6)
+
+
+def test_a_best_checkpoint_that_was_put_there_is_the_runs(source: MemoryStorage) -> None:
+    """Who copies it to where the run is now, as the warning says, has a run that ends with it."""
+    storage = MemoryStorage()
+    gone_on(storage, source)
+    for path, data in tree(source, "checkpoint-2").items():
+        storage.write(path, [data])
+    store = make_store(storage, load_best_at_end=True)
+    state = store.resume("checkpoint-6")
+    assert state is not None
+    store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 2)
+
+
+def test_nobody_is_told_of_a_best_checkpoint_that_is_not_wanted(source: MemoryStorage) -> None:
+    """A run that ends with its last weights does not look for others."""
+    source.remove("checkpoint-2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_store(MemoryStorage()).resume("checkpoint-4", source) is not None
+
+
+def test_a_best_checkpoint_whose_manifest_rots_meanwhile_is_an_error() -> None:
+    """What the run saved itself is its own, though nobody can read any more whose it is."""
+    storage = MemoryStorage()
+    store, state = make_store(storage, load_best_at_end=True), RunState(run="mine", best_step=1)
+    save_at(store, state, 1)
+    save_at(store, state, 2)
+    storage.damage("checkpoint-1/manifest.json", b"rot")
+    with pytest.raises(CheckpointError, match="its manifest is damaged"):
+        store.load_best(state)
+
+
+def test_another_runs_checkpoint_that_took_the_place_of_the_best_is_not_loaded() -> None:
+    """Whatever the run itself saved under that name before."""
+    storage = MemoryStorage()
+    store, state = make_store(storage, load_best_at_end=True), RunState(run="mine", best_step=1)
+    save_at(store, state, 1)
+    save_at(store, state, 2)
+    save_all(storage, "another", [1])
+    with pytest.warns(UserWarning, match="ends with its last weights"):
+        store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 2)
