@@ -68,6 +68,11 @@ class RunCheckpoints:
         """Whether there is anything to tell; see `Checkpoints.news`."""
         return self._store.news
 
+    @property
+    def latest(self) -> str | None:
+        """The newest checkpoint that led to where the run stands; see `CheckpointStore.latest`."""
+        return self._store.latest
+
     def prepare(self) -> None:
         """Make room for snapshots, where any are to be taken."""
         if self._trainer.args.save_strategy != "no":
@@ -227,7 +232,7 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
     if trainer.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state
-    if resume_from == AUTO and finished_at(trainer.adapters.storage, trainer.args, state.run) is not None:
+    if resume_from == AUTO and finished_at(trainer.adapters.storage, trainer.args, store.latest) is not None:
         state.due = []
         run.control.should_training_stop = True
     restore_callbacks(trainer, state.callbacks, trainer.args.restore_callback_states_from_checkpoint)

@@ -1,17 +1,20 @@
 """Which run in a folder has come to its end, so that nobody trains it again by starting it once more.
 
-A checkpoint does not say so: a run may end after its last one (early stopping, or a best model that came before).
+A checkpoint does not say so: a run may end after its last one (early stopping, or a best model that came before). What
+is noted is therefore the checkpoint that it ended with: whoever goes on from any other has something left to do.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.domain.checkpoints.choosing import runs_in
-from hexloop.domain.errors import StorageError
+from hexloop.domain.checkpoints.choosing import from_newest, publish_staged, readable_manifests
+from hexloop.domain.checkpoints.reading import read_manifest, verify
+from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.ports.storage import Storage
 
 if TYPE_CHECKING:
@@ -22,14 +25,16 @@ FINISHED = "finished.json"
 
 def note_finished(trainer: Trainer) -> None:
     """Write down that the live run of `trainer` is finished, for as long as it is not to be longer."""
-    run, storage = trainer.session.run if trainer.session is not None else None, trainer.adapters.storage
-    if run is None or not trainer.is_world_process_zero():
+    session, storage = trainer.session, trainer.adapters.storage
+    if session is None or not trainer.is_world_process_zero():
         return
-    document = {"run": run.state.run, "step": run.state.step, **_length(trainer.args)}
+    state, last = session.run.state, session.checkpoints.latest
     try:
+        ended_with = None if last is None else read_manifest(storage, last).session
+        document = {"run": state.run, "step": state.step, "checkpoint": last, "session": ended_with}
         storage.remove(FINISHED)
-        storage.write(FINISHED, [f"{json.dumps(document, indent=2)}\n".encode()])
-    except StorageError as error:
+        storage.write(FINISHED, [f"{json.dumps({**document, **_length(trainer.args)}, indent=2)}\n".encode()])
+    except (CheckpointError, StorageError) as error:
         warnings.warn(
             f"It could not be written down that the run is finished ({error}); resume_from_checkpoint='auto' will go "
             "on from its last checkpoint.",
@@ -37,22 +42,42 @@ def note_finished(trainer: Trainer) -> None:
         )
 
 
-def finished_at(storage: Storage, args: TrainingArguments, run: str | None = None) -> int | None:
-    """The step at which `run` (None: the only one in the folder) came to the end that `args` give it.
+def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = None) -> int | None:
+    """The step at which a run came to the end that `args` give it, if it ended with the checkpoint `chosen`.
 
-    None where it did not, or where there are several.
+    chosen: None for the good one that the only run in the storage would go on from. None where the run did not end
+    with it, or where there are several runs.
     """
     if FINISHED not in {entry.name for entry in storage.list("")}:
         return None
     try:
         document = json.loads(b"".join(storage.read(FINISHED)))
         same = all(document[name] == value for name, value in _length(args).items())
-        name, step = document["run"], int(document["step"])
+        ended_with = document["run"], document["checkpoint"], document["session"]
+        step = int(document["step"])
     except (ValueError, KeyError, TypeError):
         return None  # torn by a crash, or not hexloop's
-    if run is None and list(runs_in(storage)) != [name]:
+    name = chosen or _next(storage)
+    if not same or name is None:
         return None
-    return step if same and run in (None, name) else None
+    try:
+        manifest = read_manifest(storage, name)
+        if (manifest.run, name, manifest.session) != ended_with:
+            return None
+        if chosen is None:
+            verify(storage, name)
+    except CheckpointError:
+        return None
+    return step
+
+
+def _next(storage: Storage) -> str | None:
+    """The checkpoint that the only run in the storage would go on from, if it is good; None where there are several."""
+    with suppress(StorageError):
+        publish_staged(storage)
+    manifests = readable_manifests(storage)
+    alone = len({manifest.run for manifest in manifests.values()}) == 1
+    return next(from_newest(manifests)) if alone else None
 
 
 def _length(args: TrainingArguments) -> dict[str, float]:

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 
 from hexloop.app.storages import as_location, split_location, storage_for
 from hexloop.app.training.checkpoints import AUTO
-from hexloop.domain.checkpoints.choosing import from_newest, publish_staged
-from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.names import checkpoint_name
-from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
-from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.checkpoints.choosing import from_newest, publish_staged, readable_manifests
+from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage
 
 if TYPE_CHECKING:
@@ -27,15 +24,7 @@ def likely_checkpoint(trainer: Trainer, resume_from: str | bool) -> tuple[Storag
     if resume_from in (True, AUTO):
         with suppress(StorageError):
             publish_staged(own)
-        return own, next(from_newest(_manifests(own)), None)
+        return own, next(from_newest(readable_manifests(own)), None)
     parent, name = split_location(str(resume_from))
     here = parent == as_location(own.capabilities.local_folder or own.capabilities.location)
     return (own if here or own.capabilities.local_folder is None else storage_for(parent)), name
-
-
-def _manifests(storage: Storage) -> dict[str, Manifest]:
-    found = {}
-    for name in map(checkpoint_name, checkpoint_steps(storage)):
-        with suppress(CheckpointError):
-            found[name] = read_manifest(storage, name)
-    return found

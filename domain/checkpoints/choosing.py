@@ -76,12 +76,20 @@ def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
         raise type(error)(f"{error} You asked for {name}; {advice}.") from error
 
 
+def readable_manifests(storage: Storage) -> dict[str, Manifest]:
+    """The checkpoints that have a readable manifest, by name from the highest step down; nothing is verified."""
+    found: dict[str, Manifest] = {}
+    for name in map(checkpoint_name, checkpoint_steps(storage)):
+        with suppress(CheckpointError):
+            found[name] = read_manifest(storage, name)
+    return found
+
+
 def runs_in(storage: Storage) -> dict[str, str]:
     """The runs that have a checkpoint with a readable manifest, each with the name of the one at its highest step."""
     found: dict[str, str] = {}
-    for step in checkpoint_steps(storage):
-        with suppress(CheckpointError):
-            found.setdefault(read_manifest(storage, checkpoint_name(step)).run, checkpoint_name(step))
+    for name, manifest in readable_manifests(storage).items():
+        found.setdefault(manifest.run, name)
     return found
 
 
@@ -103,11 +111,7 @@ def publish_staged(storage: Storage) -> None:
 
 def last_run(storage: Storage) -> str | None:
     """The run that went on last of those that have a checkpoint with a readable manifest."""
-    found: list[tuple[str, str]] = []
-    for step in checkpoint_steps(storage):
-        with suppress(CheckpointError):
-            manifest = read_manifest(storage, checkpoint_name(step))
-            found.append((manifest.session, manifest.run))
+    found = [(manifest.session, manifest.run) for manifest in readable_manifests(storage).values()]
     return max(found)[1] if found else None
 
 

@@ -141,7 +141,8 @@ class CheckpointStore:
             yield from self._fail(state.step, error)
             return
         if saving is None:
-            yield CheckpointPublished(state.step, checkpoint_name(state.step))
+            self.latest = checkpoint_name(state.step)
+            yield CheckpointPublished(state.step, self.latest)
             return
         self.note("began", checkpoint=saving.name)
         if self.behind:

@@ -11,6 +11,7 @@ from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from tests.unit.checkpoints.small_contents import SmallContents
@@ -124,6 +125,19 @@ def test_a_best_checkpoint_that_was_put_there_is_the_runs(source: MemoryStorage)
     assert state is not None
     store.load_best(state)
     assert weights_of(store) == weights_at("mine", 2)
+
+
+def test_a_step_whose_checkpoint_is_there_already_is_not_saved_again(source: MemoryStorage) -> None:
+    """In a copy of the source the run has its past, and knows that it stands at the newest of it."""
+    copy = MemoryStorage()
+    for path, data in tree(source).items():
+        copy.write(path, [data])
+    store = make_store(copy)
+    state = store.resume("checkpoint-4", source)
+    assert state is not None
+    assert save_at(store, state, 4) == [CheckpointPublished(4, "checkpoint-4")]
+    assert store.latest == "checkpoint-4"
+    assert tree(copy) == tree(source)
 
 
 def test_nobody_is_told_of_a_best_checkpoint_that_is_not_wanted(source: MemoryStorage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,19 @@ def test_the_same_line_finds_a_finished_run(commands: Commands, recipe: str) -> 
     longer = commands("train", recipe, "--resume", "auto", "--max_steps", "12")
     assert longer.code == 0
     assert "Done after 12 of 12 steps." in longer.output
+
+
+def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_on(commands: Commands, recipe: str) -> None:
+    """The line finds none that is finished, be the checkpoint that it ended with damaged or gone."""
+    assert commands("train", recipe, "--resume", "auto").code == 0
+    weights = Path("out", "checkpoint-9", "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="set aside"):
+        damaged = commands("train", recipe, "--resume", "auto")
+    assert "Done after 9 of 9 steps." in damaged.output
+    shutil.rmtree(Path("out", "checkpoint-9"))
+    assert "Done after 9 of 9 steps." in commands("train", recipe, "--resume", "auto").output
+    assert "this run is finished" in commands("train", recipe, "--resume", "auto").output
 
 
 def test_another_runs_checkpoints_are_not_gone_on_from_unasked(commands: Commands, recipe: str) -> None:

@@ -1,0 +1,82 @@
+"""Which run counts as finished for whoever starts it once more with resume_from_checkpoint="auto"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexloop import TrainerCallback
+from hexloop.domain.events import StepEnded
+from tests.end_to_end.small.models import rows
+from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+
+STEPS = 8
+
+
+def trainer_in(folder: Path, *callbacks: TrainerCallback, **given: Any) -> Any:
+    parts = {"train_dataset": rows(32), "callbacks": list(callbacks)}
+    return small_trainer(
+        folder, parts=parts, **{"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, **given}
+    )
+
+
+class DiesAfter(TrainerCallback):
+    """Ends its run as a crash would, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise RuntimeError("the machine is gone")
+
+
+def steps_of_another_start(folder: Path) -> list[int]:
+    events = trainer_in(folder).stream(resume_from_checkpoint="auto")
+    return [event.step for event in events if type(event) is StepEnded]
+
+
+def test_a_finished_run_trains_nothing_once_more(tmp_path: Path) -> None:
+    """Neither one that did all its steps, nor one that was gone on with from an earlier checkpoint to its end."""
+    trainer_in(tmp_path).train()
+    assert steps_of_another_start(tmp_path) == []
+    trainer_in(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert steps_of_another_start(tmp_path) == []
+
+
+def test_a_run_that_ended_early_trains_nothing_once_more(tmp_path: Path) -> None:
+    """Though its last checkpoint says that steps are left."""
+
+    class Ends(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == 5
+
+    trainer_in(tmp_path, Ends()).train()
+    assert steps_of_another_start(tmp_path) == []
+
+
+def test_a_finished_run_that_is_gone_on_with_is_none_until_it_ends_again(tmp_path: Path) -> None:
+    """Taken up at an earlier checkpoint and killed, it goes on from where it was killed, to its end."""
+    whole = trainer_in(tmp_path)
+    whole.train()
+    with pytest.raises(RuntimeError, match="gone"):
+        trainer_in(tmp_path, DiesAfter(5)).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    again = trainer_in(tmp_path)
+    again.train(resume_from_checkpoint="auto")
+    assert again.state.global_step == STEPS
+    assert same_weights(weights(again), weights(whole))
+
+
+def test_a_finished_run_whose_last_checkpoint_rots_is_trained_to_its_end_again(tmp_path: Path) -> None:
+    """What is left of it is no finished run."""
+    whole = trainer_in(tmp_path)
+    whole.train()
+    damaged = tmp_path / f"checkpoint-{STEPS}" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    again = trainer_in(tmp_path)
+    with pytest.warns(UserWarning, match="set aside"):
+        again.train(resume_from_checkpoint="auto")
+    assert again.state.global_step == STEPS
+    assert same_weights(weights(again), weights(whole))
