@@ -154,11 +154,12 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
     return CheckpointStore(
         storage,
         CheckpointContents(
-            {"model": kept["model"]} if args.save_only_model else kept,
+            kept,
             lambda: companion_files(trainer),
             snapshots=snapshots_for(trainer),
             setup=RunSetup(trainer, run),
             ranks=rank_files(trainer),
+            written={"model"} if args.save_only_model else None,
         ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(trainer),

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError
@@ -72,6 +73,23 @@ def test_each_keeper_has_its_files(tmp_path: Path) -> None:
         "schema_version": 1,
         "groups": [{"lr": 1e-3}],
     }
+
+
+def test_what_is_not_written_comes_back_where_a_checkpoint_holds_it(tmp_path: Path) -> None:
+    """Who writes the model alone goes on from a whole checkpoint as everybody does, and from one of its own."""
+    written(CheckpointContents(all_kept()), tmp_path / "whole")
+    kept = {name: blank(keeper) for name, keeper in all_kept().items()}
+    alone = CheckpointContents(kept, written={"model"})
+    read_back(alone, tmp_path / "whole")
+    for name, keeper in all_kept().items():
+        assert kept[name].loads == 1
+        assert_equal(kept[name].arrays, keeper.arrays)
+    taken = CheckpointContents(kept, written={"model"}, snapshots=InMemorySnapshots())
+    taken.prepare()()
+    files = [file.path for file in taken.snapshot(RunState())()]
+    assert written(alone, tmp_path / "alone") == files == ["model.safetensors", "run_state.json"]
+    read_back(alone, tmp_path / "alone")
+    assert {name: keeper.loads for name, keeper in kept.items()} == {**dict.fromkeys(kept, 1), "model": 2}
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from hexloop import EarlyStoppingCallback, Trainer
 from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import Net, Noisy, Stream, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
@@ -216,6 +217,32 @@ def test_the_best_weights_are_found_where_a_run_came_from(tmp_path: Path) -> Non
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
 
     assert_same_end(resumed, whole)
+
+
+@pytest.mark.parametrize("name", ["dropout, augmentation, accumulation with a partial window", "loss scaling"])
+def test_what_a_checkpoint_holds_comes_back_though_the_model_alone_is_saved_from_there_on(
+    tmp_path: Path, name: str
+) -> None:
+    """Optimizer, random streams and the data's place are the checkpoint's; the next one has the weights alone."""
+    given, make = CASES[name]
+    whole = trainer_of(tmp_path / "whole", (given, make))
+    whole.train()
+    resumed = trainer_of(tmp_path / "other", ({**given, "save_only_model": True}, make))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+
+    assert_same_end(resumed, whole)
+    assert not (tmp_path / "other" / f"checkpoint-{STEPS}" / "optimizer.json").exists()
+
+
+def test_a_checkpoint_of_the_model_alone_is_gone_on_from_by_who_saves_no_more(tmp_path: Path) -> None:
+    """Weights and step are its own, the optimizer begins anew; who saves more is told that it lacks the optimizer's."""
+    case: Case = ({"max_steps": 4, "save_only_model": True}, parts)
+    trainer_of(tmp_path, case).train()
+    resumed = trainer_of(tmp_path, ({"max_steps": 6, "save_only_model": True}, parts))
+    steps = [event.step for event in resumed.stream(resume_from_checkpoint=True) if type(event) is StepEnded]
+    assert steps == [5, 6]
+    with pytest.raises(CheckpointError, match="The checkpoint's optimizer does not fit"):
+        trainer_of(tmp_path, ({"max_steps": 8}, parts)).train(resume_from_checkpoint=True)
 
 
 def test_a_checkpoint_that_was_asked_for_resumes_exactly(tmp_path: Path) -> None:

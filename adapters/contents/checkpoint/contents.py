@@ -43,6 +43,8 @@ class CheckpointContents:
     setup: what the run is compared with a checkpoint by; its document becomes `run_setup.json`.
     ranks: the process among those of the run, and what each of them keeps for itself. The first writes the rest.
     migrations: how documents of earlier schema versions are read.
+    written: the names of those that are saved, where not all are. The others go on from a checkpoint that holds them
+    all the same, and begin anew from one that does not.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class CheckpointContents:
         setup: Setup | None = None,
         ranks: RankFiles = ONE_RANK,
         migrations: Migrations = MIGRATIONS,
+        written: Collection[str] | None = None,
     ) -> None:
         self._exportables = exportables
         self._extra_files = extra_files
@@ -62,6 +65,7 @@ class CheckpointContents:
         self._setup = setup or AnySetup()
         self._ranks = ranks
         self._migrations = migrations
+        self._written = exportables.keys() if written is None else frozenset(written)
 
     def files(self, state: RunState) -> Iterator[File]:
         """Every file; see `Contents.files`.
@@ -122,7 +126,7 @@ class CheckpointContents:
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         if MODEL not in self._ranks.dealt:  # elsewhere looking takes as long as saving, and the setup has looked
             self._refuse_other_shapes(found[MODEL])
-        left_new = self._setup.left_new(setup)
+        left_new = {*self._setup.left_new(setup), *self._not_saved(found)}
         for name in sorted(found.keys() - left_new, key=self._order):
             if found[name] or not self._ranks.is_own(name):
                 self._load(name, found[name])
@@ -146,16 +150,25 @@ class CheckpointContents:
         own = {RUN_STATE, RUN_SETUP, *kept}
         return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
 
+    def _not_saved(self, found: Mapping[str, list[Part]]) -> Collection[str]:
+        """Those that this run does not save, where the checkpoint that it goes on from was saved that way, too."""
+        further = self._exportables.keys() - self._written
+        return () if any(found[name] for name in further) else further
+
     def _dealt(self) -> dict[str, list[Part]]:
         """What falls to this process, in host memory, of what is dealt out. Collective."""
-        return {name: list(each.export()) for name, each in self._exportables.items() if name in self._ranks.dealt}
+        return {
+            name: list(each.export())
+            for name, each in self._exportables.items()
+            if name in self._ranks.dealt and name in self._written
+        }
 
     def _kept(self) -> dict[str, Exportable]:
         """Whoever keeps something of which this process writes all."""
         return {
             name: each
             for name, each in self._exportables.items()
-            if name not in self._ranks.dealt and self._ranks.writes(name)
+            if name not in self._ranks.dealt and name in self._written and self._ranks.writes(name)
         }
 
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
