@@ -53,6 +53,19 @@ def test_two_processes_train_as_one_does(tmp_path: Path, version: int) -> None:
     same(one, run(alone(training).of(1, resume=str(saved)), fresh(tmp_path / "4")))
 
 
+def evaluate_and_train_again(trainer: Any) -> None:
+    """An evaluation, of whose weights nothing may stay behind, and a second run."""
+    trainer.evaluate()
+    trainer.train()
+
+
+@pytest.mark.parametrize("version", [2])
+def test_a_trainer_that_has_evaluated_trains_again(tmp_path: Path, version: int) -> None:
+    """What the second run logs and learns is what one process does, where gathered weights are kept after a forward."""
+    training = fsdp(version, "shard_grad_op", num_train_epochs=1).of(2, afterwards=evaluate_and_train_again)
+    same(run(alone(training), fresh(tmp_path / "1")), run(training, fresh(tmp_path / "2")))
+
+
 STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "full_shard": ("full_shard auto_wrap", {}),
     "shard_grad_op": ("shard_grad_op", {}),

@@ -63,6 +63,7 @@ class Fsdp2:
         """Shard the module in place; every process begins with the weights of the first."""
         if not isinstance(model, FSDPModule):
             self._shard(model)
+        _free(model)
         self._sharded[:] = [model]
         return model, make_optimizer(model)
 
@@ -119,6 +120,13 @@ class Fsdp2:
         return RowLayout(dist.get_rank(), self.world_size)
 
 
+def _free(model: nn.Module) -> None:
+    """Let go of gathered weights: those of a forward pass without a backward pass stay in the parameters' place."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 @frozen
 class RowLayout:
     """Answers `hexloop.ports.parallelism.Layout` for DTensors that are split by rows."""
@@ -134,6 +142,7 @@ class RowLayout:
 
     def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
         """As the model names them."""
+        _free(model)
         return dict(model.named_parameters())
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ class Training:
     faults: what goes wrong with the storage of rank 1 alone. folder_of_rank_1: where it saves, as on another machine.
     path_of_rank_1: where it looks first for libraries.
     engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
+    afterwards: what each process does with its trainer when it has trained, by a function of a module.
     """
 
     processes: int = 1
@@ -102,6 +103,7 @@ class Training:
     resume: str | None = None
     engine: str = "DistributedDataParallel"
     callbacks: tuple[type[Any], ...] = ()
+    afterwards: Callable[[Any], None] | None = None
     arguments: Mapping[str, Any] = field(factory=dict)
     of_rank_1: Mapping[str, Any] = field(factory=dict)
     faults: tuple[Fault, ...] = ()
@@ -230,6 +232,8 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
     assert arguments.world_size == training.processes
     expected = "Reader" if training.processes == 1 else training.engine
     assert type(trainer.model_wrapped).__name__ == expected, type(trainer.model_wrapped)
+    if training.afterwards is not None:
+        training.afterwards(trainer)
     trainer.save_model(f"{folder}/weights")
     return {"history": trainer.state.log_history, "read": data.read}
 
