@@ -53,6 +53,24 @@ def test_two_processes_train_as_one_does(tmp_path: Path, version: int) -> None:
     same(one, run(alone(training).of(1, resume=str(saved)), fresh(tmp_path / "4")))
 
 
+def evaluate(trainer: Any) -> None:
+    """An evaluation outside of a run."""
+    trainer.evaluate()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_evaluation_computes_with_the_weights_that_were_loaded_last(tmp_path: Path, version: int) -> None:
+    """Those of the best checkpoint, though the evaluation before they were loaded had gathered others."""
+    training = fsdp(
+        version, "shard_grad_op", num_train_epochs=2, save_strategy="epoch", load_best_model_at_end=True,
+        metric_for_best_model="eval_loss", greater_is_better=True,
+    ).of(2, afterwards=evaluate)  # fmt: skip
+    trained = run(training, fresh(tmp_path / "run"))
+    first, last, afterwards = (entry["eval_loss"] for entry in trained.logged if "eval_loss" in entry)
+    assert last < first
+    assert afterwards == first
+
+
 def evaluate_and_train_again(trainer: Any) -> None:
     """An evaluation, of whose weights nothing may stay behind, and a second run."""
     trainer.evaluate()

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     MixedPrecision,
     ShardingStrategy,
 )
+from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from hexloop.adapters.parallelism.torch.first_weights import give_memory, same_as_first
@@ -85,7 +86,8 @@ class Fsdp1:
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             self._wrapped = self._wrap(model)
             self._layout = FlatLayout(dist.get_rank(), self.world_size, places, names, self._shards)
-            self._layout.look(shapes, self._wrapped.process_group)
+            self._layout.look(shapes, self._wrapped)
+        self.layout.free()
         return self._wrapped, make_optimizer(self._wrapped)
 
     @property
@@ -172,15 +174,17 @@ class FlatLayout:
     names: Iterable[str]
     shards: int
     _group: Any = field(default=None, init=False)
+    _units: list[Any] = field(factory=list, init=False)
     _spreads: dict[int, Spread] = field(factory=dict, init=False)
 
     uneven = True
 
-    def look(self, shapes: Mapping[str, tuple[int, ...]], group: Any) -> None:
-        """Find out how the parameters, whose whole shapes are given, lie over the processes of a group. Collective."""
-        self._group = group
+    def look(self, shapes: Mapping[str, tuple[int, ...]], wrapped: FullyShardedDataParallel) -> None:
+        """Find out how the parameters, whose whole shapes are given, lie over the processes. Collective."""
+        self._group = group = wrapped.process_group
         if self.shards == 1:
             return
+        self._units = [unit for unit in FullyShardedDataParallel.fsdp_modules(wrapped) if unit._handle is not None]
         lengths = torch.tensor([parameter.numel() for parameter in self.parameters().values()])
         lengths = lengths.to(next(iter(self.parameters().values())).device)
         of_all = [torch.empty_like(lengths) for _ in range(self.shards)]
@@ -192,8 +196,18 @@ class FlatLayout:
             copies = [(0, 0)] * (self.world_size - self.shards)
             self._spreads[id(parameter)] = Spread(shapes[name], (*runs, *copies), runs[place])
 
+    def free(self) -> None:
+        """Let go of gathered rows. Those of a forward pass without a backward pass stay, and torch would compute with
+        them though the pieces have changed since; it has no public function for it.
+        """
+        for unit in self._units:
+            begun = unit._is_root is not None  # before the first forward pass there is no row
+            if begun and not unit._handle.needs_unshard():
+                _reshard(unit, unit._handle, True)
+
     def state(self, model: nn.Module | None = None) -> Mapping[str, Any]:
         """By the names of the state dict before the module was wrapped."""
+        self.free()
         return {name: getattr(module, leaf) for name, (module, leaf) in self.places.items()}
 
     def parameters(self, model: nn.Module | None = None) -> Mapping[str, Tensor]:
