@@ -8,6 +8,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
+from hexloop.adapters.trainable.torch.layouts import shape_of
+from hexloop.app.training.sharded import layout_of
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.collectives import Json
 
@@ -50,8 +52,11 @@ def refuse_unlike(trainer: Trainer) -> None:
 def _described(trainer: Trainer) -> dict[str, Any]:
     """What has to be the same, as plain values."""
     arguments = {name: value for name, value in trainer.args.to_dict().items() if name not in MAY_DIFFER}
-    model = trainer.adapters.parallelism.unwrap(trainer.model)
-    shapes = [[name, *tensor.shape, str(tensor.dtype)] for name, tensor in model.named_parameters()]
+    model, layout = trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer)
+    shapes = [
+        [name, *shape_of(tensor, tensor, layout), str(tensor.dtype)]
+        for name, tensor in layout.parameters(model).items()
+    ]
     described = {
         **{
             name: value if isinstance(value, bool | int | float | str) else str(value)

@@ -77,7 +77,7 @@ def evaluate_and_train_again(trainer: Any) -> None:
     trainer.train()
 
 
-@pytest.mark.parametrize("version", [2])
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_trainer_that_has_evaluated_trains_again(tmp_path: Path, version: int) -> None:
     """What the second run logs and learns is what one process does, where gathered weights are kept after a forward."""
     training = fsdp(version, "shard_grad_op", num_train_epochs=1).of(2, afterwards=evaluate_and_train_again)
