@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.launched import Launched, launched
 from hexloop.domain.errors import CollectiveError, ConfigurationError
 from hexloop.ports.collectives import Collectives
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 _JOINED: list[TorchCollectives] = []
 """The processes that this one has met. torch.distributed has one world a process, so there is one here."""
+
+
+OF_DEVICES = frozenset({"nccl", "xccl", "hccl", "cncl", "mccl"})
+"""What carries the tensors of one kind of device alone. Others carry the host's as well."""
 
 
 def join(args: DerivedValues) -> Collectives:
@@ -38,8 +43,14 @@ def join(args: DerivedValues) -> Collectives:
 
 
 def backend_for(args: DerivedValues) -> str:
-    """How the processes' tensors travel: as the arguments say, else as fits the device."""
-    return args.ddp_backend or {"cuda": "nccl", "xpu": "xccl"}.get(args.device.type, "gloo")
+    """How the processes' tensors travel: as the arguments say, else as fits the device.
+
+    Where that carries no tensors of the host, FSDP has gloo beside it: of what is kept there norms are added up.
+    """
+    kind = args.device.type
+    chosen = args.ddp_backend or {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
+    fsdp = bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP")
+    return f"cpu:gloo,{kind}:{chosen}" if fsdp and kind != "cpu" and chosen in OF_DEVICES else chosen
 
 
 def _meet(args: DerivedValues, process: Launched) -> None:
@@ -58,7 +69,10 @@ def _meet(args: DerivedValues, process: Launched) -> None:
     backend = backend_for(args)
     if not dist.is_backend_available(backend):
         raise ConfigurationError(
-            [f"You chose ddp_backend={backend!r}, but this torch is built without it; choose gloo, or leave it out."]
+            [
+                f"You chose ddp_backend={args.ddp_backend or backend!r}, but this torch is built without it; choose "
+                "gloo, or leave it out."
+            ]
         )
     if args.device.type == "cuda":
         torch.cuda.set_device(args.device)
