@@ -11,6 +11,7 @@ from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.environment import is_on
+from hexloop.app.arguments.launched import launched
 from hexloop.app.arguments.problems import shown
 from hexloop.app.fsdp.keys import STRATEGIES, read_keys
 from hexloop.domain.errors import ConfigurationError
@@ -80,15 +81,15 @@ def read_fsdp(args: TrainingArguments) -> FsdpSettings:
     These count where `fsdp` does not turn FSDP on. Raises ConfigurationError with all problems.
     """
     problems: list[str] = []
-    launched = {} if args.fsdp else _launched(problems)
+    told = {} if args.fsdp else _launched(problems)
     given = args.fsdp_config if isinstance(args.fsdp_config, Mapping) else {}
     config = read_keys(given, lambda name: f"fsdp_config[{name!r}]", problems)
-    generation = config.get("version", launched.get("version", 2))
-    if generation == 2 and launched.get("sharding_strategy") == "full_shard" and "reshard_after_forward" in launched:
-        del launched["sharding_strategy"]  # accelerate's launcher sets both, whatever it was told
-    for base in (launched, config):
+    generation = config.get("version", told.get("version", 2))
+    if generation == 2 and told.get("sharding_strategy") == "full_shard" and "reshard_after_forward" in told:
+        del told["sharding_strategy"]  # accelerate's launcher sets both, whatever it was told
+    for base in (told, config):
         _settle_strategy(base, generation, problems)
-    found = {**launched, **_words(args.fsdp or "", config, problems), **config, "version": generation}
+    found = {**told, **_words(args.fsdp or "", config, problems), **config, "version": generation}
     settings = _settings(args, found, problems)
     if problems:
         raise ConfigurationError(problems)
@@ -200,7 +201,8 @@ def _mesh(args: TrainingArguments, found: Mapping[str, Any], problems: list[str]
             )
         return None
     if given is None:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        process = launched()
+        local = (process.local_world_size if process.world_size == size else 0) or size  # 0: the launcher does not say
         given = (size // local, local) if size % local == 0 else (1, size)
     if given[0] * given[1] != size:
         problems.append(

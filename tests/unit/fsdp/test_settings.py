@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hexloop import TrainingArguments
+from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.fsdp import FsdpSettings, read_fsdp
 from hexloop.domain.errors import ConfigurationError
 
@@ -160,6 +161,35 @@ def test_contradictions_within_the_configuration_are_refused(tmp_path: Path) -> 
     assert "one copy" in said
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"auto_wrap_policy": "SIZE_BASED_WRAP"})
     assert "set min_num_params too" in said
+
+
+BY_MACHINE: dict[str, dict[str, str]] = {
+    "torchrun": {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"},
+    "srun": {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1",
+             "SLURM_STEP_TASKS_PER_NODE": "8(x2)"},
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                 "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
+    "MPICH": {"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "8"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", BY_MACHINE)
+def test_the_processes_of_a_machine_share_a_copy_under_any_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    """Two machines with eight processes each have two copies; one copy where nobody says how many a machine has."""
+    for name, value in BY_MACHINE[launcher].items():
+        monkeypatch.setenv(name, value)
+    assert read(tmp_path, fsdp="hybrid_shard").mesh == (2, 8)
+    monkeypatch.delenv(list(BY_MACHINE[launcher])[-1])
+    assert read(tmp_path, fsdp="hybrid_shard").mesh == (1, 16)
+
+
+def test_processes_that_no_launcher_counted_share_one_copy(tmp_path: Path) -> None:
+    """Where the arguments were told of others, nothing is known about machines."""
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], fsdp="hybrid_shard")
+    arguments.surroundings = Surroundings(world_size=4)
+    assert read_fsdp(arguments).mesh == (1, 4)
 
 
 def test_what_has_no_effect_is_warned_of(tmp_path: Path) -> None:
