@@ -1,4 +1,4 @@
-"""How many items a loss is the mean of: label tokens where there are labels, rows otherwise."""
+"""How many items a loss is the mean of (label tokens where there are labels, rows otherwise), and what it adds then."""
 
 from __future__ import annotations
 
@@ -31,23 +31,44 @@ def row_count(batch: Any) -> int:
 
 def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Tensor | int:
     """The number of labels in `batch` other than -100, as a scalar on the device; its rows where it has no labels;
-    0 where it is padding.
+    0 where it is padding. 1 where it has no rows either, so that batches of which nobody knows more weigh the same.
 
     `shifted` says that the loss compares each position with the label after it, so that the first label of a row is
     never compared with anything; labels that come under `shift_labels` are shifted already.
     """
     if not isinstance(batch, Mapping):
-        return row_count(batch)
+        return row_count(batch) or 1
     if isinstance(batch, Padding):
         return 0
     if isinstance(batch.get("shift_labels"), Tensor):
         return _valid(batch["shift_labels"])
     found = [batch[name] for name in label_names if isinstance(batch.get(name), Tensor)]
     if not found:
-        return row_count(batch)
+        return row_count(batch) or 1
     if shifted and found[0].ndim > 1:
         return _valid(found[0][..., 1:])
     return _valid(found[0])
+
+
+def at_least_one(items: Any) -> Any:
+    """A count to divide by: 1 where nothing counts, without waiting for the device."""
+    return items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1)
+
+
+def share(loss: Tensor, items: Tensor | int, total: Any) -> Tensor:
+    """A mean over `items` of `total` as a part of the mean over all; 0 where it is one over nothing, which is nan."""
+    if isinstance(items, int) and not items:
+        return nothing(loss)
+    if isinstance(items, Tensor):
+        loss = torch.where(items.to(loss.device) > 0, loss, 0.0)
+        total = at_least_one(total)
+    weighed: Tensor = loss * (items / total)
+    return weighed
+
+
+def nothing(loss: Tensor) -> Tensor:
+    """0 instead of the loss, whatever that is, with its graph."""
+    return loss.nan_to_num(0.0, 0.0, 0.0) * 0.0
 
 
 def _valid(labels: Tensor) -> Tensor:

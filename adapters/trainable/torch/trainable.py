@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.gradients import Gradients
-from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.adapters.trainable.torch.items import at_least_one, item_count, nothing, share
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.loss import ComputeLoss
 from hexloop.adapters.trainable.torch.world import ALONE, PendingCount, World, settled
@@ -60,7 +60,7 @@ class TorchTrainable:
         """
         if self._normalises or (self._exact and (len(window) > 1 or self._world.size > 1)):
             total = self._world.total(sum(self._items(batch) for batch in window))
-            return settled(total) if self._normalises else total
+            return at_least_one(settled(total)) if self._normalises else total
         batches = len(window) * self._world.size
         return None if batches == 1 else batches
 
@@ -73,8 +73,8 @@ class TorchTrainable:
             loss = self._compute_loss(self.model, batch)
             items = settled(window_items)
             if items is not None:
-                loss = loss * (self._items(batch) / items) if self._exact else loss / items
-        return loss * 0.0 if isinstance(batch, Padding) else loss
+                loss = share(loss, self._items(batch), items) if self._exact else loss / items
+        return nothing(loss) if isinstance(batch, Padding) else loss
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Write one rate into each parameter group."""
