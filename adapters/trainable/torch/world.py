@@ -50,7 +50,10 @@ def exact_world(size: int, device: torch.device | str) -> World:
     """The processes of torch.distributed's default group, whose counts are added up on their device."""
 
     def total(items: Count) -> PendingCount:
-        count = items.clone() if isinstance(items, Tensor) else torch.tensor(items, device=device)
+        if isinstance(items, Tensor):
+            count = items.clone()
+        else:  # filled in, as a copy from the host's memory would make the host wait for the device
+            count = torch.full((), items, dtype=torch.int64, device=device)
         return PendingCount(dist.all_reduce(count, async_op=True), count)
 
     return World(size, total)
