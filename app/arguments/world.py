@@ -92,15 +92,19 @@ def _meet(args: DerivedValues, process: Launched) -> None:
             "processes were started, whether that address can be reached from here, and whether nobody else has the "
             "port."
         ) from error
-    atexit.register(_part)
+    atexit.register(part, _JOINED, backend)
 
 
-def _part() -> None:
-    """Leave together and in order: gloo's threads may abort a process whose partners go at another time."""
+def part(joined: list[TorchCollectives], backend: str) -> None:
+    """Leave together and in order: gloo's threads may abort a process whose partners go at another time.
+
+    backend: of the default group. NCCL's waits for the work in flight before it goes, and without the others that never
+    ends; left alone, it gives that work up when the process ends.
+    """
     import torch.distributed as dist
 
-    for collectives in _JOINED:
-        collectives.leave()
-    _JOINED.clear()
-    with suppress(Exception):  # whoever left before has closed the connection
-        dist.destroy_process_group()
+    ends = [collectives.leave() for collectives in joined]
+    joined.clear()
+    if (ends and all(ends)) or backend != "nccl":
+        with suppress(Exception):  # whoever left before has closed the connection
+            dist.destroy_process_group()

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+import torch.distributed as dist
 
 from hexloop.adapters.collectives.torch import TorchCollectives
+from hexloop.app.arguments.world import part
 from hexloop.app.contracts.collectives import CollectivesContract
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Collectives, Reduction
@@ -110,3 +112,18 @@ def test_the_cause_of_a_failure_reaches_those_who_wait(failing: int) -> None:
     errors = told(3, fail, timeout=10)
     assert errors.keys() == {0, 1, 2} - {failing}
     assert all(f"rank {failing} failed: ValueError: no such label" in error for error in errors.values())
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_nobody_waits_at_the_end_for_work_that_the_others_never_join(backend: str, fails: bool) -> None:
+    """NCCL's group, which waits for the work in flight when it is destroyed, stays where a rank has failed."""
+
+    def end(ranks: TorchCollectives) -> bool:
+        if fails and ranks.rank == 1:
+            ranks.tell_failure("ValueError: no such label")
+        part([ranks], backend)
+        return dist.is_initialized()
+
+    stays = fails and backend == "nccl"
+    assert in_processes(2, lambda _rank: end(TorchCollectives(TIMEOUT))) == [stays, stays]

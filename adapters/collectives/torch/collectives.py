@@ -94,17 +94,19 @@ class TorchCollectives:
         self._failed = True
         self._witnesses.tell(cause)
 
-    def leave(self) -> None:
-        """Wait, for a few seconds at most, until all are here, and let go of the group. Never fails.
+    def leave(self) -> bool:
+        """Wait, for a few seconds at most, until all are here, and let go of the group; gives whether all were here.
 
-        A rank that has failed leaves at once: the others wait for it in vain somewhere else.
+        Never fails. A rank that has failed leaves at once: the others wait for it in vain somewhere else.
         """
+        together = False
         with suppress(Exception):
             if not self._failed:
                 ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
-                ending.wait(timedelta(seconds=LEAVING))
+                together = ending.wait(timedelta(seconds=LEAVING))
                 self._witnesses.dismiss()
         self._group = None
+        return together
 
     def explain(self, error: BaseException) -> BaseException:
         """The errors of torch's engines whose processes lost another, told; see `Collectives.explain`."""
