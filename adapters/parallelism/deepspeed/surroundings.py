@@ -17,7 +17,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 def begin(device: torch.device, local_rank: int) -> None:
     """See to it that DeepSpeed finds the kind of device, the number of this process, and a group of processes."""
-    os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    os.environ.setdefault("LOCAL_RANK", number_for(device, local_rank, os.environ))
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not dist.is_initialized():  # a run of one process needs no launcher, and no port
@@ -30,6 +30,13 @@ def begin(device: torch.device, local_rank: int) -> None:
     # by a process that dies meanwhile, as the others then wait for its lock.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+
+
+def number_for(device: torch.device, local_rank: int, environment: Mapping[str, str]) -> str:
+    """What DeepSpeed is to take for the number of this process on its machine, by which it chooses the device."""
+    if device.type == "cpu" or device.index is None or "OMPI_COMM_WORLD_LOCAL_RANK" in environment:
+        return str(local_rank)  # Open MPI's variable and this one have to agree
+    return str(device.index)
 
 
 def spreading(configuration: Mapping[str, Any]) -> AbstractContextManager[Any]:
