@@ -136,6 +136,37 @@ def test_machines_come_in_the_order_of_their_ranks(launches: Launches, tmp_path:
 
 
 @pytest.mark.matrix
+def test_the_end_of_a_launch_on_another_machine_is_told_of(launches: Launches, tmp_path: Path) -> None:
+    """Where as many machines are needed, a signal to one is the end of all, whatever restarts are left."""
+    other = Launches(tmp_path / "other")
+    other.folder.mkdir()
+    words = (
+        "--restarts",
+        "1",
+        "--nodes",
+        "2",
+        "--rendezvous",
+        f"127.0.0.1:{free_port()}",
+        "plain.py",
+        "waits",
+        "waits",
+    )
+    first = launches.start("--processes", "1", "--node-rank", "0", *words)
+    second = other.start("--processes", "1", "--node-rank", "1", *words)
+    for each in (launches, other):
+        each.wait_for_workers(1)
+    send(second, "SIGTERM")
+    assert other.end(second).code == 128 + signal.SIGTERM
+    (worker,) = re.findall(r" up (\d+)", (launches.folder / "output").read_text())
+    os.killpg(int(worker), signal.SIGKILL)
+    outcome = launches.end(first)
+    assert outcome.code == 128 + signal.SIGKILL
+    assert outcome.errors.splitlines()[-1] == (
+        "hexloop: another machine has ended the launch, so nothing is started again"
+    )
+
+
+@pytest.mark.matrix
 def test_a_machine_that_is_not_there_is_told_of(launches: Launches) -> None:
     """After the time that it was given, the error says where the machines were to meet."""
     outcome = launches(

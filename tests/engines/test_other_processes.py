@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,8 +76,9 @@ def test_processes_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.matrix
 @pytest.mark.timeout(280)
-def test_machines_that_are_lost_leave_the_rest_to_go_on(tmp_path: Path) -> None:
-    """Two launches of one process each; one is killed, and the other starts again alone, to the same end."""
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_machines_that_are_lost_leave_the_rest_to_go_on(tmp_path: Path, name: str) -> None:
+    """Two launches of one process each; one is ended, and the other starts again alone, to the same end."""
     for folder in ("alone", "both"):
         (tmp_path / folder).mkdir()
     script = [str(ROOT / "tests/engines/several/elastic.py")]
@@ -93,7 +95,7 @@ def test_machines_that_are_lost_leave_the_rest_to_go_on(tmp_path: Path) -> None:
         ]  # fmt: skip
         try:
             wait_until((tmp_path / "both" / "run" / "checkpoint-6").exists, "the two do not come to step 6")
-            launches[1].kill()
+            launches[1].send_signal(signal.Signals[name])
             assert launches[0].wait(180) == 0, (tmp_path / "output").read_text()[-3000:]
         finally:
             for launch in launches:

@@ -52,6 +52,7 @@ def launch(plan: Plan) -> int:
             return 128 + ending.sigval
         except (RendezvousError, DistError, TimeoutError) as error:
             if agent is not None and agent.failure is not None and isinstance(error, RendezvousClosedError):
+                screen.say("another machine has ended the launch, so nothing is started again")
                 return agent.failure.exit_code
             raise _nobody_there(plan, error) from error
         finally:

@@ -23,7 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from hexloop.app.command_line.exit_codes import ExitCode
 from hexloop.app.command_line.launch.output import Output
 from hexloop.app.command_line.launch.plan import Plan, words_of
-from hexloop.app.command_line.launch.rendezvous import meeting
+from hexloop.app.command_line.launch.rendezvous import InOrder, meeting
 from hexloop.app.command_line.launch.screen import Screen
 from hexloop.app.command_line.launch.signals import ENDING, Signals
 
@@ -83,9 +83,16 @@ class Agent(LocalElasticAgent):
         self._killed: list[int] = []
 
     def close(self) -> None:
-        """Leave the rendezvous, and show what has not been shown."""
+        """Leave the rendezvous, and show what has not been shown.
+
+        The other machines go on after a signal to this one, where there may be fewer of them.
+        """
         self.output.close()
-        self.handler.shutdown()
+        fewer_go_on = self.plan.nodes[0] < self.plan.nodes[1]
+        if self.signals.ending is not None and fewer_go_on and isinstance(self.handler, InOrder):
+            self.handler.leave()
+        else:
+            self.handler.shutdown()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Meet the other machines, and agree with them on whether workers start anew or go on."""
