@@ -79,6 +79,7 @@ class Announced:
 
 def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> None:
     """Train to the end; what the arguments name as interrupts, else SIGINT and SIGTERM, lets it save and stop."""
+    from hexloop.app.training.pausing import wait_while_paused
     from hexloop.app.wiring import choose_interrupts
 
     adapters = trainer.adapters
@@ -91,4 +92,4 @@ def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> No
                 progress.run = trainer.session.run.state.run
             progress.note(event)
             if isinstance(event, Paused):
-                trainer.requests.wait_while_paused()
+                wait_while_paused(trainer)

@@ -30,6 +30,7 @@ from hexloop.app.training.inputs import default_label_names
 from hexloop.app.training.internals import refuse_overridden_internals
 from hexloop.app.training.live import seeded
 from hexloop.app.training.memory_metrics import measured, memory_stages_for
+from hexloop.app.training.pausing import wait_while_paused
 from hexloop.app.training.refusals import Refusals, refuse_metrics, refuse_parts
 from hexloop.app.training.sharded import is_sharded, refuse_unprepared
 from hexloop.app.training.verbosity import set_log_level
@@ -161,7 +162,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
             for event in events:
                 kind = type(event)
                 if kind is Paused:
-                    self.requests.wait_while_paused()
+                    wait_while_paused(self)
                 elif kind is TrainEnded:
                     ended = event  # type: ignore[assignment]
         assert ended is not None

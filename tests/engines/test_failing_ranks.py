@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -88,6 +89,14 @@ class AsksToStop(OnRank1):
 
     def happen(self) -> None:
         self.trainer.request_stop("the machine is wanted", save=True)
+
+
+class Pauses(OnRank1):
+    """It is asked to stand still, for longer than the others wait for anything."""
+
+    def happen(self) -> None:
+        self.trainer.pause()
+        threading.Timer(10, self.trainer.resume).start()
 
 
 class DecidesAlone(TrainerCallback):
@@ -273,6 +282,14 @@ def test_a_stop_that_one_rank_is_asked_for_is_everybody_s(tmp_path: Path) -> Non
         Training(processes=2, resume=str(tmp_path / "run" / f"checkpoint-{step}")), fresh(tmp_path / "resumed")
     )
     assert resumed.logged == whole.logged
+
+
+@pytest.mark.matrix
+def test_a_pause_may_last_longer_than_the_others_wait(tmp_path: Path) -> None:
+    """The rank that was asked for it goes on telling them, and the run is the one that nobody paused."""
+    whole = run(Training(processes=2), fresh(tmp_path / "whole"))
+    paused = run(Training(processes=2, callbacks=(Pauses,), arguments={"ddp_timeout": 6}), fresh(tmp_path / "run"))
+    assert paused.logged == whole.logged
 
 
 @pytest.mark.matrix
