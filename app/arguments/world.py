@@ -67,7 +67,7 @@ def _meet(args: DerivedValues, process: Launched) -> None:
             )
         return
     backend = backend_for(args)
-    if not dist.is_backend_available(backend):
+    if not all(dist.is_backend_available(each.rpartition(":")[2]) for each in backend.split(",")):
         raise ConfigurationError(
             [
                 f"You chose ddp_backend={args.ddp_backend or backend!r}, but this torch is built without it; choose "
@@ -105,6 +105,6 @@ def part(joined: list[TorchCollectives], backend: str) -> None:
 
     ends = [collectives.leave() for collectives in joined]
     joined.clear()
-    if (ends and all(ends)) or backend != "nccl":
+    if (ends and all(ends)) or "nccl" not in backend:
         with suppress(Exception):  # whoever left before has closed the connection
             dist.destroy_process_group()

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from hexloop.domain.checkpoints.background import Task
 from hexloop.domain.checkpoints.best import which_has
-from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged
+from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged, readable_manifests
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, session_after, step_of
@@ -234,13 +234,9 @@ class CheckpointStore:
 
     def _known_of(self, lineage: Lineage) -> tuple[str, list[int]]:
         """The session that came last of those of the run that have a checkpoint, and the lineage's steps."""
-        latest, steps = "", []
-        for step in checkpoint_steps(self.storage):
-            with suppress(CheckpointError):
-                manifest = read_manifest(self.storage, checkpoint_name(step))
-                latest = max(latest, manifest.session if manifest.run == lineage.run else "")
-                steps += [step] if lineage.holds(manifest) else []
-        return latest, steps
+        manifests = readable_manifests(self.storage).values()
+        latest = max((each.session for each in manifests if each.run == lineage.run), default="")
+        return latest, [each.step for each in manifests if lineage.holds(each)]
 
     def _where_best(self, state: RunState) -> Storage | None:
         """The storage that has the best checkpoint, and not another one by its name; None where none has."""

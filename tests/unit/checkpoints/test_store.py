@@ -221,7 +221,7 @@ def test_rotation_looks_again_before_it_removes(storage: MemoryStorage) -> None:
 
 @pytest.mark.parametrize("back_to", [None, "checkpoint-2"])
 def test_a_clock_that_is_behind_takes_nothing_back(storage: MemoryStorage, back_to: str | None) -> None:
-    """A run that goes on where the clock says an earlier time is found where it was left last, and what it left, too."""
+    """A run that goes on where the clock says an earlier time is found where it was left last, with all of it."""
     early, late = next_session(), next_session()
     ahead = make_store(storage, session=late)
     for step in (2, 4):

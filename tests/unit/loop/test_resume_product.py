@@ -131,8 +131,8 @@ class Deciding(CheckpointStore):
         super().__init__(*args, **kwargs)
         self.run = run
 
-    def resume(self, name: str | None = None) -> RunState | None:
-        state = super().resume(name)
+    def resume(self, name: str | None = None, source: Storage | None = None) -> RunState | None:
+        state = super().resume(name, source)
         self.run.control.should_training_stop = state is not None and state.callbacks.get("patience", 0) >= 2
         return state
 
