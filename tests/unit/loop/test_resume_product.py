@@ -24,6 +24,7 @@ from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_sha
 from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.ports.storage import Storage
 from hexloop.testing import (
     InMemoryBatches,
     LeastSquaresEvaluator,
