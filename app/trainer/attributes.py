@@ -65,8 +65,13 @@ class TrainerAttributes:
     callback_handler: CallbackHandler
     dispatcher: EventDispatcher
     requests: Requests
-    _own_optimizer: bool
-    _own_scheduler: bool
+
+    _optimizer_of_run: Any = None
+    _scheduler_of_run: Any = None
+    """What the last run made for itself: the next one makes it anew."""
+
+    _standard_optimizer: Any = None
+    """The optimizer that the standard `create_optimizer` made."""
 
     asked_accumulation: int | None = None
     """The `gradient_accumulation_steps` that the user wrote, where a run that is live has others in force."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from attrs import evolve
@@ -91,6 +93,7 @@ class Making(TrainerAttributes):
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
             decayed = self.get_decay_parameter_names(target)
             self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
+            self._standard_optimizer = self.optimizer
         return self.optimizer
 
     @standard
@@ -100,14 +103,37 @@ class Making(TrainerAttributes):
             target = self.optimizer if optimizer is None else optimizer
             own = deepspeed_schedule(self.args, target, num_training_steps)
             self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps) if own is None else own
+            self._scheduler_of_run = self.lr_scheduler  # also where the user asks: a run has another length
         return self.lr_scheduler
 
+    @property
+    def _own_optimizer(self) -> bool:
+        """Whether the user has set no optimizer: there is none, or a run made it."""
+        return self.optimizer is None or self.optimizer is self._optimizer_of_run
+
+    @property
+    def _own_scheduler(self) -> bool:
+        return self.lr_scheduler is None or self.lr_scheduler is self._scheduler_of_run
+
+    @contextmanager
+    def making_own_optimizer(self) -> Iterator[None]:
+        """What the block makes of optimizer and schedule is the run's own, but for what the user has set."""
+        self.forget_own_optimizer()
+        makes_optimizer, makes_scheduler = self.optimizer is None, self.lr_scheduler is None
+        try:
+            yield
+        finally:
+            if makes_optimizer:
+                self._optimizer_of_run = self.optimizer
+            if makes_scheduler:
+                self._scheduler_of_run = self.lr_scheduler
+
     def forget_own_optimizer(self) -> None:
-        """Drop the optimizer and schedule that an earlier run made; the user's own stay."""
-        if self._own_optimizer:
-            self.optimizer = None
+        """Drop the optimizer and schedule that an earlier run made; the user's own stay, and what they drive."""
         if self._own_scheduler:
             self.lr_scheduler = None
+        if self._own_optimizer and getattr(self.lr_scheduler, "optimizer", None) is not self.optimizer:
+            self.optimizer = None
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:

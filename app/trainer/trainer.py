@@ -114,7 +114,6 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
-        self._own_optimizer, self._own_scheduler = self.optimizer is None, self.lr_scheduler is None
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.data_collator = data_collator or self._default_collator()
         self.label_names = default_label_names(self) if self.args.label_names is None else self.args.label_names

@@ -101,7 +101,7 @@ class RunSetup:
             "asked_accumulation": trainer.asked_accumulation or trainer.args.gradient_accumulation_steps,
             "optimizer": {
                 "class": type(optimizer).__qualname__,
-                "by_arguments": trainer.makes_optimizer,
+                "by_arguments": trainer.makes_optimizer or optimizer is trainer._standard_optimizer,
                 "groups": [
                     _options(group, size)
                     for group, size in zip(optimizer.param_groups, group_sizes(trainer), strict=True)

@@ -56,3 +56,4 @@ def renew_model(trainer: Trainer) -> None:
     if trainer.model_init is not None and trainer.state.global_step > 0:
         with seeded(trainer.adapters.device, trainer.args.seed):
             trainer.model = trainer.model_wrapped = trainer.call_model_init()
+        trainer.optimizer = trainer.lr_scheduler = None  # also one that the user set: it holds the old model

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 def prepare(trainer: Trainer, model: Any, total_steps: int) -> Any:
     """Wrap the model, make the optimizer over what it then holds, compile, make the schedule."""
-    trainer.forget_own_optimizer()
 
     def make_optimizer(wrapped: Any) -> Any:
         trainer.model_wrapped = wrapped
         trainer.create_optimizer_and_scheduler(total_steps)
         return trainer.optimizer
 
-    wrapped, trainer.optimizer = trainer.adapters.parallelism.prepare(model, make_optimizer)
-    if trainer.lr_scheduler is None:  # the engine has made the optimizer itself
-        trainer.create_scheduler(num_training_steps=total_steps)
+    with trainer.making_own_optimizer():
+        wrapped, trainer.optimizer = trainer.adapters.parallelism.prepare(model, make_optimizer)
+        if trainer.lr_scheduler is None:  # the engine has made the optimizer itself
+            trainer.create_scheduler(num_training_steps=total_steps)
     if trainer.args.torch_compile:
         wrapped = torch.compile(
             wrapped, backend=trainer.args.torch_compile_backend or "inductor", mode=trainer.args.torch_compile_mode

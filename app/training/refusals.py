@@ -84,9 +84,9 @@ def _refuse_optimizer_of_whole_parameters(trainer: Trainer) -> None:
     if capabilities.sharded and not trainer._own_optimizer:
         raise ConfigurationError(
             [
-                f"You chose optimizers=(...) with the parallelism {capabilities.name}, but that puts parameters of its "
-                "own in the place of those that your optimizer was made of; name it with optim, or pass "
-                "optimizer_cls_and_kwargs."
+                f"You gave the Trainer an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()) with "
+                f"the parallelism {capabilities.name}, but that puts parameters of its own in the place of those that "
+                "your optimizer was made of; name it with optim, or pass optimizer_cls_and_kwargs."
             ]
         )
 

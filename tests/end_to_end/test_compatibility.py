@@ -82,6 +82,16 @@ def test_the_checkpoint_says_how_its_run_was_set_up(folder: Path) -> None:
     assert (optimizer["class"], optimizer["by_arguments"]) == ("AdamW", True)
 
 
+def test_an_optimizer_that_was_made_before_the_run_is_by_the_arguments(tmp_path: Path) -> None:
+    """Whoever called `create_optimizer` has what the run would have made."""
+    trainer = small_trainer(tmp_path, **SAVED)
+    trainer.create_optimizer()
+    trainer.train()
+    setup = json.loads((tmp_path / "checkpoint-3" / "run_setup.json").read_text())
+
+    assert setup["optimizer"]["by_arguments"] is True
+
+
 def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
     """Missing, unknown, of another shape, of another type: all in one sentence."""
     told = refusal(folder, {"model": net(kind=Wider)}, weight_decay=0.1)

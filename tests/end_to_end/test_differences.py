@@ -326,6 +326,17 @@ def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path:
     assert groups == [ours, theirs]
 
 
+def test_a_second_run_has_a_new_optimizer(tmp_path: Path) -> None:
+    """The reference's Adam has the steps of both runs behind it."""
+    steps: list[float] = []
+    for library in (hexloop, transformers):
+        trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), optim="adamw_torch", max_steps=3)
+        trainer.train()
+        trainer.train()
+        steps += {float(each["step"]) for each in trainer.optimizer.state_dict()["state"].values()}
+    assert steps == [3.0, 6.0]
+
+
 def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
     """An option that a schedule does not have is an error before the first step, and nothing to the reference."""
     given: dict[str, Any] = {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"power": 2}, "max_steps": 1}

@@ -377,6 +377,66 @@ def test_optimizers_of_the_users_are_used(tmp_path: Path, with_scheduler: bool) 
     assert trainer.optimizer is optimizer
 
 
+def test_an_optimizer_that_is_set_later_is_used(tmp_path: Path) -> None:
+    """One that is assigned after the constructor takes the steps, under the schedule of the arguments, in each run."""
+    trainer = small_trainer(tmp_path)
+    trainer.optimizer = optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.8)
+    trainer.train()
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+
+    assert trainer.optimizer is optimizer
+    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def test_an_optimizer_that_is_made_and_changed_before_the_run_is_used(tmp_path: Path) -> None:
+    """What `create_optimizer` made stays with its changes; a schedule that was made beside it fits the run's length."""
+    trainer = small_trainer(tmp_path, weight_decay=0.1)
+    made = trainer.create_optimizer()
+    for group in made.param_groups:
+        group["lr"] = 0.8
+    trainer.create_scheduler(num_training_steps=100)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+
+    assert trainer.optimizer is made
+    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_schedule_that_is_set_later_is_used(tmp_path: Path) -> None:
+    """With the optimizer that it drives: the user's own, or one that an earlier run made."""
+    trainer = small_trainer(tmp_path)
+    trainer.create_optimizer()
+    for _ in range(2):
+        trainer.lr_scheduler = mine = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda _step: 0.5)
+        trainer.train()
+        rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+
+        assert trainer.lr_scheduler is mine
+        assert rates == pytest.approx([0.005] * 4)
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer.train()
+
+
+def test_what_an_overridden_create_optimizer_makes_is_made_anew_in_each_run(tmp_path: Path) -> None:
+    """It finds none there; what of it was set by hand in between is taken as it is."""
+
+    class Own(Counting):
+        def create_optimizer(self, model: Any = None) -> Any:
+            if self.optimizer is None:
+                self.calls += 1
+                self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+            return self.optimizer
+
+    trainer = trained(tmp_path, Own)
+    trainer.train()
+    assert trainer.calls == 2
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    trainer.train()
+
+    assert trainer.calls == 2
+
+
 def test_a_class_of_optimizer_may_be_named(tmp_path: Path) -> None:
     """`optimizer_cls_and_kwargs` is made over the model's own parameter groups."""
     trainer = trained(tmp_path, parts={"optimizer_cls_and_kwargs": (torch.optim.NAdam, {"lr": 0.1})}, weight_decay=0.1)
@@ -415,6 +475,7 @@ def test_model_init_makes_the_model_of_each_run(tmp_path: Path) -> None:
 
     trainer = trained(tmp_path, parts={"model_init": model_init})
     first = weights(trainer)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters())  # of a model that the next run does not train
     trainer.train()
 
     assert len(made) == 2
