@@ -102,7 +102,8 @@ class Seq2SeqTrainer(Trainer):
         """As `Trainer.evaluate`. gen_kwargs: keywords of the model's `generate`; the arguments' count where they leave
         `max_length` (or `max_new_tokens`) or `num_beams` open.
         """
-        self._gen_kwargs = generation.with_defaults(self.args, gen_kwargs)
+        if gen_kwargs or not self._asks_for_each:  # each of several is generated as all of them were asked for
+            self._gen_kwargs = generation.with_defaults(self.args, gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(

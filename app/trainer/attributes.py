@@ -60,6 +60,9 @@ class TrainerAttributes:
     """What names the trials of a search."""
 
     ignore_keys_for_eval: list[str] | None
+    _asks_for_each: bool = False
+    """Whether an overridden `evaluate` is being asked for each of several data sets."""
+
     control: TrainerControl
     state: TrainerState
     callback_handler: CallbackHandler

@@ -225,11 +225,10 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
     ) -> dict[str, float]:
         """The metrics on `eval_dataset` (the Trainer's own where None), logged and under the prefix.
 
-        A dictionary of data sets is evaluated one by one, each under "<prefix>_<name>".
+        A dictionary of data sets is evaluated one by one, each under "<prefix>_<name>"; an overridden method is asked
+        for each.
         """
-        with measured(self.memory, "eval") as figures:
-            metrics = evaluating.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
-        return {**metrics, **figures}
+        return evaluating.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"

@@ -9,6 +9,7 @@ from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionO
 from hexloop.app.training.evaluators import make_evaluator
 from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.live import OwnDraws
+from hexloop.app.training.memory_metrics import measured
 from hexloop.domain import evaluation as domain
 from hexloop.domain.boundary import heed
 from hexloop.domain.errors import RunStateError
@@ -113,13 +114,34 @@ def _with_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, seconds: 
 
 
 def evaluate(trainer: Trainer, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
-    """Evaluate now, telling the callbacks."""
-    events = evaluation_events(trainer, dataset, ignore_keys, prefix)
-    while True:
-        try:
-            trainer.dispatcher.dispatch(next(events))
-        except StopIteration as ended:
-            return dict(ended.value)
+    """Evaluate now, telling the callbacks; an overridden `evaluate` is asked for each of several data sets."""
+    several = trainer.eval_dataset if dataset is None else dataset
+    if isinstance(several, dict) and is_overridden(trainer, "evaluate"):
+        return _ask_for_each(trainer, several, dataset is not None, ignore_keys, prefix)
+    with measured(trainer.memory, "eval") as figures:
+        events = evaluation_events(trainer, dataset, ignore_keys, prefix)
+        while True:
+            try:
+                trainer.dispatcher.dispatch(next(events))
+            except StopIteration as ended:
+                metrics = dict(ended.value)
+                break
+    return {**metrics, **figures}
+
+
+def _ask_for_each(
+    trainer: Trainer, several: dict[str, Any], given: bool, ignore_keys: list[str] | None, prefix: str
+) -> dict[str, float]:
+    together: dict[str, float] = {}
+    trainer._asks_for_each = True
+    try:
+        for name, one in several.items():
+            together |= trainer.evaluate(
+                eval_dataset=one if given else name, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
+            )
+    finally:
+        trainer._asks_for_each = False
+    return together
 
 
 def evaluation_loop(

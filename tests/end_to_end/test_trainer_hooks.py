@@ -264,6 +264,43 @@ def test_an_overridden_evaluate_is_used(tmp_path: Path) -> None:
     assert trainer.state.best_metric == -2.0
 
 
+def test_an_overridden_evaluate_is_asked_for_each_of_several_sets(tmp_path: Path) -> None:
+    """What it makes of one of them decides the best model, and callbacks hear of each set once."""
+    asked: list[tuple[Any, str]] = []
+    told: list[str] = []
+
+    class Listening(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            told.append(next(iter(kwargs["metrics"])))
+
+    class Own(Trainer):
+        def evaluate(
+            self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        ) -> dict[str, float]:
+            asked.append((eval_dataset, metric_key_prefix))
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            if not isinstance(eval_dataset, str):
+                return metrics
+            return {**metrics, f"{metric_key_prefix}_double": 2 * metrics[f"{metric_key_prefix}_loss"]}
+
+    trainer = trained(
+        tmp_path,
+        Own,
+        {"eval_dataset": {"one": rows(4), "two": rows(4, seed=1)}, "callbacks": [Listening()]},
+        eval_strategy="epoch",
+        metric_for_best_model="one_double",
+        greater_is_better=False,
+    )
+
+    assert asked == [(None, "eval"), ("one", "eval_one"), ("two", "eval_two")]
+    assert told == ["eval_one_loss", "eval_two_loss"]
+    assert trainer.state.best_metric == 2 * trainer.evaluate("one")["eval_loss"]
+    asked.clear()
+    given = {"three": rows(5)}
+    assert "test_three_loss" in trainer.evaluate(given, metric_key_prefix="test")
+    assert asked == [(given, "test"), (given["three"], "test_three")]
+
+
 def test_an_overridden_log_sees_every_log(tmp_path: Path) -> None:
     """It may change the numbers before they are entered."""
 

@@ -193,6 +193,28 @@ def test_a_model_of_one_s_own_may_generate(tmp_path: Path) -> None:
     assert trainer.predict(trainer.eval_dataset).predictions.shape == (1, 20)
 
 
+def test_several_sets_are_generated_as_all_of_them_are_asked_for(tmp_path: Path) -> None:
+    """An overridden `evaluate`, which is asked for each set, need not know the keywords of `generate`."""
+
+    class Own(Seq2SeqTrainer):
+        def evaluate(self, *args: Any, **keywords: Any) -> dict[str, float]:
+            return super().evaluate(*args, **keywords)
+
+    row = {"input_ids": [3, 4, 5], "labels": [5, 4, 3]}
+    trainer = Own(
+        Reverser(),
+        given(tmp_path, generation_max_length=3),
+        processing_class=Pads(),
+        eval_dataset={"a": [row], "b": [row]},
+        compute_metrics=lambda found: {"length": float((found.predictions != PADDING).sum())},
+        loggers=[],
+    )
+    metrics = trainer.evaluate(max_length=2)
+
+    assert (metrics["eval_a_length"], metrics["eval_b_length"]) == (2.0, 2.0)
+    assert trainer.evaluate()["eval_b_length"] == 3.0
+
+
 def test_sampling_in_an_evaluation_leaves_training_untouched(tmp_path: Path) -> None:
     """A run that generates by chance now and then has the weights of one that does not."""
     sampled = trainer_of(
