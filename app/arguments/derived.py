@@ -145,8 +145,8 @@ class DerivedValues(EveryArgument):
                 self.surroundings.barrier()
 
     def to_json_string(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        """`to_dict` as JSON; what JSON has no form for, such as a path or a torch dtype, as its text."""
+        return json.dumps(self.to_dict(), indent=2, default=lambda value: str(value).removeprefix("torch."))
 
     def to_sanitized_dict(self) -> dict[str, Any]:
         """`to_dict` and the batch sizes, for trackers: whatever is no truth value, number or text becomes text."""

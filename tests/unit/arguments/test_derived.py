@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,23 @@ def test_dictionaries_are_the_reference_s() -> None:
         assert {name: value for name, value in mine.items() if name not in own} == {
             name: reference[name] for name in mine.keys() - own
         }
+
+
+@dataclass
+class WithObjects(TrainingArguments):
+    data_dir: Path = Path("data")
+    dtype: torch.dtype = torch.float32
+    model_init_kwargs: dict[str, Any] = field(default_factory=lambda: {"dtype": torch.bfloat16})
+
+
+def test_what_json_has_no_form_for_is_text() -> None:
+    """Fields of a script's own may be paths or dtypes: the arguments can be written out all the same."""
+    arguments = WithObjects("out")
+    written = json.loads(arguments.to_json_string())
+
+    assert (written["data_dir"], written["dtype"]) == ("data", "float32")
+    assert written["model_init_kwargs"] == {"dtype": "bfloat16"}
+    assert arguments.to_dict()["data_dir"] == Path("data")
 
 
 @dataclass
