@@ -69,6 +69,7 @@ def save_state(trainer: Trainer) -> None:
 def companion_files(trainer: Trainer) -> Iterator[File]:
     """What a checkpoint holds beside the weights and the run's own state: configuration, tokenizer, arguments, state.
 
+    Of an adapter also its own files, which the library that made it loads; the weights are those of the whole model.
     Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
     """
     yield _text(ARGUMENTS, trainer.args.to_json_string())
@@ -77,7 +78,11 @@ def companion_files(trainer: Trainer) -> Iterator[File]:
         if is_overridden(trainer, "save_model") or is_overridden(trainer, "_save"):
             trainer.save_model(folder, _internal_call=True)
         else:
-            _save_configuration(trainer.adapters.parallelism.unwrap(trainer.model), folder)
+            model = trainer.adapters.parallelism.unwrap(trainer.model)
+            if _is_adapter(model) and not is_sharded(trainer):
+                model.save_pretrained(folder)
+            else:
+                _save_configuration(model, folder)
             _save_processing_class(trainer, folder)
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
 
@@ -104,6 +109,11 @@ def _files_in(folder: str) -> Iterator[File]:
 
 def _state_file(trainer: Trainer) -> File:
     return _text(STATE, json.dumps(asdict(trainer.state), indent=2, sort_keys=True, default=float))
+
+
+def _is_adapter(model: Any) -> bool:
+    """Whether the model is one with adapters of PEFT, which writes these alone."""
+    return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
 
 
 def _save_configuration(model: Any, folder: str) -> None:

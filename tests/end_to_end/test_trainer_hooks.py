@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
@@ -536,6 +538,34 @@ def test_what_an_overridden_save_model_writes_lands_in_the_checkpoint(tmp_path: 
     assert (folder / "adapter.txt").read_text() == "mine"
     assert (folder / "model.safetensors").is_file()
     assert "adapter.txt" in (folder / "manifest.json").read_text()
+
+
+class Adapted(Net):
+    """A model with adapters, which writes and loads them as PEFT's do."""
+
+    peft_config: ClassVar = {"default": {"r": 2}}
+
+    def save_pretrained(self, folder: str) -> None:
+        Path(folder, "adapter_config.json").write_text(json.dumps(self.peft_config["default"]))
+        save_file(
+            {"weight": self.get_parameter("layers.0.weight").detach().clone()},
+            Path(folder, "adapter_model.safetensors"),
+        )
+
+
+def test_a_checkpoint_of_a_model_with_adapters_holds_their_files(tmp_path: Path) -> None:
+    """They are of the step of the checkpoint, the manifest names them, and a run goes on from the whole model."""
+    whole = trained(tmp_path, parts={"model": net(kind=Adapted)}, save_strategy="steps", save_steps=2)
+    folder = tmp_path / "checkpoint-2"
+    adapter = load_file(folder / "adapter_model.safetensors")
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+
+    assert json.loads((folder / "adapter_config.json").read_text()) == {"r": 2}
+    assert torch.equal(adapter["weight"], load_file(folder / "model.safetensors")["layers.0.weight"])
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files.keys()
+    again = small_trainer(tmp_path, parts={"model": net(kind=Adapted)})
+    again.train(resume_from_checkpoint=str(folder))
+    assert same_weights(weights(again), weights(whole))
 
 
 def test_a_callback_sees_the_files_of_a_save(tmp_path: Path) -> None:
