@@ -14,14 +14,21 @@ from hexloop.ports.state import Part
 
 SetRates = Callable[[Sequence[float]], None]
 
+MEMORY = "adaptive"
+"""The name of what a schedule remembers that follows a metric."""
+
 
 @define
 class ScheduledRates:
-    """Answers the Scheduler port by a function of the step: rate = base rate * shape(updates taken)."""
+    """Answers the Scheduler port by a function of the step: rate = base rate * shape(updates taken).
+
+    updates: how many are taken.
+    """
 
     shape: Shape
     base_rates: tuple[float, ...]
     set_rates: SetRates
+    updates: int = field(default=0, init=False)
     _rates: tuple[float, ...] = field(init=False)
 
     @_rates.default
@@ -34,6 +41,7 @@ class ScheduledRates:
 
     def advance(self, updates: int) -> None:
         """Put the rates of the update after `updates` updates in force."""
+        self.updates = updates
         factor = self.shape(updates)
         self._rates = rates = tuple([base * factor for base in self.base_rates])
         self.set_rates(rates)
@@ -55,12 +63,16 @@ class ScheduledRates:
 
 @define
 class AdaptiveRates:
-    """Answers the Scheduler port by a function of (state, metric): the rates change when an evaluation is observed."""
+    """Answers the Scheduler port by a function of (state, metric): the rates change when an evaluation is observed.
+
+    updates: how many are taken.
+    """
 
     adaptive: Adaptive[Any]
     metric: BestMetric
     base_rates: tuple[float, ...]
     set_rates: SetRates
+    updates: int = field(default=0, init=False)
     _rates: tuple[float, ...] = field(init=False)
     _state: Any = field(init=False)
 
@@ -70,10 +82,12 @@ class AdaptiveRates:
 
     def start(self, updates: int) -> None:
         """Put the present rates in force."""
+        self.updates = updates
         self.set_rates(self._rates)
 
     def advance(self, updates: int) -> None:
-        """Steps alone change nothing."""
+        """Steps alone change no rate."""
+        self.updates = updates
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Adapt to the metric. Raises ConfigurationError where the evaluation did not measure it."""
@@ -86,11 +100,11 @@ class AdaptiveRates:
 
     def export(self) -> Iterator[Part]:
         """The rates, and what the schedule remembers of earlier metrics."""
-        yield json_part("adaptive", {"rates": self._rates, "state": asdict(self._state)})
+        yield json_part(MEMORY, {"rates": self._rates, "state": asdict(self._state)})
 
     def load(self, parts: Iterable[Part]) -> None:
         """Go on from exported rates and memory."""
-        kept = only_value(parts, "adaptive")
+        kept = only_value(parts, MEMORY)
         self._rates = tuple(kept["rates"])
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in kept["state"].items()}
         self._state = type(self._state)(**values)

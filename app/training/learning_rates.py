@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hexloop.adapters.scheduler.torch import TorchScheduler
 from hexloop.app.arguments import TrainingArguments
 from hexloop.domain.best import BestMetric
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.parts import json_part, json_value
 from hexloop.domain.schedules import ADAPTIVE, Adaptive, Shape, build_adaptive, build_shape
-from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.domain.scheduling import MEMORY, AdaptiveRates, ScheduledRates
 from hexloop.ports.scheduler import Scheduler
 
 
@@ -20,11 +22,15 @@ class LearningRates:
     """
 
     def __init__(self, scheduler: ScheduledRates | AdaptiveRates, optimizer: Any) -> None:
-        self.scheduler: Scheduler = scheduler
+        self.scheduler = scheduler
         self.optimizer = optimizer
         self.base_lrs = list(scheduler.base_rates)
-        self._updates = 0
         scheduler.start(0)
+
+    @property
+    def last_epoch(self) -> int:
+        """The updates taken, by the name that torch has for them."""
+        return self.scheduler.updates
 
     def get_last_lr(self) -> list[float]:
         """The rates in force, one for each parameter group."""
@@ -32,8 +38,24 @@ class LearningRates:
 
     def step(self, metrics: float | None = None) -> None:
         """Put the rates after one more update in force."""
-        self._updates += 1
-        self.scheduler.advance(self._updates)
+        self.scheduler.advance(self.scheduler.updates + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands, under torch's names; with what it remembers of metrics, where it follows one."""
+        memory = {part.name: json_value(part) for part in self.scheduler.export()}
+        return {
+            "last_epoch": self.last_epoch,
+            "base_lrs": list(self.base_lrs),
+            "_last_lr": self.get_last_lr(),
+            **memory,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, and put its rates in force."""
+        self.base_lrs = list(state_dict["base_lrs"])
+        self.scheduler.base_rates = tuple(self.base_lrs)
+        self.scheduler.load([json_part(name, state_dict[name]) for name in state_dict.keys() & {MEMORY}])
+        self.scheduler.start(state_dict["last_epoch"])
 
 
 def best_metric(args: TrainingArguments) -> BestMetric:

@@ -34,6 +34,7 @@ def test_rates_are_those_of_the_coming_update() -> None:
     scheduler.load([])
     scheduler.observe({})
     assert scheduler.rates() == put[-1]
+    assert scheduler.updates == 8
 
 
 def test_an_adaptive_schedule_follows_the_evaluations() -> None:
@@ -51,6 +52,8 @@ def test_an_adaptive_schedule_follows_the_evaluations() -> None:
     assert put == [(0.1,), (0.1,), (0.05,), (0.05,), (0.025,)]
     again = rates(ReduceLROnPlateau(factor=0.5, patience=0))
     again.load(scheduler.export())
+    again.start(3)
+    assert (scheduler.updates, again.updates) == (7, 3)
     assert again.rates() == scheduler.rates() == (0.025,)
     scheduler.observe({"eval_loss": 0.4})
     again.observe({"eval_loss": 0.4})
