@@ -88,8 +88,8 @@ def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> No
     adapters.interrupts = Announced(adapters.interrupts)
     with closing(trainer.stream(resume)) as events:
         for event in events:
-            if not progress.began and trainer.session is not None:
-                progress.run = trainer.session.run.state.run
+            if not progress.began and trainer._session is not None:
+                progress.run = trainer._session.run.state.run
             progress.note(event)
             if isinstance(event, Paused):
                 wait_while_paused(trainer)

@@ -63,7 +63,7 @@ def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop:
     record, batches, asked = Record(), list[dict[str, str]](), None
     with closing(_events(subject, resume)) as events:
         for event in events:
-            run = subject if isinstance(subject, Run) else subject.session.run
+            run = subject if isinstance(subject, Run) else subject._session.run
             if isinstance(event, TrainBegan):
                 record.began_at = event.step
                 run.counters = [*run.counters, lambda batch: batches.append(dict(_fingerprints("", batch)))]

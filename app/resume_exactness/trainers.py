@@ -10,4 +10,4 @@ from hexloop.ports.state import Exportable
 
 def exportables(trainer: Any) -> dict[str, Exportable]:
     """Whoever exports something, by the name under which it is compared."""
-    return checkpoints.exportables(trainer, trainer.session.run)
+    return checkpoints.exportables(trainer, trainer._session.run)

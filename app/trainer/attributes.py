@@ -21,7 +21,7 @@ class TrainerAttributes:
 
     args: TrainingArguments
     adapters: Adapters
-    memory: MemoryStages
+    _memory: MemoryStages
     model: Any
     model_wrapped: Any
     """The model as the engine of the run prepared it; the model itself where nothing wraps it."""
@@ -53,7 +53,7 @@ class TrainerAttributes:
     @property
     def accelerator(self) -> Accelerator:
         """What overridden hooks ask for: backward, unwrap_model, device and the like, answered by the adapters."""
-        last = getattr(self.session.learner, "last_of_window", True) if self.session is not None else True
+        last = getattr(self._session.learner, "last_of_window", True) if self._session is not None else True
         return Accelerator(self.adapters, last)
 
     hp_name: Callable[[Any], str] | None = None
@@ -66,8 +66,8 @@ class TrainerAttributes:
     control: TrainerControl
     state: TrainerState
     callback_handler: CallbackHandler
-    dispatcher: EventDispatcher
-    requests: Requests
+    _dispatcher: EventDispatcher
+    _requests: Requests
 
     _optimizer_of_run: Any = None
     _scheduler_of_run: Any = None
@@ -76,16 +76,16 @@ class TrainerAttributes:
     _standard_optimizer: Any = None
     """The optimizer that the standard `create_optimizer` made."""
 
-    asked_accumulation: int | None = None
+    _asked_accumulation: int | None = None
     """The `gradient_accumulation_steps` that the user wrote, where a run that is live has others in force."""
 
-    session: Session | None
+    _session: Session | None
     """The run that is live; None between runs."""
 
     model_preparation_time: float | None = None
     """Seconds that an evaluation before any run took to prepare the model; a metric of evaluations where not None."""
 
-    watchers: Watchers | None = None
+    _watchers: Watchers | None = None
     """The loggers of the run that is live."""
 
     outcome: Outcome | None = None

@@ -51,7 +51,7 @@ class Former(TrainerAttributes):
 
         Raises RunStateError while a run is live.
         """
-        if self.session is not None:
+        if self._session is not None:
             raise RunStateError("You called end() while a run is live; finish it, or close its stream.")
 
     def propagate_args_to_deepspeed(self, auto_find_batch_size: bool = False) -> NoReturn:

@@ -69,6 +69,6 @@ class Seams(TrainerAttributes):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
 
     def _live(self, method: str) -> Session:
-        if self.session is None:
+        if self._session is None:
             raise RunStateError(f"{method} belongs to a live run; call train() or stream() instead.")
-        return self.session
+        return self._session

@@ -24,11 +24,11 @@ class Steps(TrainerAttributes):
     @standard
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-batch; gives its share of the window's loss, detached."""
-        if self.session is None:
+        if self._session is None:
             raise RunStateError("training_step belongs to a live run; call train() or stream() instead.")
-        learner = self.session.learner
+        learner = self._session.learner
         last_of_window = getattr(learner, "last_of_window", True)
-        loss: Tensor = self.session.standard.micro_step(inputs, num_items_in_batch, last_of_window)
+        loss: Tensor = self._session.standard.micro_step(inputs, num_items_in_batch, last_of_window)
         return loss
 
     @standard
@@ -54,14 +54,14 @@ class Steps(TrainerAttributes):
         The count is None where the loss needs none, and where no run is live. Overridden, it gives every window.
         """
         samples = list(islice(epoch_iterator, num_batches))
-        if not samples or self.session is None:
+        if not samples or self._session is None:
             return samples, None
-        return samples, settled(self.session.standard.count_items(samples))
+        return samples, settled(self._session.standard.count_items(samples))
 
     @property
     def current_gradient_accumulation_steps(self) -> int:
         """The micro-batches of the present optimizer step, which may be fewer at the end of an epoch."""
-        length = getattr(self.session.learner, "window_length", None) if self.session is not None else None
+        length = getattr(self._session.learner, "window_length", None) if self._session is not None else None
         return self.args.gradient_accumulation_steps if length is None else length
 
     @standard
@@ -91,5 +91,5 @@ class Steps(TrainerAttributes):
 
     def store_flos(self) -> None:
         """Bring `state.total_flos` up to date; logs of the end and checkpoints do so themselves."""
-        if self.session is not None:
-            self.session.settle_counters()
+        if self._session is not None:
+            self._session.settle_counters()

@@ -93,7 +93,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
                 raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
         with refusals:
             self.adapters = choose_adapters(self.args, injected)
-            self.memory = memory_stages_for(self.args, self.adapters.device)
+            self._memory = memory_stages_for(self.args, self.adapters.device)
         with refusals:
             refuse_overridden_internals(type(self), Trainer)
         with refusals:
@@ -101,7 +101,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
-        self.memory.begin("init")
+        self._memory.begin("init")
         self.model_init = model_init
         set_log_level(self.args)
         say_what_has_no_effect(self.args)
@@ -118,7 +118,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self.data_collator = data_collator or self._default_collator()
         self.label_names = default_label_names(self) if self.args.label_names is None else self.args.label_names
         self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
-        self.requests, self.session = Requests(), None
+        self._requests, self._session = Requests(), None
         self.ignore_keys_for_eval: list[str] | None = None
         self.control = TrainerControl()
         self.state = TrainerState(
@@ -133,9 +133,9 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
             self.optimizer,
             self.lr_scheduler,
         )
-        self.dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
-        self.dispatcher.call("on_init_end")
-        self.memory.end("init")
+        self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
+        self._dispatcher.call("on_init_end")
+        self._memory.end("init")
 
     # Training
 
@@ -181,7 +181,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
 
     def refuse_second_run(self) -> None:
         """Raise RunStateError while a run is live. Called by the run itself."""
-        if self.session is not None:
+        if self._session is not None:
             raise RunStateError(
                 "You asked this Trainer for a second run, but one is live; finish it, close its stream, or use "
                 "another Trainer."
@@ -189,30 +189,30 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
 
     def end_session(self) -> None:
         """The live run is over; the Trainer may begin another. Called by the run itself."""
-        self.session = None
+        self._session = None
 
     @property
     def is_in_train(self) -> bool:
         """Whether a run is live."""
-        return self.session is not None
+        return self._session is not None
 
     # Asking a live run, from any thread
 
     def request_stop(self, reason: str = "", save: bool = False) -> None:
         """End the run at the next step boundary, or within a running evaluation; with `save`, save there first."""
-        self.requests.request_stop(reason, save)
+        self._requests.request_stop(reason, save)
 
     def request_save(self) -> SaveRequest:
         """Save at the next step boundary; the handle's `wait()` gives the checkpoint's name once it is durable."""
-        return self.requests.request_save()
+        return self._requests.request_save()
 
     def pause(self) -> None:
         """Stand still at the next step boundary: `train` waits, a stream yields Paused."""
-        self.requests.pause()
+        self._requests.pause()
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self.requests.resume()
+        self._requests.resume()
 
     # Evaluation and prediction
 
@@ -234,7 +234,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
-        with measured(self.memory, "test") as figures:
+        with measured(self._memory, "test") as figures:
             output = evaluating.predict(self, test_dataset, ignore_keys, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **figures})
 

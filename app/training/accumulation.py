@@ -48,7 +48,7 @@ def same_global_batch(trainer: Trainer, resume_from: str | bool | None) -> Itera
     left to `RunSetup.differences`. Collective. Raises ConfigurationError, with what divides, where nothing does it.
     """
     args = trainer.args
-    trainer.asked_accumulation = asked = args.gradient_accumulation_steps
+    trainer._asked_accumulation = asked = args.gradient_accumulation_steps
     saved = _saved_step(trainer, resume_from)
     batch = global_batch_size(args, trainer._train_batch_size)
     on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size

@@ -54,7 +54,7 @@ def asking_at_boundaries(trainer: Trainer, session: Session, dispatch: Dispatch)
 def do_what_is_due(trainer: Trainer, session: Session) -> None:
     """Log, evaluate and save, telling the callbacks."""
     for event in settle_due(session.run):
-        trainer.dispatcher.dispatch(event)
+        trainer._dispatcher.dispatch(event)
 
 
 def take_checkpoint(session: Session) -> None:

@@ -113,8 +113,8 @@ class RunCheckpoints:
         yield from told
 
     def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
-        if self._trainer.session is not None:
-            self._trainer.session.settle_counters()
+        if self._trainer._session is not None:
+            self._trainer._session.settle_counters()
         state.callbacks = callbacks_state(self._trainer, saving=True)
         self._choose_way()
         if self._trainer.args.save_async:

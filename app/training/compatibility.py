@@ -98,7 +98,7 @@ class RunSetup:
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
             "batch_size": global_batch_size(trainer.args, trainer._train_batch_size),
-            "asked_accumulation": trainer.asked_accumulation or trainer.args.gradient_accumulation_steps,
+            "asked_accumulation": trainer._asked_accumulation or trainer.args.gradient_accumulation_steps,
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": trainer.makes_optimizer or optimizer is trainer._standard_optimizer,

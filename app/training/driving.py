@@ -26,13 +26,13 @@ def follow(trainer: Trainer, resume_from: str | bool | None, run_name: str | Non
     A run that is called `run_name` begins again, and takes the model that the trainer has.
     """
     trainer.refuse_second_run()
-    trainer.memory.begin("train")
+    trainer._memory.begin("train")
     try:
         if run_name is None:
             renew_model(trainer)
         session = open_session(trainer, resume_from, run_name)
         dispatch: Dispatch
-        dispatch, take_control = trainer.dispatcher.dispatch, session.control.take
+        dispatch, take_control = trainer._dispatcher.dispatch, session.control.take
         if is_overridden(trainer, "_maybe_log_save_evaluate"):
             dispatch = asking_at_boundaries(trainer, session, dispatch)
         with closing(train(session.run)) as events:
@@ -48,7 +48,7 @@ def follow(trainer: Trainer, resume_from: str | bool | None, run_name: str | Non
             trainer.adapters.collectives.tell_failure(f"{type(error).__name__}: {error}")
         raise
     finally:
-        trainer.memory.abandon("train")
+        trainer._memory.abandon("train")
 
 
 def renew_model(trainer: Trainer) -> None:

@@ -86,7 +86,7 @@ def _evaluate_one(
         trainer.log(metrics)
         yield Evaluated(step, metrics)
         return metrics
-    run = trainer.session.run if within_run and trainer.session is not None else None
+    run = trainer._session.run if within_run and trainer._session is not None else None
 
     def heed_requests() -> Iterator[AnyEvent]:
         if run is not None and run.agreement.waiting:
@@ -118,11 +118,11 @@ def evaluate(trainer: Trainer, dataset: Any, ignore_keys: list[str] | None, pref
     several = trainer.eval_dataset if dataset is None else dataset
     if isinstance(several, dict) and is_overridden(trainer, "evaluate"):
         return _ask_for_each(trainer, several, dataset is not None, ignore_keys, prefix)
-    with measured(trainer.memory, "eval") as figures:
+    with measured(trainer._memory, "eval") as figures:
         events = evaluation_events(trainer, dataset, ignore_keys, prefix)
         while True:
             try:
-                trainer.dispatcher.dispatch(next(events))
+                trainer._dispatcher.dispatch(next(events))
             except StopIteration as ended:
                 metrics = dict(ended.value)
                 break
@@ -151,7 +151,7 @@ def evaluation_loop(
     with OwnDraws(trainer.adapters.device):
         evaluator = make_evaluator(trainer, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
         for event in domain.predict(evaluator, trainer.state.global_step, lambda: iter(()), lambda: False):
-            trainer.dispatcher.dispatch(event)
+            trainer._dispatcher.dispatch(event)
         metrics = evaluator.metrics()
     return EvalLoopOutput(evaluator.predictions, evaluator.label_ids, metrics, evaluator.samples)
 
@@ -164,5 +164,5 @@ def predict(trainer: Trainer, dataset: Any, ignore_keys: list[str] | None, prefi
         began = clock.monotonic()
         output = trainer.evaluation_loop(loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=prefix)
     metrics = _with_speed(trainer, output, prefix, clock.monotonic() - began)
-    trainer.dispatcher.call("on_predict", metrics=metrics)
+    trainer._dispatcher.call("on_predict", metrics=metrics)
     return PredictionOutput(output.predictions, output.label_ids, metrics)

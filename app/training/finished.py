@@ -25,7 +25,7 @@ FINISHED = "finished.json"
 
 def note_finished(trainer: Trainer) -> None:
     """Write down that the live run of `trainer` is finished, for as long as it is not to be longer."""
-    session, storage = trainer.session, trainer.adapters.storage
+    session, storage = trainer._session, trainer.adapters.storage
     if session is None or not trainer.is_world_process_zero():
         return
     state, last = session.run.state, session.checkpoints.latest

@@ -58,7 +58,7 @@ def make_learner(
         world=world_of(trainer, choice.normalises),
         layout=layout_of(trainer),
     )
-    before, after = _before_optimizer_step(trainer), lambda: trainer.dispatcher.call("on_optimizer_step")
+    before, after = _before_optimizer_step(trainer), lambda: trainer._dispatcher.call("on_optimizer_step")
     standard: StandardLearner[Any, Any] | DeepSpeedLearner
     if trainer.adapters.parallelism.capabilities.owns_update:
         standard = deepspeed_learner(trainer, wrapped, trainable, before, after)
@@ -77,7 +77,7 @@ def _before_optimizer_step(trainer: Trainer) -> Callable[[], None]:
     every, release = trainer.args.torch_empty_cache_steps, trainer.adapters.device.release_memory
 
     def tell() -> None:
-        trainer.dispatcher.call("on_pre_optimizer_step")
+        trainer._dispatcher.call("on_pre_optimizer_step")
 
     def tell_and_release() -> None:
         tell()

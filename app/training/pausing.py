@@ -17,4 +17,4 @@ def wait_while_paused(trainer: Trainer) -> None:
     They would take a process that says nothing for `ddp_timeout` seconds for lost.
     """
     alone = trainer.adapters.collectives.world_size == 1
-    trainer.requests.wait_while_paused(None if alone else min(ROUND, trainer.args.ddp_timeout / 4))
+    trainer._requests.wait_while_paused(None if alone else min(ROUND, trainer.args.ddp_timeout / 4))

@@ -24,14 +24,14 @@ def log(trainer: Trainer, logs: dict[str, float]) -> None:
         _add_tokens(trainer, logs)
     state.log_history.append({**logs, "step": state.global_step})
     trainer.control.should_log = False
-    trainer.dispatcher.call("on_log", logs=logs)
-    if trainer.watchers is not None:
-        trainer.watchers.write(Record(state.global_step, state.epoch, dict(logs)))
+    trainer._dispatcher.call("on_log", logs=logs)
+    if trainer._watchers is not None:
+        trainer._watchers.write(Record(state.global_step, state.epoch, dict(logs)))
 
 
 def _add_tokens(trainer: Trainer, logs: dict[str, float]) -> None:
     """The tokens seen so far; in a log of training also how many a second."""
-    session = trainer.session
+    session = trainer._session
     if session is not None:
         session.settle_counters()
     logs["num_input_tokens_seen"] = tokens = trainer.state.num_input_tokens_seen
@@ -49,14 +49,14 @@ def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...
     configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
 
     def save_and_stop(reason: str) -> None:
-        trainer.requests.request_stop(reason, save=True)
+        trainer._requests.request_stop(reason, save=True)
 
     adapters.interrupts.start(save_and_stop)  # may refuse, and then nobody was told of the run yet
     watchers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
-    trainer.watchers = watchers
+    trainer._watchers = watchers
 
     def finish() -> None:
-        trainer.watchers = None
+        trainer._watchers = None
         watchers.finish()
 
     return adapters.interrupts.stop, finish, lambda: _close_bars(trainer)

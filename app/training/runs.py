@@ -55,7 +55,7 @@ def make_run(
         state=state,
         triggers=triggers_for(args, plan, trainer.callback_handler.has_default_flow),
         control=trainer.control,
-        requests=trainer.requests,
+        requests=trainer._requests,
         max_norm=args.max_grad_norm,
         report=trainer.log,
         evaluate=partial(evaluation_apart, trainer) if args.auto_find_batch_size else trainer.evaluation_in_training,

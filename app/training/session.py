@@ -97,7 +97,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         run = make_run(trainer, parts.plan, parts.batches, learner, run_name)
         store = make_store(trainer, run, trainer.adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
-        run.agreement = agreement_for(trainer.requests, trainer.adapters.collectives, checkpoints.writing)
+        run.agreement = agreement_for(trainer._requests, trainer.adapters.collectives, checkpoints.writing)
         prepare_after_first_update(standard, checkpoints)
         trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, parts.control, standard, learner, checkpoints, settling(trainer, run, learner))
@@ -107,7 +107,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         restore(trainer, run, store, resume_from)
         _announce(trainer, run)
         watching = trainer.watch(run)
-        trainer.dispatcher.observe(parts.journal.follow(run), watch_outcome(trainer), *parts.observers)
+        trainer._dispatcher.observe(parts.journal.follow(run), watch_outcome(trainer), *parts.observers)
         run.cleanups = (undo.pop_all().close, parts.journal.close, *watching)
     return session
 
@@ -173,12 +173,12 @@ def _ways_of_batches(trainer: Trainer) -> tuple[Callable[[Any], Any], Callable[[
 def _figures(trainer: Trainer, session: Session) -> dict[str, float]:
     """What is told of the whole run at its end: its memory; and its counts are complete then."""
     session.settle_counters()
-    return trainer.memory.end("train")
+    return trainer._memory.end("train")
 
 
 def _attach(trainer: Trainer, session: Session, loader: Any) -> None:
     """Let the Trainer's attributes and the callbacks see this run."""
-    trainer.session = session
+    trainer._session = session
     trainer.state.follow(session.run)
     trainer.state.train_batch_size = trainer._train_batch_size
     session.run.state.callbacks = callbacks_state(trainer)

@@ -41,10 +41,10 @@ def save_at(folder: Path, step: int, entries: int) -> None:
     with closing(run.stream()) as events:
         for event in events:
             if type(event) is StepBegan:
-                state = run.session.run.state
+                state = run._session.run.state
                 state.step = state.updates = state.batches = step - 1
                 state.position = state.samples = (step - 1) * BATCH
-                run.session.run.batches.loader.place.now.samples = step * BATCH
+                run._session.run.batches.loader.place.now.samples = step * BATCH
                 state.history = [{"loss": 1 / at, "epoch": 0.1, "step": 500 * at} for at in range(1, entries + 1)]
             if type(event) is StepEnded:
                 run.request_save()

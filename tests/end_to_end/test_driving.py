@@ -46,7 +46,7 @@ def test_an_endless_run_ends_when_it_is_asked_to(tmp_path: Path) -> None:
 def test_a_run_in_a_thread_can_be_paused_saved_and_resumed(tmp_path: Path) -> None:
     """A save that is asked for while the run stands still is made then, and the run goes on where it stood."""
     trainer, output = small_trainer(tmp_path, **ENDLESS), list[Any]()
-    wait = trainer.requests.wait_while_paused
+    wait = trainer._requests.wait_while_paused
     thread = start(trainer, output)
     trainer.pause()
     name = trainer.request_save().wait(60)

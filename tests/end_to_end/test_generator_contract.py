@@ -293,7 +293,7 @@ def test_a_save_can_be_asked_for_and_waited_on(tmp_path: Path) -> None:
         if type(event) is StepEnded and event.step == 2 and not asking:
             asking.append(threading.Thread(target=ask))
             asking[0].start()
-            while not trainer.requests.pending:
+            while not trainer._requests.pending:
                 pass
     asking[0].join(60)
 

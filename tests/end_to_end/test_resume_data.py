@@ -79,11 +79,11 @@ def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size:
     make = making(tmp_path, Counting, **given)
     far = make(storage)
     for event in far.stream():
-        state = far.session.run.state if far.session else None
+        state = far._session.run.state if far._session else None
         if type(event) is StepBegan and state is not None and state.step == 0:  # as if it had trained all along
             state.step = state.updates = state.batches = MILLION - 1
             state.position = state.samples = (MILLION - 1) * batch_size
-            far.session.run.batches.loader.place.now.samples = state.position + batch_size
+            far._session.run.batches.loader.place.now.samples = state.position + batch_size
         if type(event) is StepEnded:
             far.request_save()
             far.request_stop()

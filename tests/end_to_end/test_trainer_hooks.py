@@ -551,6 +551,25 @@ def test_model_init_makes_the_model_of_each_run(tmp_path: Path) -> None:
     assert same_weights(weights(trainer), first)
 
 
+# Attributes
+
+
+def test_a_subclass_may_have_attributes_of_usual_names(tmp_path: Path) -> None:
+    """What hexloop keeps on a Trainer for itself does not get in their way."""
+    names = ("memory", "session", "requests", "dispatcher", "watchers")
+
+    class Own(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            for name in names:
+                setattr(self, name, [])
+
+    trainer = trained(tmp_path, Own, {"eval_dataset": rows(4)}, eval_strategy="epoch", save_strategy="epoch")
+
+    assert all(getattr(trainer, name) == [] for name in names)
+    assert trainer.predict(rows(4)).metrics["test_loss"] > 0
+
+
 # Saving
 
 
