@@ -51,14 +51,22 @@ class OverriddenTrainingStep:
     """A learner whose micro-step is the user's `training_step(model, inputs[, num_items_in_batch])`.
 
     The user's method owns the whole action; where it calls the method that it overrides, that is `standard`'s.
+    enter_training_mode: called before it.
     """
 
-    def __init__(self, standard: Learner[Any, Tensor], model: Any, training_step: Callable[..., Tensor]) -> None:
+    def __init__(
+        self,
+        standard: Learner[Any, Tensor],
+        model: Any,
+        training_step: Callable[..., Tensor],
+        enter_training_mode: Callable[[], None],
+    ) -> None:
         parameters = inspect.signature(training_step).parameters.values()
         self._takes_count = any(
             each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters
         )
         self._training_step = training_step
+        self._enter_training_mode = enter_training_mode
         self._model = model
         self.standard = standard
         self.window_items: Any = None
@@ -73,6 +81,7 @@ class OverriddenTrainingStep:
     def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
         """The user's step."""
         self.window_items, self.last_of_window = window_items, last_of_window
+        self._enter_training_mode()
         if self._takes_count:
             return self._training_step(self._model, batch, num_items_in_batch=window_items).detach()
         return self._training_step(self._model, batch).detach()

@@ -57,6 +57,7 @@ def make_learner(
         shifted=choice.shifted,
         world=world_of(trainer, choice.normalises),
         layout=layout_of(trainer),
+        inner=trainer.model,
     )
     before, after = _before_optimizer_step(trainer), lambda: trainer._dispatcher.call("on_optimizer_step")
     standard: StandardLearner[Any, Any] | DeepSpeedLearner
@@ -66,7 +67,7 @@ def make_learner(
         standard = StandardLearner(trainable, trainer.adapters.precision, parallelism_of(trainer), before, after)
     learner: Any = standard
     if is_overridden(trainer, "training_step"):
-        learner = OverriddenTrainingStep(standard, wrapped, trainer.training_step)
+        learner = OverriddenTrainingStep(standard, wrapped, trainer.training_step, trainable.enter_training_mode)
     if is_overridden(trainer, "get_batch_samples"):
         learner = OverriddenBatchSamples(learner, trainer.get_batch_samples, trainer.args.device)
     return standard, learner

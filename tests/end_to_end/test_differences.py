@@ -316,6 +316,29 @@ def test_a_new_epoch_is_a_whole_number(tmp_path: Path) -> None:
     assert epochs_at_begin(transformers, tmp_path / "reference") == [0, 0.6]
 
 
+def modes(library: Any, folder: Path, part: str) -> list[bool]:
+    """Whether the first layer was in training mode in each of two steps, before which `part` is put to rest."""
+    seen: list[bool] = []
+
+    class Resting(library.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            kwargs["model"].get_submodule(part).eval()
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(kwargs["model"].first.training)
+
+    parts = {"train_dataset": samples_for("convolution", 20), "callbacks": lambda _library: [Resting()]}
+    run(library, folder, make_model("convolution"), {"max_steps": 2}, **parts)
+    return seen
+
+
+def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
+    """The reference's is in training mode in the next step. A whole model that was put to rest is in both."""
+    assert modes(hexloop, tmp_path, "first") == [False, False]
+    assert modes(transformers, tmp_path, "first") == [True, True]
+    assert modes(hexloop, tmp_path, "") == modes(transformers, tmp_path, "") == [True, True]
+
+
 @pytest.mark.parametrize(("weight_decay", "ours", "theirs"), [(0.0, 1, 2), (0.1, 2, 2)])
 def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path: Path) -> None:
     """Without decay one group holds all parameters; the reference keeps two."""

@@ -63,6 +63,19 @@ class Tracing(TrainerCallback):
         return hear
 
 
+class Sampling(TrainerCallback):
+    """Leaves the model in evaluation mode after every log, and finds none of it so before an update."""
+
+    trainer: Any
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.model.eval()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        for model in (self.trainer.model, self.trainer.model_wrapped):
+            assert all(module.training for module in model.modules())
+
+
 def with_arguments(training: Training, **arguments: Any) -> Training:
     return evolve(training, arguments={**training.arguments, **arguments})
 
@@ -162,6 +175,13 @@ def test_noise_resumes_exactly(engine: str, tmp_path: Path) -> None:
     assert distance(resumed.weights, whole.weights) == 0.0
     without = run(evolve(noisy, arguments=quiet.arguments), fresh(tmp_path / "without"))
     assert without.logged[0]["loss"] != pytest.approx(whole.logged[0]["loss"], rel=1e-4)
+
+
+@pytest.mark.matrix
+@engines
+def test_every_step_is_taken_in_training_mode(engine: str, tmp_path: Path) -> None:
+    """Where a callback leaves the model in evaluation mode, whatever the wrapper's own says."""
+    run(with_arguments(evolve(ENGINES[engine], callbacks=(Sampling,)), max_steps=3), fresh(tmp_path))
 
 
 @pytest.mark.matrix

@@ -19,7 +19,8 @@ from hexloop.ports.batches import Padding
 class TorchTrainable:
     """Answers the Trainable port for a module and an optimizer.
 
-    model: the module as it is called in training (wrapped, compiled). The caller puts it in training mode.
+    model: the module as it is called in training (wrapped, compiled). inner: the one within it that code of the user's
+    holds, and may leave in evaluation mode; the model itself where None.
     compute_loss: from module and batch to loss. `normalises` says that it divides by the item count that it is given;
     what it gives otherwise is a mean, which `exact` weighs by its items within its window; without, each batch of the
     window weighs the same.
@@ -39,9 +40,11 @@ class TorchTrainable:
         shifted: bool = False,
         world: World = ALONE,
         layout: TorchLayout = WHOLE,
+        inner: nn.Module | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._inner = model if inner is None else inner
         self._compute_loss = compute_loss
         self._normalises = normalises
         self._exact = exact
@@ -66,6 +69,7 @@ class TorchTrainable:
 
     def loss(self, batch: Any, window_items: Any) -> Tensor:
         """The batch's share of the window's loss."""
+        self.enter_training_mode()
         loss: Tensor
         if self._normalises:
             loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
@@ -75,6 +79,11 @@ class TorchTrainable:
             if items is not None:
                 loss = share(loss, self._items(batch), items) if self._exact else loss / items
         return nothing(loss) if isinstance(batch, Padding) else loss
+
+    def enter_training_mode(self) -> None:
+        """Put the whole model in training mode where it was left in the other. A part of it alone is let alone."""
+        if not self._inner.training:
+            self.model.train()
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Write one rate into each parameter group."""
