@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.batches.torch.transfer import copied, transfer_to
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training import boundaries, saving
 from hexloop.app.training.hooks import standard
@@ -21,8 +21,11 @@ class Seams(TrainerAttributes):
 
     @standard
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch, on the device. Overridden, it is asked for every micro-batch of a step and of an evaluation."""
-        return transfer_to(self.adapters.device.name, non_blocking=True)(inputs)
+        """A copy of a batch's mapping, with its tensors on the device.
+
+        Overridden, it is asked for every micro-batch of a step and of an evaluation.
+        """
+        return transfer_to(self.adapters.device.name, non_blocking=True)(copied(inputs))
 
     @standard
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

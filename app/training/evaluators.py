@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.batches.torch.transfer import copied, transfer_to
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchEvaluator
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
@@ -38,7 +38,11 @@ def standard_prediction_step(trainer: Trainer) -> Callable[..., Any]:
     step = _prediction_step(trainer)
     if not is_overridden(trainer, "_prepare_inputs"):
         return step
-    return lambda model, inputs, *given, **named: step(model, trainer._prepare_inputs(inputs), *given, **named)
+
+    def prepare(inputs: Any) -> Any:
+        return trainer._prepare_inputs(copied(inputs))
+
+    return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
 
 
 def _prediction_step(trainer: Trainer) -> PredictionStep:

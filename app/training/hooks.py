@@ -10,6 +10,7 @@ from typing import Any, SupportsFloat, TypeVar
 
 from torch import Tensor
 
+from hexloop.adapters.batches.torch.transfer import copied
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.world import settled
 from hexloop.ports.learner import Learner
@@ -79,12 +80,13 @@ class OverriddenTrainingStep:
         return settled(self.standard.count_items(window))
 
     def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
-        """The user's step."""
+        """The user's step, on a copy of the batch's mapping, as it may take entries out."""
+        inputs = copied(batch)
         self.window_items, self.last_of_window = window_items, last_of_window
         self._enter_training_mode()
         if self._takes_count:
-            return self._training_step(self._model, batch, num_items_in_batch=window_items).detach()
-        return self._training_step(self._model, batch).detach()
+            return self._training_step(self._model, inputs, num_items_in_batch=window_items).detach()
+        return self._training_step(self._model, inputs).detach()
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
         """As the standard learner updates."""

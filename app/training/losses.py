@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from hexloop.adapters.batches.torch.transfer import copied
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.loss import (
     ComputeLoss,
@@ -107,7 +108,7 @@ def _loss_in_force(trainer: Trainer) -> LossChoice:
         compute = _without_count(compute)
     if trainer.adapters.precision.name in HALF_FORMATS:
         compute = _with_outputs_in_full(compute)
-    return LossChoice(compute, normalises, choice.shifted)
+    return LossChoice(_on_copies(compute), normalises, choice.shifted)
 
 
 def _in_own_context(trainer: Trainer, choice: LossChoice) -> LossChoice:
@@ -129,7 +130,7 @@ def preparing(trainer: Trainer, choice: LossChoice) -> LossChoice:
         return choice
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        prepared = trainer._prepare_inputs(inputs)
+        prepared = trainer._prepare_inputs(copied(inputs))
         return choice.compute(model, prepared, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
     return evolve(choice, compute=compute)
@@ -145,6 +146,15 @@ def _without_count(compute_loss: Callable[..., Any]) -> ComputeLoss:
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         return compute_loss(model, inputs, return_outputs=return_outputs)
+
+    return compute
+
+
+def _on_copies(compute_loss: ComputeLoss) -> ComputeLoss:
+    """A user's `compute_loss`, which may take entries out of its inputs, as the run reads the batch again."""
+
+    def compute(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return compute_loss(model, copied(inputs), *args, **kwargs)
 
     return compute
 

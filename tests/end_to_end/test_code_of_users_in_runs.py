@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
-from hexloop import Trainer, TrainerCallback
+from hexloop import Trainer, TrainerCallback, default_data_collator
 from hexloop.adapters.parallelism.single import SingleProcess
 from tests.end_to_end.small.models import net, rows
-from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 # The mode of the model
 
@@ -115,3 +116,104 @@ def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
     small_trainer(tmp_path, parts=parts, eval_strategy="steps", eval_steps=1).train()
 
     assert seen == [False] * 4
+
+
+# The batches
+
+
+class Several(nn.Module):
+    """Three labels a row, so that rows and labels are of different number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.line = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.line(x)
+        return {"logits": logits} if labels is None else {"loss": mse_loss(logits, labels), "logits": logits}
+
+
+class Kept(Trainer):
+    """Reads the very same batches in each epoch and each evaluation."""
+
+    def get_train_dataloader(self) -> Any:
+        return self.train_dataset
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.eval_dataset
+
+
+def emptied(model: Any, inputs: Any) -> tuple[Tensor, Any]:
+    """The loss and the outputs, which leave nothing in `inputs`."""
+    labels, x = inputs.pop("labels"), inputs.pop("x")
+    outputs = model(x)
+    return mse_loss(outputs["logits"], labels), outputs
+
+
+class EmptyingLoss(Kept):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = emptied(model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+
+class EmptyingStep(Kept):
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        loss = emptied(model, inputs)[0] / 2
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class EmptyingPreparation(Kept):
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return {name: super(EmptyingPreparation, self)._prepare_inputs(inputs.pop(name)) for name in ("x", "labels")}
+
+
+class EmptyingAfterPreparation(Kept):
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            labels = inputs["labels"]
+            loss, outputs = emptied(model, inputs)
+        return loss, outputs["logits"], labels
+
+
+def ready(seeds: range) -> list[dict[str, Tensor]]:
+    """Batches of four rows with three labels each."""
+    batches = [default_data_collator(rows(4, seed)) for seed in seeds]
+    return [{"x": batch["x"], "labels": batch["labels"].repeat(1, 3)} for batch in batches]
+
+
+@pytest.mark.parametrize("kind", [EmptyingLoss, EmptyingStep, EmptyingPreparation, EmptyingAfterPreparation])
+def test_an_override_may_empty_the_batch_that_it_is_given(tmp_path: Path, kind: type[Trainer]) -> None:
+    """Losses, gradients, counts, evaluations and the next epoch are those of a Trainer that leaves it as it is."""
+    trained = []
+    for each in (kind, Kept):
+        parts = {"model": Several(), "train_dataset": ready(range(4)), "eval_dataset": ready(range(5, 7))}
+        given: dict[str, Any] = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "eval_strategy": "epoch"}
+        trainer = small_trainer(tmp_path, each, parts, **given)
+        output = trainer.train()
+        assert output.metrics["train_samples_per_second"] > 0
+        trained.append(trainer)
+
+    assert history(trained[0]) == history(trained[1])
+    assert same_weights(weights(trained[0]), weights(trained[1]))
+
+
+class EmptyingOwn(Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+        loss, outputs = emptied(model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_run_whose_override_empties_its_batches_resumes_at_its_place(tmp_path: Path) -> None:
+    """No sample is trained on twice."""
+    given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+    whole = small_trainer(tmp_path, EmptyingOwn, **given)
+    whole.train()
+    resumed = small_trainer(tmp_path, EmptyingOwn, **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+    assert same_weights(weights(resumed), weights(whole))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BatchEncoding
 
 from hexloop.adapters.batches.torch.batches import ForeignBatches
 from hexloop.adapters.batches.torch.collate import WithoutColumns, default_data_collator
 from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.batches.torch.transfer import copied, transfer_to
 from hexloop.adapters.losses.torch import BLOCK, TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, tensor_of
+from hexloop.ports.batches import Padding
 from hexloop.ports.trainable import Optimizer
 
 # Losses
@@ -186,6 +190,53 @@ def test_an_optimizer_of_other_groups_is_refused() -> None:
 class Pair(NamedTuple):
     left: Tensor
     right: Tensor
+
+
+class Entries(MutableMapping[str, Any]):
+    """A mapping that can be made of another, and has no copy of its own."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self.entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class Nameless(Entries):
+    """One that is made otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__({"x": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, BatchEncoding, Padding, Entries])
+def test_a_copied_batch_can_be_emptied(kind: type[Any]) -> None:
+    """It is a mapping of the kind of the first, which keeps its entries, and no tensor is copied."""
+    batch = kind({"x": torch.zeros(1)})
+    found = copied(batch)
+    assert type(found) is kind
+    assert found.pop("x") is batch["x"]
+    assert len(found) == 0
+
+
+def test_what_cannot_be_copied_stays_as_it_is() -> None:
+    """So do tensors and tuples, which nobody takes anything out of; a list is a list of its own."""
+    for batch in (Nameless(), torch.zeros(1), (torch.zeros(1),)):
+        assert copied(batch) is batch
+    batches = [torch.zeros(1)]
+    assert copied(batches).pop() is batches[0]
 
 
 def test_a_transfer_moves_tensors_wherever_they_are() -> None:

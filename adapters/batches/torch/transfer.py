@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import torch
@@ -38,6 +40,16 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
         return batch
 
     return move
+
+
+def copied(batch: Any) -> Any:
+    """A mapping or list of the same tensors, which whoever gets it may empty or change; any other batch as it is."""
+    if isinstance(batch, dict | list) or (isinstance(batch, Mapping) and hasattr(batch, "__copy__")):
+        return copy(batch)
+    if isinstance(batch, Mapping):
+        with suppress(TypeError):  # of a kind that takes more, or nothing, to be made
+            return _rebuild(batch, dict(batch))
+    return batch
 
 
 def _rebuild(batch: Mapping[str, Any], moved: dict[str, Any]) -> Any:
