@@ -118,6 +118,56 @@ def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
     assert seen == [False] * 4
 
 
+# Parameters that are frozen
+
+
+class Unfreezing(TrainerCallback):
+    """Trains the first layer too from the second epoch on, and writes down the norm of its gradient in each update."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].layers[0].requires_grad_(state.global_step >= 4)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.epoch >= 1:
+            kwargs["model"].layers[0].requires_grad_(True)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        found = [parameter.grad for parameter in kwargs["model"].parameters() if parameter.grad is not None]
+        self.norms.append(float(torch.nn.utils.get_total_norm(found)))
+
+
+def unfreezing(folder: Path) -> tuple[Any, Unfreezing]:
+    """A Trainer whose optimizer has every parameter, and whose first layer is frozen at the beginning."""
+    model, callback = net(), Unfreezing()
+    model.layers[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    parts = {"model": model, "callbacks": [callback], "optimizers": (optimizer, None)}
+    given: dict[str, Any] = {"num_train_epochs": 3, "max_grad_norm": 0.5, "save_strategy": "epoch"}
+    return small_trainer(folder, parts=parts, **given), callback
+
+
+def test_a_layer_that_is_unfrozen_in_a_run_is_clipped_and_cleared(tmp_path: Path) -> None:
+    """All gradients together have the norm that they are clipped to, and none is left after a step."""
+    trainer, callback = unfreezing(tmp_path)
+    trainer.train()
+
+    assert callback.norms == pytest.approx([0.5] * 12)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_run_that_unfreezes_a_layer_resumes_exactly(tmp_path: Path) -> None:
+    """From before it is trained, and from after it."""
+    whole, _ = unfreezing(tmp_path / "whole")
+    whole.train()
+    for step in (4, 8):
+        resumed, _ = unfreezing(tmp_path / "resumed")
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert same_weights(weights(resumed), weights(whole))
+
+
 # The batches
 
 

@@ -16,7 +16,7 @@ SMALL = 1e-6
 
 
 class Gradients:
-    """The gradients of a set of parameters.
+    """The gradients of a set of parameters; of those that are frozen too, as a run may unfreeze them.
 
     Those that lie together (one device, dense, plain tensors) take three kernels to measure and two to clip; others go
     through torch's general functions. Which it is, is looked up again whenever their number changes.
@@ -25,7 +25,7 @@ class Gradients:
 
     def __init__(self, parameters: Iterable[Parameter], layout: TorchLayout = WHOLE) -> None:
         self._layout = layout
-        self._parameters = tuple(parameter for parameter in parameters if parameter.requires_grad)
+        self._parameters = tuple(parameters)
         self._count = -1
         self._together = False
 
@@ -34,7 +34,7 @@ class Gradients:
 
         Gives back the norm before, as a scalar on the device.
         """
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = [grad for parameter in self._parameters if (grad := parameter.grad) is not None]
         if len(gradients) != self._count:
             self._count, self._together = len(gradients), _lie_together(gradients)
         if not self._together or self._layout is not WHOLE:
