@@ -20,14 +20,18 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def standard(method: Method) -> Method:
-    """Mark a method as the one that a run knows a shorter way around, as long as nobody overrides it."""
-    method.__is_standard__ = True  # type: ignore[attr-defined]
+    """Mark a method as the one that a run knows a shorter way around, as long as nobody overrides it.
+
+    The mark is the method itself, as functools.wraps copies marks to the override that it describes.
+    """
+    method.__is_standard__ = method  # type: ignore[attr-defined]
     return method
 
 
 def is_overridden(instance: object, name: str) -> bool:
     """Whether the method `name` is another than the standard one: in a subclass, or set on the instance."""
-    return name in vars(instance) or not hasattr(getattr(type(instance), name), "__is_standard__")
+    method = getattr(type(instance), name)
+    return name in vars(instance) or getattr(method, "__is_standard__", None) is not method
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -86,10 +87,17 @@ class LossWithoutOutputs(Counting):
         return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
 
 
-STEPS = [StepWithCount, StepWithoutCount, LossOfFour, LossOfFive, LossWithKeywords, LossWithoutOutputs]
+class LossAsDescribed(Counting):
+    @wraps(Trainer.compute_loss)
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        self.calls += 1
+        return super().compute_loss(*args, **kwargs)
 
 
-@pytest.mark.parametrize("kind", STEPS)
+LOSSES = [LossOfFour, LossOfFive, LossWithKeywords, LossWithoutOutputs, LossAsDescribed]
+
+
+@pytest.mark.parametrize("kind", [StepWithCount, StepWithoutCount, *LOSSES])
 def test_an_override_that_does_the_same_trains_the_same(tmp_path: Path, kind: type[Counting]) -> None:
     """Each is called once a micro-batch, and the weights are those of a Trainer without it."""
     trainer = trained(tmp_path, kind, **ACCUMULATED)
