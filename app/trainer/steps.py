@@ -14,7 +14,7 @@ from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import takes_any_keyword
 from hexloop.app.training.counters import measured_operations, operations_in
 from hexloop.app.training.hooks import standard
-from hexloop.app.training.losses import LossChoice, choose_loss
+from hexloop.app.training.losses import LossChoice, choose_loss, smoother_for
 from hexloop.domain.errors import RunStateError
 
 
@@ -43,7 +43,23 @@ class Steps(TrainerAttributes):
         """The loss that the arguments and the model make for."""
         found, told = takes_any_keyword(self.model), self.model_accepts_loss_kwargs
         divides = None if found == told else told
-        return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func, divides)
+        smoother = self.label_smoother
+        return choose_loss(self.model, self.args, self.label_names, self.compute_loss_func, divides, smoother)
+
+    @property
+    def label_smoother(self) -> Any:
+        """What computes the loss of smoothed labels, None where nothing does; a subclass may write another, or None.
+
+        It is called with what the model returned and the labels, and may be told `shift_labels` and
+        `num_items_in_batch`.
+        """
+        if "_own_smoother" in vars(self):
+            return self._own_smoother
+        return smoother_for(self.model, self.args)
+
+    @label_smoother.setter
+    def label_smoother(self, smoother: Any) -> None:
+        self._own_smoother = smoother
 
     @standard
     def get_batch_samples(

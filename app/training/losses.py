@@ -18,6 +18,7 @@ from hexloop.adapters.trainable.torch.loss import (
     SmoothedLoss,
     takes_item_count,
 )
+from hexloop.adapters.trainable.torch.smoothing import LabelSmoother
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.columns import (
     is_causal_language_model,
@@ -49,10 +50,12 @@ def choose_loss(
     label_names: Sequence[str],
     compute_loss_func: Callable[..., Any] | None,
     divides: bool | None = None,
+    smoother: Callable[..., Any] | None = None,
 ) -> LossChoice:
     """The user's function, smoothed labels, or the loss that the model returns, in this order.
 
-    divides: whether the model's own loss divides by the item count, where somebody says so.
+    divides: whether the model's own loss divides by the item count, where somebody says so. smoother: what computes the
+    loss of smoothed labels.
 
     With `loss_weighting="reference"` items are counted by the reference library's rules. A model divides by the count
     where its forward takes any keyword argument, and the labels come under "labels". The first label of a row, which a
@@ -65,9 +68,10 @@ def choose_loss(
     shifted = shifts_labels(model) if exact else shifts_by_loss_type(model)
     if compute_loss_func is not None:
         return LossChoice(FunctionLoss(compute_loss_func, label_names), True, shifted)
-    if args.label_smoothing_factor and _can_be_smoothed(model, label_names, args.label_smoothing_factor):
+    asked = smoother is not None or bool(args.label_smoothing_factor)
+    if asked and _can_be_smoothed(model, label_names, args.label_smoothing_factor) and smoother is not None:
         shifts = is_causal_language_model(model) or (exact and shifted)
-        smoothed = SmoothedLoss(args.label_smoothing_factor, shifts, label_names)
+        smoothed = SmoothedLoss(smoother, shifts, label_names)
         return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
     return LossChoice(ModelLoss(divides), divides, shifted)
 
@@ -75,7 +79,7 @@ def choose_loss(
 def _can_be_smoothed(model: Any, label_names: Sequence[str], factor: float) -> bool:
     """Whether the model has one label for each row or position; warns where it has not."""
     problem = None
-    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+    if _has_several_labels_a_row(model):
         problem = "a row of multi-label classification has several labels at once"
     elif len(label_names) > 1 and "labels" not in label_names:
         problem = f"the labels {', '.join(label_names)} belong to no single distribution"
@@ -84,6 +88,17 @@ def _can_be_smoothed(model: Any, label_names: Sequence[str], factor: float) -> b
             f"You chose label_smoothing_factor={factor}, but {problem}; they are trained on as they are.", stacklevel=2
         )
     return problem is None
+
+
+def smoother_for(model: Any, args: TrainingArguments) -> LabelSmoother | None:
+    """What smooths labels as the arguments ask; None where they do not, or a row has several labels at once."""
+    if not args.label_smoothing_factor or _has_several_labels_a_row(model):
+        return None
+    return LabelSmoother(args.label_smoothing_factor)
+
+
+def _has_several_labels_a_row(model: Any) -> bool:
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
 
 
 def loss_in_force(trainer: Trainer) -> LossChoice:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import hexloop
 from hexloop.app.training.columns import is_causal_language_model
 from tests.end_to_end.small.trainers import DEFAULTS, same_weights, small_trainer, weights
 
@@ -65,15 +67,21 @@ def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def both(folder: Path, make: Any, data: list[dict[str, Any]], **given: Any) -> tuple[Any, Any]:
+def both(
+    folder: Path,
+    make: Any,
+    data: list[dict[str, Any]],
+    kinds: tuple[Any, Any] = (hexloop.Trainer, transformers.Trainer),
+    **given: Any,
+) -> tuple[Any, Any]:
     """Hexloop's Trainer and the reference's, of the same model and data in the same order."""
     common = {"label_smoothing_factor": 0.1, "train_sampling_strategy": "sequential", **given}
     args = transformers.TrainingArguments(str(folder), **{**DEFAULTS, **common})
     torch.manual_seed(2)
-    theirs = transformers.Trainer(model=make(), args=args, train_dataset=data)
+    theirs = kinds[1](model=make(), args=args, train_dataset=data)
     torch.manual_seed(2)
     parts = {"model": make(), "train_dataset": data}
-    return small_trainer(folder, parts=parts, loss_weighting="reference", **common), theirs
+    return small_trainer(folder, kinds[0], parts, loss_weighting="reference", **common), theirs
 
 
 @pytest.mark.parametrize("make", [decoder, classifier, tagger, translator])
@@ -128,3 +136,57 @@ def test_smoothing_changes_what_is_learned(tmp_path: Path) -> None:
     losses(sharp)
 
     assert not same_weights(weights(smoothed), weights(sharp))
+
+
+class BySmoother:
+    """Smooths labels itself, as overrides that were written for the reference do."""
+
+    label_smoother: Any
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels") if self.label_smoother is not None else None
+        outputs = model(**inputs)
+        shifts = isinstance(outputs, CausalLMOutputWithCrossAttentions)
+        loss = outputs["loss"] if labels is None else self.label_smoother(outputs, labels, shift_labels=shifts)
+        return (loss, outputs) if return_outputs else loss
+
+
+class Ours(BySmoother, hexloop.Trainer):
+    """Of hexloop."""
+
+
+class Theirs(BySmoother, transformers.Trainer):
+    """Of the reference."""
+
+
+@pytest.mark.parametrize("make", [decoder, classifier, tagger])
+@pytest.mark.parametrize("factor", [0.0, 0.2])
+def test_an_override_may_call_the_smoother(tmp_path: Path, make: Any, factor: float) -> None:
+    """It gives the reference's losses, and is None in both where nothing is smoothed."""
+    data = samples(make)
+    ours, theirs = both(tmp_path, make, data, label_smoothing_factor=factor, kinds=(Ours, Theirs))
+
+    assert (ours.label_smoother is None) == (theirs.label_smoother is None) == (factor == 0.0)
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-5)
+
+
+def test_nothing_smooths_several_labels_a_row(tmp_path: Path) -> None:
+    """An override finds None there, as with the reference."""
+    parts = {"model": classifier(problem_type="multi_label_classification")}
+
+    assert small_trainer(tmp_path, parts=parts, label_smoothing_factor=0.1).label_smoother is None
+
+
+def test_a_smoother_that_is_assigned_is_used(tmp_path: Path) -> None:
+    """Of both libraries' Trainers, and None turns smoothing off."""
+    ours, theirs = both(tmp_path, classifier, samples(classifier))
+    for trainer in (ours, theirs):
+        trainer.label_smoother = lambda outputs, labels, **given: 0.0 * outputs["logits"].sum() + 2.0
+    sharp, _ = both(tmp_path, classifier, samples(classifier))
+    sharp.label_smoother = None
+    plain, _ = both(tmp_path, classifier, samples(classifier), label_smoothing_factor=0.0)
+
+    assert losses(ours) == losses(theirs) == [2.0, 2.0]
+    assert losses(sharp) == losses(plain)

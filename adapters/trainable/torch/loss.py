@@ -6,12 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from attrs import frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
-from hexloop.adapters.trainable.torch.items import IGNORED_LABEL
 from hexloop.domain.errors import DataError
 
 
@@ -120,14 +118,9 @@ class FunctionLoss:
 
 @frozen
 class SmoothedLoss:
-    """Cross entropy against labels smoothed by `epsilon`.
+    """The loss that `smoother` computes of what the model returns without labels; see `LabelSmoother`."""
 
-    The loss is (1 - epsilon) times the negative log-likelihood plus epsilon times the mean negative log-probability
-    over all classes (Szegedy et al. 2016, section 7), both summed over the items and divided by their number: that of
-    the whole window where it is given, else that of this batch.
-    """
-
-    epsilon: float
+    smoother: Callable[..., Tensor]
     shifted: bool = False
     label_names: Sequence[str] = ("labels",)
 
@@ -142,26 +135,12 @@ class SmoothedLoss:
         labels, features = _take_labels(inputs, self.label_names)
         if labels is None:
             raise DataError(
-                f"You chose label_smoothing_factor={self.epsilon}, but the batch holds no "
+                f"You chose to smooth labels (label_smoothing_factor), but the batch holds no "
                 f"{' or '.join(self.label_names)}; give it labels, or set label_smoothing_factor=0."
             )
         outputs = model(**features)
-        loss = self._smoothed(in_full_precision(_logits(outputs)), labels, num_items_in_batch)
+        loss = self.smoother(outputs, labels, shift_labels=self.shifted, num_items_in_batch=num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
-
-    def _smoothed(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
-        if self.shifted:
-            logits, labels = logits[..., :-1, :], labels[..., 1:]
-        if labels.ndim == logits.ndim:
-            labels = labels.squeeze(-1)
-        ignored = labels == IGNORED_LABEL
-        count = (~ignored).sum() if items is None else items
-        log_probabilities = torch.log_softmax(logits, dim=-1)
-        likelihood = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        spread = log_probabilities.sum(dim=-1)
-        sharp = likelihood.masked_fill(ignored, 0.0).sum() / count
-        even = spread.masked_fill(ignored, 0.0).sum() / (count * logits.shape[-1])
-        return -((1 - self.epsilon) * sharp + self.epsilon * even)
 
 
 def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, dict[str, Any]]:
@@ -171,14 +150,3 @@ def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, 
         if name in features:
             return features.pop(name), features
     return None, features
-
-
-def _logits(outputs: Any) -> Tensor:
-    logits: Tensor
-    if isinstance(outputs, Tensor):
-        logits = outputs
-    elif isinstance(outputs, Mapping):
-        logits = outputs["logits"]
-    else:
-        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs.logits
-    return logits
