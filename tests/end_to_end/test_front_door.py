@@ -238,6 +238,9 @@ ROWS: list[list[Any]] = [
     [{"label_ids": [1, 2], "x": np.ones(2)}, {"label_ids": [3, 4], "x": np.zeros(2)}],
     [{"label_ids": [0.5], "x": np.float32(1)}, {"label_ids": [1.5], "x": np.float32(2)}],
     [{"labels": 3, "x": True}, {"labels": 4, "x": False}],
+    [{"label": [0, 1, 1], "x": 1}, {"label": [1, 0, 0], "x": 2}],
+    [{"label": (0, 1), "x": 1}, {"label": (1, 0), "x": 2}],
+    [{"label_ids": [[0, 1]], "x": 1}, {"label_ids": [[1, 0]], "x": 2}],
     [Row(label=np.int64(3), x=[1.0]), Row(label=np.int64(4), x=[2.0])],
 ]
 

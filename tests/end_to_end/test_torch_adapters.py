@@ -266,7 +266,9 @@ def test_rows_are_counted_by_the_first_tensor(batch: Any, rows: int) -> None:
 
 
 def test_samples_are_stacked_by_their_types() -> None:
-    """Whole labels become int64, others float32; arrays, lists and numbers become tensors; texts are left out."""
+    """Whole labels become int64, others and lists under "label" float32; arrays, lists and numbers become tensors;
+    texts are left out.
+    """
     rows = [{"label": 1, "x": np.ones(2), "y": [1, 2], "z": 0.5, "text": "a", "none": None}] * 2
     batch = default_data_collator(rows)
 
@@ -277,6 +279,7 @@ def test_samples_are_stacked_by_their_types() -> None:
         "z": (torch.float32, (2,)),
     }
     assert default_data_collator([{"label": 0.5}])["labels"].dtype is torch.float32
+    assert default_data_collator([{"label": np.array([0, 1])}])["labels"].dtype is torch.float32
     assert default_data_collator([{"label_ids": [1, 2]}])["labels"].tolist() == [[1, 2]]
 
 

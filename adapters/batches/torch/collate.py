@@ -22,7 +22,9 @@ LABELS = ("label", "label_ids")
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> Any:
     """Stack the samples' fields, each (batch, ...), by the names and types of the first sample.
 
-    "label" and "label_ids" become "labels": whole numbers as int64, others as float32. Texts and None are left out.
+    "label" and "label_ids" become "labels": a whole number under "label", and a list of them under "label_ids", as
+    int64; anything else as float32, such as a list under "label", which says of each class whether it is there; rows of
+    tensors as they are. Texts and None are left out.
     Samples that are tuples, lists or tensors are stacked position by position, as torch does; others that are no
     mappings are taken by their attributes. return_tensors: "pt" for torch tensors, "np" for arrays.
     Raises ConfigurationError for another one.
@@ -38,21 +40,22 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     batch: dict[str, Any] = {}
     label_name = next((name for name in LABELS if rows[0].get(name) is not None), None)
     if label_name is not None:
-        batch["labels"] = stack_labels([row[label_name] for row in rows])
+        batch["labels"] = stack_labels([row[label_name] for row in rows], label_name == "label_ids")
     for name, value in rows[0].items():
         if name not in LABELS and value is not None and not isinstance(value, str):
             batch[name] = stack([row[name] for row in rows])
     return batch
 
 
-def _stack_labels(labels: list[Any]) -> Tensor:
+def _stack_labels(labels: list[Any], listed: bool) -> Tensor:
+    """listed: the type is that of the first label's first element, and not that of the label."""
     first = labels[0]
     if isinstance(first, Tensor) and first.ndim:
         return torch.stack(labels)
     sample = first
-    while isinstance(sample, Sequence | np.ndarray) and len(sample):
+    if listed and isinstance(sample, Sequence | np.ndarray) and len(sample):
         sample = sample[0]
-    if isinstance(sample, Tensor):
+    if isinstance(sample, Tensor | np.ndarray) and not sample.ndim:
         sample = sample.item()
     dtype = torch.int64 if isinstance(sample, int | np.integer) else torch.float32
     return torch.tensor(np.asarray(labels), dtype=dtype)
@@ -70,12 +73,12 @@ def _stack_arrays(values: list[Any]) -> Any:
     return np.stack(values) if isinstance(values[0], np.ndarray) else np.array(values)
 
 
-def _stack_array_labels(labels: list[Any]) -> Any:
+def _stack_array_labels(labels: list[Any], listed: bool) -> Any:
     first = labels[0]
-    return np.stack(labels) if isinstance(first, np.ndarray) and first.ndim else _stack_labels(labels).numpy()
+    return np.stack(labels) if isinstance(first, np.ndarray) and first.ndim else _stack_labels(labels, listed).numpy()
 
 
-_STACKS: Mapping[str, tuple[Callable[[list[Any]], Any], Callable[[list[Any]], Any]]] = {
+_STACKS: Mapping[str, tuple[Callable[[list[Any]], Any], Callable[[list[Any], bool], Any]]] = {
     "pt": (_stack, _stack_labels),
     "np": (_stack_arrays, _stack_array_labels),
 }
