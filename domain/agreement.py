@@ -28,8 +28,8 @@ class Agreement(Protocol):
         ...
 
     @property
-    def waiting(self) -> bool:
-        """Whether `reached` has to be asked at this boundary."""
+    def waiting(self) -> Collection[str] | bool:
+        """By its truth, whether `reached` has to be asked at this boundary. The loop looks at each step."""
         ...
 
     def begin(self, control: Control) -> None:
@@ -47,15 +47,14 @@ class Agreement(Protocol):
 
 @define
 class LocalAgreement:
-    """One process agrees with itself at once."""
+    """One process agrees with itself at once. waiting: the requests that are pending themselves."""
 
     requests: Requests
     alone = True
+    waiting: Collection[str] = field(init=False)
 
-    @property
-    def waiting(self) -> bool:
-        """Only when something is asked for."""
-        return self.requests.pending
+    def __attrs_post_init__(self) -> None:
+        self.waiting = self.requests.pending
 
     def begin(self, control: Control) -> None:
         """It does what its callbacks decide."""

@@ -33,7 +33,8 @@ def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
 
 def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     """What is left of the present pass over the data. A window of micro-batches ends in one update."""
-    state, control, learner, add_loss = run.state, run.control, run.learner, run.losses.add
+    state, control, learner = run.state, run.control, run.learner
+    count_items, add_loss = learner.count_items, run.losses.add
     if state.step >= run.plan.total_steps:
         control.should_training_stop = True
         return
@@ -43,14 +44,15 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     with closing(run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
         for window in epoch_windows:
             yield StepBegan(state.step)
-            items = learner.count_items(window)
+            items = count_items(window)
             shares: list[Loss] = []
             for batch in window:
                 last_of_window = len(shares) + 1 == len(window)
-                shares.append(learner.micro_step(batch, items, last_of_window))
-                add_loss(shares[-1])
+                share = learner.micro_step(batch, items, last_of_window)
+                shares.append(share)
+                add_loss(share)
                 if not last_of_window:
-                    yield MicroStepEnded(state.step, shares[-1])
+                    yield MicroStepEnded(state.step, share)
             run.gradient_norm, taken = learner.update(run.max_norm)
             run.note_step(window, taken)
             yield StepEnded(state.step, shares, run.gradient_norm, taken)

@@ -71,23 +71,18 @@ class Requests:
     """The letter box of a run. Any thread may call any method at any time; none waits but `wait_while_paused`.
 
     Nothing here takes a lock that the same thread cannot take again, so that a signal handler may ask as well.
-    `pending` is the one thing that the loop reads at each step.
+    pending: what is asked for; others only read it. The loop looks at each step whether it is empty.
     """
 
+    pending: set[str] = field(factory=set, init=False)
     _changed: threading.Condition = field(factory=threading.Condition, init=False, repr=False)
-    _asked: set[str] = field(factory=set, init=False)
     _saves: list[SaveRequest] = field(factory=list, init=False)
     _reasons: list[str] = field(factory=list, init=False)
 
     @property
-    def pending(self) -> bool:
-        """Whether anything is asked for."""
-        return bool(self._asked)
-
-    @property
     def asked(self) -> Asked:
         """What is asked for now."""
-        asked = self._asked
+        asked = self.pending
         return Asked("stop" in asked, "save" in asked, "pause" in asked) if asked else NOTHING_ASKED
 
     @property
@@ -113,7 +108,7 @@ class Requests:
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self._asked.discard("pause")
+        self.pending.discard("pause")
         self._tell()
 
     def wait_while_paused(self, timeout: float | None = None) -> bool:
@@ -131,7 +126,7 @@ class Requests:
 
         A save that is asked for meanwhile is taken along, or is still asked for afterwards.
         """
-        self._asked.discard("save")
+        self.pending.discard("save")
         taken = []
         while self._saves:
             taken.append(self._saves.pop(0))
@@ -145,16 +140,16 @@ class Requests:
         """Forget everything, as when the run has ended; saves that were never come to fail."""
         for request in self.take_saves():
             request.fail(HexloopError("The run ended before it came to the save that was asked for."))
-        self._asked.clear()
+        self.pending.clear()
         self._reasons.clear()
         self._tell()
 
     def _ask(self, *what: str) -> None:
-        self._asked.update(what)  # at once, so that no boundary sees half of it
+        self.pending.update(what)  # at once, so that no boundary sees half of it
         self._tell()
 
     def _may_go_on(self) -> bool:
-        return "pause" not in self._asked or "stop" in self._asked
+        return "pause" not in self.pending or "stop" in self.pending
 
     def _tell(self) -> None:
         with self._changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Generic, Protocol, SupportsFloat, TypeVar
 
@@ -159,14 +159,14 @@ class Run(Generic[Batch, Loss]):
 
     def note_step(self, window: Sequence[Batch], taken: bool) -> None:
         """A step on `window` is done: move the state and the learning rates along, and switch on what is due."""
-        state, scheduler = self.state, self.scheduler
-        rows = self.batches.rows(window[0]) if len(window) == 1 else sum(map(self.batches.rows, window))
+        state, scheduler, count = self.state, self.scheduler, len(window)
+        rows = self.batches.rows(window[0]) if count == 1 else sum(map(self.batches.rows, window))
         state.position += rows
         state.samples += rows
-        state.batches += len(window)
-        for count in self.counters:
+        state.batches += count
+        for counter in self.counters:
             for batch in window:
-                count(batch)
+                counter(batch)
         state.step += 1
         state.learning_rate = scheduler.rates()[0]
         if taken:
@@ -176,8 +176,8 @@ class Run(Generic[Batch, Loss]):
             self.triggers.after_step(state, self.plan, self.control)
             self.next_due = self.triggers.quiet_until(state.step, self.plan)
 
-    def anything_due(self) -> bool:
-        """Whether there is something to do at this boundary, or something to ask the other processes about."""
+    def anything_due(self) -> Collection[str] | bool:
+        """By its truth, whether there is something to do at this boundary, or to ask the other processes about."""
         control = self.control
         return (
             control.should_log

@@ -43,7 +43,10 @@ class ScheduledRates:
         """Put the rates of the update after `updates` updates in force."""
         self.updates = updates
         factor = self.shape(updates)
-        self._rates = rates = tuple([base * factor for base in self.base_rates])
+        rates: tuple[float, ...] = ()
+        for base in self.base_rates:  # mostly one, for which a comprehension costs twice as much
+            rates += (base * factor,)
+        self._rates = rates
         self.set_rates(rates)
 
     def observe(self, metrics: Mapping[str, float]) -> None:

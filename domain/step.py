@@ -13,16 +13,12 @@ Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")
 
 
-def _nothing() -> None:
-    """What is called where nobody wants to know."""
-
-
 class StandardLearner(Generic[Batch, Loss]):
     """Answers the Learner port from a model in pieces, a number format and a way of spreading the model.
 
     micro-step: say whether gradients will meet; forward under the precision; backward through the parallelism.
     update: unscale, clip, step where that is safe, forget the gradients.
-    `before_optimizer_step` and `after_optimizer_step` are called on either side of the optimizer's step.
+    `before_optimizer_step` and `after_optimizer_step`, where given, are called on either side of the optimizer's step.
     """
 
     def __init__(
@@ -30,8 +26,8 @@ class StandardLearner(Generic[Batch, Loss]):
         trainable: Trainable[Batch, Loss],
         precision: Precision[Loss],
         parallelism: Parallelism[Loss],
-        before_optimizer_step: Callable[[], None] = _nothing,
-        after_optimizer_step: Callable[[], None] = _nothing,
+        before_optimizer_step: Callable[[], None] | None = None,
+        after_optimizer_step: Callable[[], None] | None = None,
     ) -> None:
         self.count_items = trainable.count_items
         self.set_learning_rates = trainable.set_learning_rates
@@ -44,9 +40,10 @@ class StandardLearner(Generic[Batch, Loss]):
 
     def micro_step(self, batch: Batch, window_items: object, last_of_window: bool) -> Loss:
         """Forward and backward of one micro-batch; see `Learner.micro_step`."""
-        self._parallelism.synchronise(last_of_window)
-        loss = self._forward(batch, window_items)
-        self._parallelism.backward(self._precision.scale(loss))
+        forward, precision, parallelism = self._forward, self._precision, self._parallelism
+        parallelism.synchronise(last_of_window)
+        loss = forward(batch, window_items)
+        parallelism.backward(precision.scale(loss))
         return self._trainable.detached(loss)
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
@@ -54,9 +51,11 @@ class StandardLearner(Generic[Batch, Loss]):
         trainable, precision = self._trainable, self._precision
         precision.unscale(trainable.optimizer)
         norm = trainable.clip(max_norm)
-        self._before_optimizer_step()
+        if self._before_optimizer_step:
+            self._before_optimizer_step()
         taken = precision.step(trainable.optimizer)
-        self.after_optimizer_step()
+        if self.after_optimizer_step:
+            self.after_optimizer_step()
         trainable.clear_gradients()
         return norm, taken
 

@@ -142,7 +142,8 @@ def prepare_after_first_update(
 
     def tell_and_prepare() -> None:
         standard.after_optimizer_step = tell
-        tell()
+        if tell is not None:
+            tell()
         checkpoints.prepare()
 
     standard.after_optimizer_step = tell_and_prepare

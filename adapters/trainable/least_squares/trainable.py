@@ -21,11 +21,13 @@ class LeastSquares:
     window is cut into batches, so accumulation changes nothing but the rounding.
     """
 
+    detached = staticmethod(detached)
+
     def __init__(self, model: LinearModel, optimizer: MomentumOptimizer) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.detached = detached
         self._squares = squares(model.features)
+        self._accumulate = self._add_to_gradients  # bound once: the loop asks at every step
         self._zeros = [0.0] * len(model.parameters)
 
     def count_items(self, window: Sequence[Sequence[Row]]) -> int:
@@ -62,7 +64,7 @@ class LeastSquares:
         stretches = (*self.model.stretches(self.model.parameters), *self.optimizer.stretches)
         load_stretches(stretches, self.model.pieces(parts))
 
-    def _accumulate(self, derivatives: Sequence[float]) -> None:
+    def _add_to_gradients(self, derivatives: Sequence[float]) -> None:
         gradients = self.model.gradients
         for index, derivative in enumerate(derivatives):
             gradients[index] += derivative

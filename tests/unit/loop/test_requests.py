@@ -182,7 +182,7 @@ def test_clearing_forgets_everything() -> None:
     request = requests.request_save()
     assert requests.asked == Asked(stop=True, save=True, pause=True)
     requests.clear()
-    assert (requests.pending, requests.asked, requests.reasons) == (False, Asked(), ())
+    assert (requests.pending, requests.asked, requests.reasons) == (set(), Asked(), ())
     assert request.done
 
 
@@ -282,7 +282,7 @@ def test_a_wait_looks_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "LOOK_AGAIN", 0.01)
     requests = Requests()
     requests.pause()
-    threading.Timer(0.05, lambda: requests._asked.discard("pause")).start()
+    threading.Timer(0.05, lambda: requests.pending.discard("pause")).start()
     assert requests.wait_while_paused()
 
 
