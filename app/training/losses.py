@@ -114,13 +114,11 @@ def _loss_in_force(trainer: Trainer) -> LossChoice:
     choice = trainer.loss_choice
     if not is_overridden(trainer, "compute_loss"):
         return choice
-    compute: ComputeLoss = trainer.compute_loss
-    takes_count = _takes_count(compute)
+    takes_count = _takes_count(trainer.compute_loss)
     normalises = choice.normalises and takes_count
     if trainer.loss_is_scaled_for_ga is not None:
         normalises = trainer.loss_is_scaled_for_ga
-    if not takes_count:
-        compute = _without_count(compute)
+    compute = _asked_what_it_takes(trainer.compute_loss, takes_count)
     if trainer.adapters.precision.name in HALF_FORMATS:
         compute = _with_outputs_in_full(compute)
     return LossChoice(_on_copies(compute), normalises, choice.shifted)
@@ -156,11 +154,14 @@ def _takes_count(compute_loss: Callable[..., Any]) -> bool:
     return any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def _without_count(compute_loss: Callable[..., Any]) -> ComputeLoss:
-    """A user's `compute_loss` that does not take the item count."""
+def _asked_what_it_takes(compute_loss: Callable[..., Any], takes_count: bool) -> ComputeLoss:
+    """A user's `compute_loss`: asked for outputs only where they are wanted, told the item count only if it takes it."""
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        return compute_loss(model, inputs, return_outputs=return_outputs)
+        asked: dict[str, Any] = {"return_outputs": True} if return_outputs else {}
+        if takes_count:
+            asked["num_items_in_batch"] = num_items_in_batch
+        return compute_loss(model, inputs, **asked)
 
     return compute
 

@@ -87,6 +87,12 @@ class LossWithoutOutputs(Counting):
         return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
 
 
+class LossOfModelAndInputs(Counting):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
+        self.calls += 1
+        return super().compute_loss(model, inputs)
+
+
 class LossAsDescribed(Counting):
     @wraps(Trainer.compute_loss)
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -94,16 +100,17 @@ class LossAsDescribed(Counting):
         return super().compute_loss(*args, **kwargs)
 
 
-LOSSES = [LossOfFour, LossOfFive, LossWithKeywords, LossWithoutOutputs, LossAsDescribed]
+LOSSES = [LossOfFour, LossOfFive, LossWithKeywords, LossWithoutOutputs, LossOfModelAndInputs, LossAsDescribed]
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("kind", [StepWithCount, StepWithoutCount, *LOSSES])
-def test_an_override_that_does_the_same_trains_the_same(tmp_path: Path, kind: type[Counting]) -> None:
-    """Each is called once a micro-batch, and the weights are those of a Trainer without it."""
-    trainer = trained(tmp_path, kind, **ACCUMULATED)
+def test_an_override_that_does_the_same_trains_the_same(tmp_path: Path, kind: type[Counting], bf16: bool) -> None:
+    """Each is called once a micro-batch, and the weights are those of a Trainer without it, in either precision."""
+    trainer = trained(tmp_path, kind, bf16=bf16, **ACCUMULATED)
 
     assert trainer.calls == 4
-    assert same_weights(weights(trainer), weights(trained(tmp_path, **ACCUMULATED)))
+    assert same_weights(weights(trainer), weights(trained(tmp_path, bf16=bf16, **ACCUMULATED)))
 
 
 @pytest.mark.parametrize("kind", [LossOfFour, LossOfFive, LossWithKeywords])
