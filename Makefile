@@ -16,7 +16,7 @@ train: $(VENV)/with-examples
 test: $(VENV)/with-test
 	$(PYTEST) -m "not matrix"
 
-test-all: lint types contracts $(PARTS)
+test-all: lint types contracts docs $(PARTS)
 
 $(PARTS): test-all-%: $(VENV)/with-test
 	$(PYTEST) tests/$(subst -,_,$*)

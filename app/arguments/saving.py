@@ -41,7 +41,7 @@ class Saving(Arguments):
         help="write the weights alone, without what a resumed run needs (optimizer, schedule, random streams)",
     )
     save_on_each_node: bool = argument(
-        default=False, help="write checkpoints on every machine of a run instead of on the first alone"
+        default=False, help="let one process of every machine write what save_model is asked for, not the first alone"
     )
     resume_from_checkpoint: str | None = argument(
         default=None,

@@ -11,7 +11,7 @@ class EvalPrediction:
 
     predictions: what the model returned besides its loss. label_ids: the labels. inputs, losses: where
     `include_for_metrics` asks for them. Uneven second dimensions are padded with -100. Unpacks as
-    (predictions, label_ids[, inputs][, losses]).
+    `(predictions, label_ids[, inputs][, losses])`.
     """
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
