@@ -1,11 +1,11 @@
 """What a save costs training: a 124-million-parameter transformer with AdamW on the CPU, beside the reference library.
 
-Run as `python -m tests.bench.save_stall`. Rounds are interleaved, each run in a fresh process. A gap is the time
-between the ends of two updates. The stall of a save is the longest of the two gaps around it, less the run's median
-gap. Machines stumble by themselves: of each save of a run, the first and the later ones, the median over the rounds
-counts, of these the worst, and beside it stands what is found around the same steps of runs that save nothing. The cost
-is the wall time of a run with saves less that of one without, a save; the last save is in it up to its last byte, as
-`train` returns only then.
+Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Rounds are interleaved, each run in a fresh process.
+A gap is the time between the ends of two updates. The stall of a save is the longest of the two gaps around it, less
+the run's median gap. Machines stumble by themselves: of each save of a run, the first and the later ones, the median
+over the rounds counts, of these the worst, and beside it stands what is found around the same steps of runs that save
+nothing. The cost is the wall time of a run with saves less that of one without, a save; the last save is in it up to
+its last byte, as `train` returns only then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 LIBRARIES = ("hexloop", "reference Trainer")
 GOALS = {"stall": 1 / 20, "cost": 1 / 4, "write": 0.7}
 MORE = ("wall", "peak")
-SEQUENCE, STEPS_PER_SAVE, SAVES = 16, 16, 3
+SEQUENCE, STEPS_PER_SAVE = 16, 16
 
 
 class Texts(torch.utils.data.Dataset[Any]):
@@ -46,8 +46,8 @@ class Texts(torch.utils.data.Dataset[Any]):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def train(library: str, folder: str, saving: bool) -> dict[str, Any]:
-    """One run; gives the gaps, the wall time, the peak memory in bytes and the steps."""
+def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]:
+    """One run with so many saves before its last step: their stalls, the median step, wall time and peak memory."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     if library == "hexloop":
@@ -56,7 +56,7 @@ def train(library: str, folder: str, saving: bool) -> dict[str, Any]:
         from transformers import Trainer, TrainerCallback, TrainingArguments  # type: ignore[assignment]
     torch.manual_seed(0)
     config = GPT2Config(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
-    steps = STEPS_PER_SAVE * SAVES + STEPS_PER_SAVE // 2
+    steps = STEPS_PER_SAVE * saves + STEPS_PER_SAVE // 2
     arguments: Any = TrainingArguments(
         output_dir=folder, max_steps=steps, per_device_train_batch_size=1, use_cpu=True, report_to=[],
         disable_tqdm=True, save_strategy="steps" if saving else "no", save_steps=STEPS_PER_SAVE, save_total_limit=2,
@@ -76,8 +76,8 @@ def train(library: str, folder: str, saving: bool) -> dict[str, Any]:
     wall = time.perf_counter() - began
     gaps = [later - earlier for earlier, later in itertools.pairwise(ends)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    saves = range(STEPS_PER_SAVE, steps, STEPS_PER_SAVE)
-    stalls = [max(gaps[save - 1], gaps[save]) - median(gaps) for save in saves]
+    saved = range(STEPS_PER_SAVE, steps, STEPS_PER_SAVE)
+    stalls = [max(gaps[step - 1], gaps[step]) - median(gaps) for step in saved]
     return {"stalls": stalls, "step": median(gaps), "wall": wall, "peak": peak}
 
 
@@ -102,10 +102,10 @@ def write_speed(folder: str) -> tuple[float, float]:
     return median(ours for ours, _ in speeds), median(plain for _, plain in speeds)
 
 
-def measure(library: str, saving: bool) -> dict[str, Any]:
+def measure(library: str, saving: bool, saves: int) -> dict[str, Any]:
     """One run in a fresh process and a fresh folder."""
     folder = tempfile.mkdtemp(prefix="hexloop-bench-")
-    command = [sys.executable, "-m", "tests.bench.save_stall", "--one", library, folder, str(int(saving))]
+    command = [sys.executable, "-m", "tests.bench.save_stall", "--one", library, folder, str(int(saving)), str(saves)]
     try:
         done = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     finally:
@@ -122,12 +122,13 @@ def worst_save(runs: list[dict[str, Any]]) -> float:
 
 def summary(having: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict[str, float]:
     """The figures of a library, in seconds and bytes, of its runs with saves and without."""
+    saves = len(having[0]["stalls"]) + 1  # the last step saves too
     more = {name: median(run[name] for run in having) - median(run[name] for run in without) for name in MORE}
     return {
         "step": median(run["step"] for run in having),
         "stall": worst_save(having),
         "unsteadiness": worst_save(without),
-        "cost": more["wall"] / (SAVES + 1),  # the last step saves too
+        "cost": more["wall"] / saves,
         "peak": more["peak"],
     }
 
@@ -135,20 +136,22 @@ def summary(having: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", nargs=3, metavar=("LIBRARY", "FOLDER", "SAVING"))
+    parser.add_argument("--saves", type=int, default=8, help="saves before a run's last step")
+    parser.add_argument("--one", nargs=4, metavar=("LIBRARY", "FOLDER", "SAVING", "SAVES"))
     options = parser.parse_args()
     if options.one:
-        library, folder, saving = options.one
-        print(json.dumps(train(library, folder, bool(int(saving)))))
+        library, folder, saving, saves = options.one
+        print(json.dumps(train(library, folder, bool(int(saving)), int(saves))))
         return
     found: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for turn in range(options.rounds):
         for library in LIBRARIES if turn % 2 == 0 else LIBRARIES[::-1]:
             for saving in (True, False):
-                run = measure(library, saving)
+                run = measure(library, saving, options.saves)
                 found.setdefault((library, saving), []).append(run)
                 stalls = ", ".join(f"{stall:.3f}" for stall in run["stalls"])
-                print(f"{library}, {'saves' if saving else 'no save'}: step {run['step']:.3f} s, stalls {stalls} s")
+                told = f"step {run['step']:.3f} s, stalls {stalls} s, in all {run['wall']:.1f} s"
+                print(f"{library}, {'saves' if saving else 'no save'}: {told}", flush=True)
     rows = {library: summary(found[library, True], found[library, False]) for library in LIBRARIES}
     print(f"{'':<20}{'step s':>8}{'stall s':>9}{'without a save s':>18}{'cost a save s':>15}{'peak GB more':>14}")
     for library, row in rows.items():
