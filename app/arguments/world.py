@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
 _JOINED: list[TorchCollectives] = []
 """The processes that this one has met. torch.distributed has one world a process, so there is one here."""
-
-
-OF_DEVICES = frozenset({"nccl", "xccl", "hccl", "cncl", "mccl"})
-"""What carries the tensors of one kind of device alone. Others carry the host's as well."""
 
 
 def join(args: DerivedValues) -> Collectives:
@@ -43,19 +38,17 @@ def join(args: DerivedValues) -> Collectives:
 
 
 def backend_for(args: DerivedValues) -> str:
-    """How the processes' tensors travel: as the arguments say, else as fits the device.
+    """How the processes' tensors travel. Under FSDP the host's do, too: of what is kept there norms are added up."""
+    from hexloop.adapters.collectives.torch.meeting import backend_of
 
-    Where that carries no tensors of the host, FSDP has gloo beside it: of what is kept there norms are added up.
-    """
-    kind = args.device.type
-    chosen = args.ddp_backend or {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
-    fsdp = bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP")
-    return f"cpu:gloo,{kind}:{chosen}" if fsdp and kind != "cpu" and chosen in OF_DEVICES else chosen
+    return backend_of(args.device.type, args.ddp_backend, bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP"))
 
 
 def _meet(args: DerivedValues, process: Launched) -> None:
     import torch
     import torch.distributed as dist
+
+    from hexloop.adapters.collectives.torch.meeting import is_built_in, part
 
     if dist.is_initialized():
         if dist.get_world_size() != process.world_size:
@@ -67,7 +60,7 @@ def _meet(args: DerivedValues, process: Launched) -> None:
             )
         return
     backend = backend_for(args)
-    if not all(dist.is_backend_available(each.rpartition(":")[2]) for each in backend.split(",")):
+    if not is_built_in(backend):
         raise ConfigurationError(
             [
                 f"You chose ddp_backend={args.ddp_backend or backend!r}, but this torch is built without it; choose "
@@ -93,18 +86,3 @@ def _meet(args: DerivedValues, process: Launched) -> None:
             "port."
         ) from error
     atexit.register(part, _JOINED, backend)
-
-
-def part(joined: list[TorchCollectives], backend: str) -> None:
-    """Leave together and in order: gloo's threads may abort a process whose partners go at another time.
-
-    backend: of the default group. NCCL's waits for the work in flight before it goes, and without the others that never
-    ends; left alone, it gives that work up when the process ends.
-    """
-    import torch.distributed as dist
-
-    ends = [collectives.leave() for collectives in joined]
-    joined.clear()
-    if (ends and all(ends)) or "nccl" not in backend:
-        with suppress(Exception):  # whoever left before has closed the connection
-            dist.destroy_process_group()

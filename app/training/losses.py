@@ -155,7 +155,7 @@ def _takes_count(compute_loss: Callable[..., Any]) -> bool:
 
 
 def _asked_what_it_takes(compute_loss: Callable[..., Any], takes_count: bool) -> ComputeLoss:
-    """A user's `compute_loss`: asked for outputs only where they are wanted, told the item count only if it takes it."""
+    """A user's `compute_loss`, asked for outputs only where they are wanted, and told the item count if it takes it."""
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         asked: dict[str, Any] = {"return_outputs": True} if return_outputs else {}
