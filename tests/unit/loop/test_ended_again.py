@@ -41,6 +41,16 @@ def test_a_run_that_is_ended_as_it_begins_takes_no_step(at: int, announced: bool
     assert again.run.state.step == at
 
 
+def test_a_run_that_its_plan_ended_within_an_epoch_is_over() -> None:
+    """Resumed at its last step, it does not tell of that epoch again."""
+    first = make_small(max_steps=3, triggers=every(save=1))
+    first.events()
+    again = make_small(max_steps=3, storage=first.storage)
+    resume(again, "checkpoint-3")
+    again.run.state.epoch_ended = True
+    assert names(again.events()) == ["TrainBegan", "Logged", "TrainEnded"]
+
+
 class Unmeasured(StandardLearner[Any, Any]):
     """Updates, and measures no gradient."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -53,13 +54,16 @@ def test_micro_steps_are_announced_but_for_the_last_of_their_window() -> None:
 
 
 def test_the_first_step_can_be_checked_by_hand() -> None:
-    """One step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, without clipping."""
-    small = make_small(rows=ROWS[:2], epochs=1, max_norm=0)
+    """One step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, unclipped; and its log."""
+    small = make_small(rows=ROWS[:2], epochs=1, max_norm=0, triggers=every(log=1))
     small.events()
     gradient_weight = 2 * (1 * 1 + 0.75 * 0.875) / 2  # errors and features are of opposite sign
     gradient_bias = 2 * (1 + 0.75) / 2
     assert small.parameters == pytest.approx([0.1 * gradient_weight, -0.1 * gradient_bias])
-    assert small.logs[-1]["train_loss"] == pytest.approx((1 + 0.75**2) / 2)
+    loss = (1 + 0.75**2) / 2
+    norm = math.hypot(gradient_weight, gradient_bias)
+    assert small.logs[0] == pytest.approx({"loss": loss, "grad_norm": norm, "learning_rate": 0.1})
+    assert small.logs[-1]["train_loss"] == pytest.approx(loss)
 
 
 def test_losses_fall() -> None:
