@@ -71,7 +71,7 @@ class Requests:
     """The letter box of a run. Any thread may call any method at any time; none waits but `wait_while_paused`.
 
     Nothing here takes a lock that the same thread cannot take again, so that a signal handler may ask as well.
-    pending: what is asked for; others only read it. The loop looks at each step whether it is empty.
+    pending: what is asked for, always the same set; others only read it. The loop looks into it at each step.
     """
 
     pending: set[str] = field(factory=set, init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import frozen
 
 from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, STEPS, check, number
 
@@ -18,18 +18,16 @@ class Linear:
 
     num_warmup_steps: float
     num_training_steps: float
-    _decay_steps: float = field(default=1, init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         check(self, num_warmup_steps=STEPS, num_training_steps=STEPS)
-        object.__setattr__(self, "_decay_steps", max(1, self.num_training_steps - self.num_warmup_steps))
 
     def __call__(self, step: int) -> float:
         """The factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         if step < self.num_training_steps:
-            return (self.num_training_steps - step) / self._decay_steps
+            return (self.num_training_steps - step) / max(1, self.num_training_steps - self.num_warmup_steps)
         return 0.0
 
 
