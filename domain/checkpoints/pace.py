@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-PIECE = 1 << 23
+PIECE = 1 << 25
 """Bytes between two rests."""
 
 SHARE = 1 / 8

@@ -82,10 +82,13 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
 
 
 def write_speed(folder: str) -> tuple[float, float]:
-    """Bytes a second of a checkpoint's files through hexloop's local storage, and of plain writing plus fsync."""
+    """Bytes a second of a snapshot through hexloop's local storage, and of plain writing plus fsync."""
+    from hexloop.adapters.snapshots.torch.host_memory import room_for
     from hexloop.adapters.storage.local import LocalStorage
 
-    data = memoryview(torch.randint(0, 255, (3 << 28,), dtype=torch.uint8).numpy().data)
+    noise = torch.randint(0, 255, (3 << 28,), dtype=torch.uint8)
+    (room,) = room_for([noise])
+    data = memoryview(room.copy_(noise).numpy().data)
     speeds = []
     for attempt in range(3):
         began = time.perf_counter()

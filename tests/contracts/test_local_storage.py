@@ -3,19 +3,26 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.adapters.storage.local.writing import BLOCK
+from hexloop.adapters.storage.local.writing import BLOCK, PAGE, WORTH
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, Stored
+
+SIZES = [0, 5, PAGE, WORTH - 1, WORTH, WORTH + 1, WORTH + PAGE - 1, 2 * WORTH]
+"""Of chunks: around what is worth a write of its own."""
 
 DATA = bytes(range(256)) * 40_000
 """Ten megabytes: more than one chunk."""
@@ -25,6 +32,13 @@ DATA = bytes(range(256)) * 40_000
 def storage(tmp_path: Path) -> LocalStorage:
     """A storage whose folder is not there yet."""
     return LocalStorage(tmp_path / "some" / "root")
+
+
+def pages_of_noise() -> mmap.mmap:
+    """A few megabytes that begin with a page of memory."""
+    memory = mmap.mmap(-1, 3 * WORTH)
+    memory.write(random.Random(0).randbytes(len(memory)))
+    return memory
 
 
 def root_of(storage: LocalStorage) -> Path:
@@ -259,9 +273,49 @@ def test_large_files_hold_what_was_written(tmp_path: Path, size: int, chunk: int
     assert stored.size == size
 
 
+@given(
+    cuts=st.lists(st.tuples(st.sampled_from([0, 1, 512, PAGE]), st.sampled_from(SIZES)), max_size=5),
+    readable_only=st.booleans(),
+)
+def test_bytes_are_written_from_wherever_they_lie(cuts: list[tuple[int, int]], readable_only: bool) -> None:
+    """Whether chunks begin and end with pages of memory and of the file or not, the file is what they hold."""
+    memory = memoryview(pages_of_noise())
+    chunks = [memory[start : start + size] for start, size in cuts]
+    if readable_only:
+        chunks = [chunk.toreadonly() for chunk in chunks]
+    with TemporaryDirectory() as folder:
+        LocalStorage(folder).write("file", chunks)
+        assert Path(folder, "file").read_bytes() == b"".join(chunks)
+
+
+def test_whole_pages_are_written_from_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large chunk that begins with a page of memory, where the file has come to one, is not copied first."""
+    memory, write, in_place = pages_of_noise(), os.write, []
+
+    def watching(descriptor: int, data: memoryview) -> int:
+        if data.obj is memory:
+            in_place.append(len(data))
+        return write(descriptor, data)
+
+    whole = memoryview(memory)
+    chunks: list[bytes | memoryview] = [
+        bytes(PAGE),
+        whole[: WORTH + 5],
+        whole[PAGE : PAGE + WORTH],
+        bytes(PAGE - 5),
+        whole[: 2 * PAGE + WORTH],
+    ]
+    monkeypatch.setattr(os, "write", watching)
+    LocalStorage(tmp_path).write("file", chunks)
+    monkeypatch.undo()
+    assert in_place == [WORTH, WORTH + 2 * PAGE]
+    assert (tmp_path / "file").read_bytes() == b"".join(chunks)
+
+
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EFAULT])
 @pytest.mark.parametrize("refused_at", [1, 2])
 def test_a_file_system_that_wants_its_cache_gets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: int, refusal: int
 ) -> None:
     """Where a write past the cache is refused, be it after one that was taken, it goes on through the cache."""
     write, refused = os.write, []
@@ -271,7 +325,7 @@ def test_a_file_system_that_wants_its_cache_gets_it(
         if flags & os.O_DIRECT:
             refused.append(len(data))
             if len(refused) == refused_at:
-                raise OSError(errno.EINVAL, "Invalid argument")
+                raise OSError(refusal, os.strerror(refusal))
             return write(descriptor, data[: BLOCK // 2])
         return write(descriptor, data)
 

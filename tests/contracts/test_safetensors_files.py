@@ -13,7 +13,7 @@ import safetensors.numpy
 from attrs import evolve
 
 from hexloop.adapters.contents.checkpoint.stream import Stream
-from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES, join, tensor_file, tensor_parts
+from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES, PAGE, join, tensor_file, tensor_parts
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.state import Part
 from tests.contracts.keepers import array_of, assert_equal, part_of, weights
@@ -26,6 +26,24 @@ def test_large_items_come_first_so_that_each_tensor_is_aligned() -> None:
     assert length % 8 == 0
     for entry in json.loads(data[8 : 8 + length]).values():
         assert entry["data_offsets"][0] % ITEM_BYTES[entry["dtype"]] == 0
+
+
+def test_tensors_of_whole_pages_begin_with_a_page_of_the_file() -> None:
+    """So does the largest of the others, behind them; readers of the format take the padded header."""
+    arrays = {
+        "bias": np.arange(5, dtype="<f4"),
+        "odd": np.arange(PAGE + 3, dtype="<f4"),
+        "half": np.ones((2, PAGE), "<f2"),
+        "weight": np.arange(PAGE, dtype="<f4"),
+        "larger odd": np.arange(2 * PAGE + 1, dtype="<f4"),
+    }
+    data = b"".join(tensor_file("a", join(part_of(name, array) for name, array in arrays.items())).chunks)
+    (length,) = struct.unpack("<Q", data[:8])
+    places = {name: 8 + length + entry["data_offsets"][0] for name, entry in json.loads(data[8 : 8 + length]).items()}
+    assert sorted(places, key=places.__getitem__) == ["half", "weight", "larger odd", "odd", "bias"]
+    assert [places[name] % PAGE for name in ("half", "weight", "larger odd")] == [0, 0, 0]
+    loaded = safetensors.numpy.load(data)
+    assert all(np.array_equal(loaded[name], array) for name, array in arrays.items())
 
 
 def test_one_tensor_at_a_time_is_in_memory() -> None:

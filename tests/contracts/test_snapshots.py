@@ -9,6 +9,7 @@ import torch
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.snapshots.torch.host_copier import PIECE
+from hexloop.adapters.snapshots.torch.host_memory import PAGE
 from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.app.contracts.snapshots import SnapshotsContract
 from hexloop.ports.snapshots import Snapshots
@@ -77,6 +78,17 @@ class TestTorchSnapshots(SnapshotsContract):
             (taken,) = snapshots.take("model", [part_of("weight", tensor)])
             address = torch.frombuffer(taken.read(), dtype=torch.uint8).data_ptr()
             assert address == reserved.data_ptr()
+
+    def test_large_tensors_begin_with_a_page_of_memory(self) -> None:
+        """A disk can take those of a page or more from where they lie, whatever lies between them."""
+        snapshots = TorchSnapshots()
+        tensors = [torch.ones(count) for count in (1, 1024, 3, 5000, 1023, 2048)]
+        parts = [part_of(f"layer.{place}", tensor) for place, tensor in enumerate(tensors)]
+        snapshots.reserve({"model": parts})()
+        large = [buffer for buffer in snapshots._buffers.values() if buffer.nbytes >= PAGE]
+        assert [buffer.numel() for buffer in large] == [1024, 5000, 2048]
+        assert [buffer.data_ptr() % PAGE for buffer in large] == [0, 0, 0]
+        assert [bytes(part.read()) for part in snapshots.take("model", parts)] == [bytes(part.read()) for part in parts]
 
     def test_a_tensor_of_another_size_gets_other_memory(self) -> None:
         """A value that grew is copied whole."""

@@ -2,7 +2,9 @@
 
 The format: the header's length as 8 bytes, little-endian; the header, a JSON object with each tensor's dtype, shape and
 place, padded with spaces to a multiple of 8 bytes; the tensors' bytes without gaps
-(https://huggingface.co/docs/safetensors).
+(https://huggingface.co/docs/safetensors). Here tensors of whole pages come first, and the padding goes on to the end of
+a page where a tensor is as large as one: each of those then begins where one of a disk's blocks does, and can be
+written from where it lies, and mapped.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ ITEM_BYTES = {
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
 }  # fmt: skip
+
+PAGE = 4096
+"""Bytes; a multiple of what disks and file systems in use move at once."""
 
 LONGEST_HEADER = 100_000_000
 """The safetensors library reads no longer header, in bytes."""
@@ -88,8 +93,16 @@ def _joined(name: str, slices: list[Part]) -> Tensor:
 
 
 def tensor_file(path: str, tensors: Sequence[Tensor], metadata: dict[str, str] | None = None) -> File:
-    """The tensors as a safetensors file, those with the larger items first, so that each is aligned to its item."""
-    return File(path, _file_chunks(sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor.dtype]), metadata))
+    """The tensors as a safetensors file.
+
+    Those of whole pages come first, then those with the larger items, so that each is aligned to its page or item; of
+    the latter the largest first, as one of them begins with a page, too.
+    """
+    return File(path, _file_chunks(sorted(tensors, key=_rank), metadata))
+
+
+def _rank(tensor: Tensor) -> tuple[int, int]:
+    return (-ITEM_BYTES[tensor.dtype], -tensor.size) if tensor.size % PAGE else (-PAGE, 0)
 
 
 def _file_chunks(tensors: Sequence[Tensor], metadata: dict[str, str] | None) -> Iterator[bytes | memoryview]:
@@ -99,7 +112,8 @@ def _file_chunks(tensors: Sequence[Tensor], metadata: dict[str, str] | None) -> 
         place = [start, start := start + tensor.size]
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": place}
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    unit = PAGE if any(tensor.size >= PAGE for tensor in tensors) else 8
+    encoded += b" " * (-(8 + len(encoded)) % unit)
     yield struct.pack("<Q", len(encoded)) + encoded
     for tensor in tensors:
         yield from tensor.chunks()

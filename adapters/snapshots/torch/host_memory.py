@@ -14,22 +14,30 @@ PAGE = 4096
 """The smallest unit of memory that an operating system hands out, in bytes."""
 
 ALIGNMENT = 64
-"""Bytes: where each tensor begins; a line of the processor's cache."""
+"""Bytes: where a small tensor begins; a line of the processor's cache. One of a page or more begins with a page."""
 
 
 def room_for(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors of the same shapes and kinds, side by side, in pages that are handed out already.
 
-    Where the system has large pages they are used: a copy then spends no time on looking up where pages are.
+    Where the system has large pages they are used: a copy then spends no time on looking up where pages are. Tensors of
+    a page or more begin with one, as a disk wants it that takes bytes from where they lie.
     """
-    sizes = [-(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
-    memory = _memory(sum(sizes))
+    rooms = [_room(tensor.nbytes) for tensor in tensors]
+    memory = _memory(sum(rooms))
     memory[::PAGE] = 0
-    starts = accumulate(sizes, initial=0)
+    largest_first = sorted(range(len(rooms)), key=lambda place: -rooms[place])
+    starts = dict(zip(largest_first, accumulate((rooms[place] for place in largest_first), initial=0), strict=False))
     return [
-        memory[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=False)
+        memory[starts[place] : starts[place] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for place, tensor in enumerate(tensors)
     ]
+
+
+def _room(size: int) -> int:
+    """What a tensor of so many bytes takes up."""
+    unit = PAGE if size >= PAGE else ALIGNMENT
+    return -(-size // unit) * unit
 
 
 def _memory(size: int) -> Tensor:

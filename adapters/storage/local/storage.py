@@ -17,7 +17,10 @@ from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullE
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
 CHUNK = 1 << 22
-"""Bytes that are read, or hashed and written, at a time."""
+"""Bytes that are read at a time."""
+
+PIECE = 1 << 25
+"""Bytes that are written and hashed at a time."""
 
 DIGESTS = ("xxh3-128", "blake2b")
 
@@ -144,8 +147,8 @@ class LocalStorage:
         with FileWriter(descriptor) as writer:
             for chunk in chunks:
                 data = memoryview(chunk).cast("B")
-                for start in range(0, len(data), CHUNK):
-                    piece = data[start : start + CHUNK]
+                for start in range(0, len(data), PIECE):
+                    piece = data[start : start + PIECE]
                     with self._reporting(f"write {path}"):
                         writer.write(piece)
                     summary.update(piece)
