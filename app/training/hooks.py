@@ -115,6 +115,7 @@ class OverriddenBatchSamples:
         takes_device = "device" in inspect.signature(get_batch_samples).parameters
         self._get = partial(get_batch_samples, device=device) if takes_device else get_batch_samples
         self._count: object = None
+        self.window_length: int | None = None
 
     @property
     def last_of_window(self) -> bool:
@@ -132,5 +133,5 @@ class OverriddenBatchSamples:
 
     def count_items(self, window: Sequence[Any]) -> object:
         """The user's count of the present window."""
-        counted = self.learner.count_items(window)
-        return counted if self._count is None else self._count
+        self.window_length = len(window)
+        return self.learner.count_items(window) if self._count is None else self._count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from hexloop import Trainer
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from tests.end_to_end.small.models import Net, Stream, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
@@ -220,6 +221,20 @@ def test_a_count_of_ones_own_reaches_the_loss(tmp_path: Path) -> None:
     assert counts == [1234] * 4
 
 
+def test_each_window_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that add their counts up do so once a window, though what is overridden has counted it already."""
+    windows, count_items = [], TorchTrainable.count_items
+
+    def counting(trainable: TorchTrainable, window: Sequence[Any]) -> Any:
+        windows.append(len(window))
+        return count_items(trainable, window)
+
+    monkeypatch.setattr(TorchTrainable, "count_items", counting)
+    small_trainer(tmp_path, Pairs, gradient_accumulation_steps=2, num_train_epochs=2).train()
+
+    assert windows == [2, 2, 2, 2]
+
+
 def test_a_window_can_be_had_without_a_run(tmp_path: Path) -> None:
     """As many batches as there are, and no count."""
     batches, count = small_trainer(tmp_path).get_batch_samples(iter([1, 2, 3]), 5, torch.device("cpu"))
@@ -271,7 +286,11 @@ class WithoutContext(Trainer):
         return loss.detach()
 
 
-@pytest.mark.parametrize("kind", [WrittenOut, WithoutContext])
+class WrittenOutOverOwnWindows(WrittenOut, Pairs):
+    """Both at once."""
+
+
+@pytest.mark.parametrize("kind", [WrittenOut, WithoutContext, WrittenOutOverOwnWindows])
 def test_a_step_of_ones_own_computes_in_the_run_s_format(tmp_path: Path, kind: type[Trainer]) -> None:
     """It trains as the standard step does under mixed precision, and leaves the model's forward as it was."""
     formats: list[torch.dtype] = []

@@ -81,5 +81,4 @@ def test_both_train_alike(engine: str, cases: dict[str, dict[str, Any]], tmp_pat
     for name in cases:
         if name in DIFFERENT:
             set_apart(DIFFERENT[name], ours[name], reference[name])
-        known = Tolerance(logged=1e-5, gradient=None if engine == "zero" else 1e-6)
-        assert_same_run(ours[name], reference[name], known, min_steps=STEPS)
+        assert_same_run(ours[name], reference[name], Tolerance(logged=1e-5), min_steps=STEPS)

@@ -24,7 +24,7 @@ from tests.end_to_end.parity.data import samples_for
 from tests.end_to_end.parity.models import make_model, summed
 from tests.end_to_end.parity.runs import BOTH, Outcome
 from tests.engines.processes import QUIET, ROOT, free_port
-from tests.engines.several.whole import KeepingGradients, kept_gradients, whole_weights
+from tests.engines.several.whole import KeepingGradients, KeepingGradientsOfDeepSpeed, kept_gradients, whole_weights
 
 LIMIT = 240
 """Seconds after which a launch has failed."""
@@ -80,9 +80,9 @@ def _train_one(library: Any, engine: str, folder: Path, case: dict[str, Any]) ->
         **parts,
     )
     trainer.remove_callback(library.PrinterCallback)
-    if library.__name__ == "hexloop" or engine != "zero":  # there the reference tells of a step that it has taken
-        keeping = type("Keeping", (KeepingGradients, library.TrainerCallback), {"trainer": trainer})
-        trainer.add_callback(keeping())
+    tells_late = library.__name__ != "hexloop" and engine == "zero"  # of a step that the engine has taken
+    kind = KeepingGradientsOfDeepSpeed if tells_late else KeepingGradients
+    trainer.add_callback(type("Keeping", (kind, library.TrainerCallback), {"trainer": trainer})())
     output = trainer.train()
     weights = whole_weights(trainer.model_wrapped)
     if trainer.is_world_process_zero():

@@ -23,9 +23,33 @@ class KeepingGradients:
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if state.global_step < self.updates:
-            found = whole_gradients(self.trainer.model_wrapped)
-            if self.trainer.is_world_process_zero():
-                save_file(found, gradients_file(args.output_dir, state.global_step))
+            self.keep(args.output_dir, state.global_step)
+
+    def keep(self, folder: str, update: int) -> None:
+        """Write down the gradients as they are now."""
+        found = whole_gradients(self.trainer.model_wrapped)
+        if self.trainer.is_world_process_zero():
+            save_file(found, gradients_file(folder, update))
+
+
+class KeepingGradientsOfDeepSpeed(KeepingGradients):
+    """The same before the engine's own first step, for who takes that before the callbacks hear of it."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step > 0:
+            return
+        engine = self.trainer.model_wrapped
+        step = engine.step
+
+        def keep_and_step(*words: Any, **named: Any) -> Any:
+            del engine.step
+            self.keep(args.output_dir, 0)
+            return step(*words, **named)
+
+        engine.step = keep_and_step
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        pass
 
 
 def gradients_file(folder: str | Path, update: int) -> Path:
