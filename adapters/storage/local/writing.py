@@ -27,7 +27,8 @@ class FileWriter:
     What is written for good need not be kept in memory a second time, and a copy into the cache takes the processor and
     the memory's bandwidth from whoever computes meanwhile. Only whole pages can go that way, to where a page of the
     file begins: from where they lie, or, where that is not at the beginning of a page, from a copy of a block. The end
-    of the file goes through the cache.
+    of the file goes through the cache. A process that forks meanwhile does no harm, as it would to reading past the
+    cache: nobody changes the bytes before they are written.
     """
 
     def __init__(self, descriptor: int) -> None:
