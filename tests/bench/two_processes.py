@@ -93,11 +93,15 @@ def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
 LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
     "by hand": by_hand,
     "hexloop": lambda *job: by_hexloop(*job, ddp_find_unused_parameters=False),
+    "hexloop, equal weights": lambda *job: by_hexloop(
+        *job, ddp_find_unused_parameters=False, loss_weighting="reference"
+    ),
     "hexloop, looking": by_hexloop,
     "accelerate": by_accelerate,
     "reference Trainer": by_reference,
 }
-"""`looking`: for parameters without gradient, as hexloop and the reference Trainer do by default."""
+"""`equal weights`: the mean of the processes' means, as by hand, where hexloop by itself adds up the items of all.
+`looking`: for parameters without gradient, as hexloop and the reference Trainer do by default."""
 
 
 def one_rank(workload: str, libraries: Sequence[str]) -> None:
@@ -161,10 +165,10 @@ def main() -> None:
         for library, microseconds in measure(options.workload, order if turn % 2 == 0 else order[::-1]).items():
             found[library].append(microseconds)
     print(f"{options.workload}, two processes, {options.rounds} rounds; goal for hexloop: at most {GOAL}")
-    print(f"{'':<20}{'us a step':>11}{'ratio':>8}{'least':>8}{'most':>8}")
+    print(f"{'':<24}{'us a step':>11}{'ratio':>8}{'least':>8}{'most':>8}")
     for library, times in found.items():
         ratios = [one / other for one, other in zip(times, found["by hand"], strict=True)]
-        print(f"{library:<20}{median(times):>11.0f}{median(ratios):>8.3f}{min(ratios):>8.3f}{max(ratios):>8.3f}")
+        print(f"{library:<24}{median(times):>11.0f}{median(ratios):>8.3f}{min(ratios):>8.3f}{max(ratios):>8.3f}")
 
 
 if __name__ == "__main__":
