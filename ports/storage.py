@@ -14,6 +14,13 @@ from typing import Protocol
 
 from attrs import frozen
 
+PAGE = 4096
+"""Bytes: a page of memory at the smallest, and a multiple of what disks move at once.
+
+A storage may take a large chunk from where it lies, without a copy, where it begins at a multiple of this both in
+memory and in the file. Whoever lays out either sees to that.
+"""
+
 
 class Publication(Enum):
     """What makes a folder appear whole: one rename, or the manifest being its last file to appear."""

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.adapters.storage.local.writing import BLOCK, PAGE, WORTH
+from hexloop.adapters.storage.local.writing import BLOCK, WORTH
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
-from hexloop.ports.storage import Entry, Publication, Stored
+from hexloop.ports.storage import PAGE, Entry, Publication, Stored
 
 SIZES = [0, 5, PAGE, WORTH - 1, WORTH, WORTH + 1, WORTH + PAGE - 1, 2 * WORTH]
 """Of chunks: around what is worth a write of its own."""

@@ -13,9 +13,10 @@ import safetensors.numpy
 from attrs import evolve
 
 from hexloop.adapters.contents.checkpoint.stream import Stream
-from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES, PAGE, join, tensor_file, tensor_parts
+from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES, join, tensor_file, tensor_parts
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.state import Part
+from hexloop.ports.storage import PAGE
 from tests.contracts.keepers import array_of, assert_equal, part_of, weights
 
 

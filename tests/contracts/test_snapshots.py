@@ -9,11 +9,11 @@ import torch
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.snapshots.torch.host_copier import PIECE
-from hexloop.adapters.snapshots.torch.host_memory import PAGE
 from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.app.contracts.snapshots import SnapshotsContract
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import Part
+from hexloop.ports.storage import PAGE
 
 
 def reading(data: bytearray) -> Callable[[], memoryview]:

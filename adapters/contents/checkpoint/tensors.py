@@ -23,6 +23,7 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.strict_json import read_json
 from hexloop.ports.files import File
 from hexloop.ports.state import Part
+from hexloop.ports.storage import PAGE
 
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8,
@@ -30,9 +31,6 @@ ITEM_BYTES = {
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
 }  # fmt: skip
-
-PAGE = 4096
-"""Bytes; a multiple of what disks and file systems in use move at once."""
 
 LONGEST_HEADER = 100_000_000
 """The safetensors library reads no longer header, in bytes."""

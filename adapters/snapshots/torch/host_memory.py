@@ -10,8 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-PAGE = 4096
-"""The smallest unit of memory that an operating system hands out, in bytes."""
+from hexloop.ports.storage import PAGE
 
 ALIGNMENT = 64
 """Bytes: where a small tensor begins; a line of the processor's cache. One of a page or more begins with a page."""

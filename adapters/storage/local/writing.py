@@ -8,11 +8,10 @@ import mmap
 import os
 from contextlib import suppress
 
+from hexloop.ports.storage import PAGE
+
 BLOCK = 1 << 23
 """Bytes of which the disk gets a copy at once."""
-
-PAGE = 4096
-"""Bytes; memory and file have to begin and end at multiples of it for what passes the cache."""
 
 WORTH = 1 << 20
 """Bytes that are worth a write of their own."""
