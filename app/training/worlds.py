@@ -9,7 +9,7 @@ from attrs import frozen
 
 from hexloop.adapters.batches.torch.dispatch import Dispatcher
 from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
-from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
+from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_host_world, exact_world
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.parallelism import Parallelism
@@ -23,11 +23,14 @@ def world_of(trainer: Trainer, normalises: bool) -> World:
 
     normalises: the loss divides by the count that it is given.
     """
-    args, size = trainer.args, trainer.adapters.collectives.world_size
-    if size == 1:
+    args, collectives, device = trainer.args, trainer.adapters.collectives, trainer.adapters.device.name
+    if collectives.world_size == 1:
         return ALONE
-    exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
-    return exact_world(size, trainer.adapters.device.name) if exact else even_world(size)
+    if not (args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"):
+        return even_world(collectives.world_size)
+    if device == "cpu":
+        return exact_host_world(collectives)
+    return exact_world(collectives.world_size, device)
 
 
 def totals_of(trainer: Trainer) -> Callable[[Sequence[float]], Sequence[float]]:

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from hexloop.adapters.collectives.torch import TorchCollectives
+from hexloop.adapters.collectives.torch.mailbox import CAPACITY
 from hexloop.adapters.collectives.torch.meeting import part
 from hexloop.app.contracts.collectives import CollectivesContract
 from hexloop.domain.errors import CollectiveError
@@ -23,9 +24,9 @@ Result = TypeVar("Result")
 TIMEOUT = 20.0
 
 
-def agreeing(size: int, function: Callable[[Collectives], Result], timeout: float = TIMEOUT) -> list[Result]:
+def agreeing(size: int, function: Callable[[Collectives], Result], through_memory: bool = True) -> list[Result]:
     """What the function gives in each of `size` processes; raises what one raised."""
-    outcomes = in_processes(size, lambda _rank: function(TorchCollectives(timeout)))
+    outcomes = in_processes(size, lambda _rank: function(TorchCollectives(TIMEOUT, through_memory=through_memory)))
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
@@ -36,15 +37,40 @@ class TestTwoProcesses(CollectivesContract):
     """A world of two real processes."""
 
     world_size = 2
+    through_memory = True
 
     def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
         """In forked processes."""
-        return agreeing(self.world_size, function)
+        return agreeing(self.world_size, function, self.through_memory)
+
+    def test_more_numbers_than_memory_has_room_for_are_reduced(self) -> None:
+        """What is too long for a message goes over connections, in its turn."""
+        lengths = (1, CAPACITY, CAPACITY + 1, 2)
+
+        def reduce(rank: Collectives) -> list[tuple[float, ...]]:
+            pending = [rank.start_reduction([rank.rank + 1.0] * length, Reduction.SUM) for length in lengths]
+            return [each.result() for each in pending]
+
+        total = sum(range(self.world_size + 1))
+        assert self.run(reduce) == [[(total,) * length for length in lengths]] * self.world_size
+
+
+class TestTwoProcessesThatShareNoMemory(TestTwoProcesses):
+    """A world of two real processes, as if they were on two machines."""
+
+    through_memory = False
 
 
 @pytest.mark.matrix
 class TestFourProcesses(TestTwoProcesses):
     """A world of four real processes."""
+
+    world_size = 4
+
+
+@pytest.mark.matrix
+class TestFourProcessesThatShareNoMemory(TestTwoProcessesThatShareNoMemory):
+    """A world of four real processes, as if they were on four machines."""
 
     world_size = 4
 
@@ -55,21 +81,29 @@ def told(size: int, function: Callable[[Collectives], object], timeout: float = 
     return {rank: str(each) for rank, each in enumerate(outcomes) if isinstance(each, CollectiveError)}
 
 
-def test_a_rank_that_is_stuck_is_named() -> None:
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (lambda ranks: ranks.barrier("all are here"), "the barrier 'all are here'"),
+        (lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result(), "the sum of 1 numbers"),
+    ],
+)
+def test_a_rank_that_is_stuck_is_named(operation: Callable[[Collectives], object], name: str) -> None:
     """Those who waited in vain for a rank say within the time-out which one it was, and of whom they know nothing."""
 
     def get_stuck(ranks: Collectives) -> None:
         if ranks.rank == 1:
             time.sleep(20)
         else:
-            ranks.barrier("all are here")
+            operation(ranks)
 
     errors = told(3, get_stuck, timeout=8)
     assert errors.keys() == {0, 2}
-    assert all("the barrier 'all are here', but rank 1 never came" in error for error in errors.values())
+    assert all(f"{name}, but rank 1 never came" in error for error in errors.values())
 
 
-def test_a_rank_that_dies_is_named_at_once() -> None:
+@pytest.mark.parametrize("through_memory", [True, False])
+def test_a_rank_that_dies_is_named_at_once(through_memory: bool) -> None:
     """The death of a process is noticed long before the time-out."""
 
     def reduce(ranks: Collectives) -> None:
@@ -85,7 +119,7 @@ def test_a_rank_that_dies_is_named_at_once() -> None:
         assert caught.value.missing == (1,)
         return time.monotonic() - began
 
-    first, second, third = in_processes(3, lambda _rank: die(TorchCollectives(60)))
+    first, second, third = in_processes(3, lambda _rank: die(TorchCollectives(60, through_memory=through_memory)))
     assert isinstance(second, ChildProcessError)
     assert isinstance(first, float), first
     assert isinstance(third, float), third
@@ -93,7 +127,13 @@ def test_a_rank_that_dies_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_the_cause_of_a_failure_reaches_those_who_wait(failing: int) -> None:
+@pytest.mark.parametrize(
+    "operation",
+    [lambda ranks: ranks.gather("here"), lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result()],
+)
+def test_the_cause_of_a_failure_reaches_those_who_wait(
+    failing: int, operation: Callable[[Collectives], object]
+) -> None:
     """A rank that ends with an error of its own says so, and the others are told its words.
 
     Also where it holds the store in which they met, and where they wait elsewhere, or not yet, when it ends.
@@ -107,7 +147,7 @@ def test_the_cause_of_a_failure_reaches_those_who_wait(failing: int) -> None:
         if ranks.rank == 2:
             time.sleep(1)
             beside.barrier("beside")
-        ranks.gather("here")
+        operation(ranks)
 
     errors = told(3, fail, timeout=10)
     assert errors.keys() == {0, 1, 2} - {failing}

@@ -52,6 +52,10 @@ class Witnesses:
                 raise
             raise self.explained(what, error) from error
 
+    def has_heard(self) -> bool:
+        """Whether another rank has said that it failed."""
+        return bool(self._causes)
+
     def explained(self, what: str, error: RuntimeError) -> CollectiveError:
         """What torch's error comes from, once the others had time to say what they know."""
         causes, missing = (self._causes, []) if self._causes else self._ask()

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from hexloop.ports.collectives import Collectives, Reduction
+
 Count = Tensor | int
 
 
@@ -19,15 +21,12 @@ def _own(items: Count) -> Count:
 
 @frozen
 class PendingCount:
-    """The items of all processes, which they are still adding up."""
+    """The items of all processes, which they are still adding up.
 
-    work: dist.Work
-    sum: Tensor
+    result: gives the sum, as a scalar on the device. Waits for the processes that have not begun their window yet.
+    """
 
-    def result(self) -> Tensor:
-        """The sum, as a scalar on the device. Waits for the processes that have not begun their window yet."""
-        self.work.wait()
-        return self.sum
+    result: Callable[[], Tensor]
 
 
 def settled(items: Any) -> Any:
@@ -54,9 +53,25 @@ def exact_world(size: int, device: torch.device | str) -> World:
             count = items.clone()
         else:  # filled in, as a copy from the host's memory would make the host wait for the device
             count = torch.full((), items, dtype=torch.int64, device=device)
-        return PendingCount(dist.all_reduce(count, async_op=True), count)
+        work = dist.all_reduce(count, async_op=True)
+
+        def result() -> Tensor:
+            work.wait()
+            return count
+
+        return PendingCount(result)
 
     return World(size, total)
+
+
+def exact_host_world(collectives: Collectives) -> World:
+    """Processes that train on the host, where the counts are, too."""
+
+    def total(items: Count) -> PendingCount:
+        adding = collectives.start_reduction([float(items)], Reduction.SUM)
+        return PendingCount(lambda: torch.tensor(int(adding.result()[0])))
+
+    return World(collectives.world_size, total)
 
 
 def even_world(size: int) -> World:
