@@ -1,9 +1,10 @@
-"""What a library adds to a step of two processes, against DistributedDataParallel in a loop that is written by hand.
+"""What a library adds to a step of two processes, against the engine itself in a loop that is written by hand.
 
-Run as `python -m tests.bench.two_processes [--rounds N]`. A round is a pair of fresh gloo processes with a thread each,
-in which every library trains in turn, in an order that changes with the round. Every figure is the slope between a
-short and a long run, and each library is compared with the hand-written loop of its round: how fast a pair of processes
-is depends on where it came to lie on a small machine, by more than what is measured here.
+Run as `python -m tests.bench.two_processes [--rounds N] [--engine fsdp2]`; by itself the engine is
+DistributedDataParallel. A round is a pair of fresh gloo processes with a thread each, in which every library trains in
+turn, in an order that changes with the round. Every figure is the slope between a short and a long run, and each
+library is compared with the hand-written loop of its round: how fast a pair of processes is depends on where it came to
+lie on a small machine, by more than what is measured here.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from tests.bench.engine_loops import loops
 from tests.bench.libraries import by_reference, silence, trainer_arguments
 from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
 from tests.engines.processes import free_port
@@ -104,19 +106,27 @@ LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
 `looking`: for parameters without gradient, as hexloop and the reference Trainer do by default."""
 
 
-def one_rank(workload: str, libraries: Sequence[str]) -> None:
+ENGINES = ("ddp", "fsdp1", "fsdp2", "zero2", "zero3")
+
+
+def loops_of(engine: str) -> dict[str, Callable[[nn.Module, Any, int], None]]:
+    """What there is to compare, by name."""
+    return LIBRARIES if engine == "ddp" else loops(engine)
+
+
+def one_rank(workload: str, engine: str, libraries: Sequence[str]) -> None:
     """Prints this rank's wall microseconds a step, for each library in turn."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    lengths = WORKLOADS[workload]
+    lengths, compared = WORKLOADS[workload], loops_of(engine)
 
     def timed(library: str, steps: int) -> float:
         model, dataset = lengths.model(), lengths.dataset((lengths.long + 1) * BATCH * 2)
         gc.collect()
         dist.barrier()
         began = time.perf_counter()
-        LIBRARIES[library](model, dataset, steps)
+        compared[library](model, dataset, steps)
         dist.barrier()
         return time.perf_counter() - began
 
@@ -131,7 +141,7 @@ def one_rank(workload: str, libraries: Sequence[str]) -> None:
     os._exit(0)
 
 
-def measure(workload: str, libraries: Sequence[str]) -> dict[str, float]:
+def measure(workload: str, engine: str, libraries: Sequence[str]) -> dict[str, float]:
     """Microseconds a step of two processes, the slower one's, for each library."""
     port = str(free_port())
     ranks = []
@@ -140,7 +150,7 @@ def measure(workload: str, libraries: Sequence[str]) -> dict[str, float]:
             **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2",
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.bench.two_processes", "--one", workload, *libraries]
+        command = [sys.executable, "-m", "tests.bench.two_processes", "--one", workload, engine, *libraries]
         ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
     told = [json.loads(rank.communicate(timeout=1200)[0].splitlines()[-1]) for rank in ranks]
     shutil.rmtree(os.path.join(tempfile.gettempdir(), f"hexloop-bench-{port}"), ignore_errors=True)
@@ -152,19 +162,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workload", default="GPT", choices=list(WORKLOADS))
-    parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=list(LIBRARIES))
-    parser.add_argument("--one", nargs="+", metavar="WORKLOAD LIBRARY")
+    parser.add_argument("--engine", default="ddp", choices=ENGINES)
+    parser.add_argument("--libraries", nargs="+", choices=list(LIBRARIES))
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one_rank(options.one[0], options.one[1:])
-    libraries = ["by hand", *(each for each in options.libraries if each != "by hand")]
+        one_rank(options.one[0], options.one[1], options.one[2:])
+    libraries = ["by hand", *(each for each in options.libraries or loops_of(options.engine) if each != "by hand")]
     found: dict[str, list[float]] = {library: [] for library in libraries}
     for turn in range(options.rounds):
         first = turn // 2 % len(libraries)
         order = [*libraries[first:], *libraries[:first]]
-        for library, microseconds in measure(options.workload, order if turn % 2 == 0 else order[::-1]).items():
+        for library, microseconds in measure(
+            options.workload, options.engine, order if turn % 2 == 0 else order[::-1]
+        ).items():
             found[library].append(microseconds)
-    print(f"{options.workload}, two processes, {options.rounds} rounds; goal for hexloop: at most {GOAL}")
+    goal = f"at most {GOAL}" if options.engine == "ddp" else "below accelerate"
+    print(f"{options.workload}, two processes, {options.engine}, {options.rounds} rounds; goal for hexloop: {goal}")
     print(f"{'':<24}{'us a step':>11}{'ratio':>8}{'least':>8}{'most':>8}")
     for library, times in found.items():
         ratios = [one / other for one, other in zip(times, found["by hand"], strict=True)]
