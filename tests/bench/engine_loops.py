@@ -16,22 +16,17 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from tests.bench.libraries import trainer_arguments
-from tests.bench.workloads import BATCH, RATE, collate
+from tests.bench.workloads import BATCH, RATE, Block, collate
 
 Loop = Callable[[nn.Module, Any, int], None]
-
-WRAPPED = ["Block", "Linear"]
-"""The layers that are spread each for itself: a GPT's blocks and a classifier's matrices."""
 
 STAGES = {"zero2": 2, "zero3": 3}
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules of a class in `WRAPPED`."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += [child] if type(child).__name__ in WRAPPED[:1] else _layers(child)
-    return found or [child for child in model.modules() if type(child).__name__ in WRAPPED[1:]]
+    """A GPT's blocks, or a classifier's matrices: what is spread each for itself."""
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    return list(blocks) or [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> Any:

@@ -5,7 +5,8 @@ A gap is the time between the ends of two updates. The stall of a save is the lo
 the run's median gap. Machines stumble by themselves: of each save of a run, the first and the later ones, the median
 over the rounds counts, of these the worst, and beside it stands what is found around the same steps of runs that save
 nothing. The cost is the wall time of a run with saves less that of one without, a save; the last save is in it up to
-its last byte, as `train` returns only then.
+its last byte, as `train` returns only then. What the disk alone takes from training is measured beside it: a run of
+hexloop's that saves nothing, while a process of its own writes as many bytes at the same steps.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from typing import Any
 
 import torch
 
+from tests.bench.bytes_alone import Writer
+
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("hexloop", "reference Trainer")
+BYTES_ALONE = "the bytes alone"
 GOALS = {"stall": 1 / 20, "cost": 1 / 4, "write": 0.7}
 MORE = ("wall", "peak")
 SEQUENCE, STEPS_PER_SAVE = 16, 16
@@ -50,7 +54,7 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
     """One run with so many saves before its last step: their stalls, the median step, wall time and peak memory."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    if library == "hexloop":
+    if library != "reference Trainer":
         from hexloop import Trainer, TrainerCallback, TrainingArguments
     else:
         from transformers import Trainer, TrainerCallback, TrainingArguments  # type: ignore[assignment]
@@ -59,20 +63,24 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
     steps = STEPS_PER_SAVE * saves + STEPS_PER_SAVE // 2
     arguments: Any = TrainingArguments(
         output_dir=folder, max_steps=steps, per_device_train_batch_size=1, use_cpu=True, report_to=[],
-        disable_tqdm=True, save_strategy="steps" if saving else "no", save_steps=STEPS_PER_SAVE, save_total_limit=2,
-        logging_strategy="no",
+        disable_tqdm=True, save_strategy="steps" if saving and library != BYTES_ALONE else "no",
+        save_steps=STEPS_PER_SAVE, save_total_limit=2, logging_strategy="no",
     )  # fmt: skip
     ends: list[float] = []
+    model = GPT2LMHeadModel(config)
+    size = 3 * sum(parameter.nbytes for parameter in model.parameters())  # with AdamW's two moments
+    writer = Writer(folder, size, kept=2)
 
     class Stopwatch(TrainerCallback):
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
+            if library == BYTES_ALONE and (len(ends) % STEPS_PER_SAVE == 0 or len(ends) == steps):
+                writer.begin()
 
-    trainer: Any = Trainer(
-        model=GPT2LMHeadModel(config), args=arguments, train_dataset=Texts(steps), callbacks=[Stopwatch()]
-    )
+    trainer: Any = Trainer(model=model, args=arguments, train_dataset=Texts(steps), callbacks=[Stopwatch()])
     began = time.perf_counter()
-    trainer.train()
+    with writer:
+        trainer.train()
     wall = time.perf_counter() - began
     gaps = [later - earlier for earlier, later in itertools.pairwise(ends)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -148,14 +156,16 @@ def main() -> None:
         return
     found: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for turn in range(options.rounds):
-        for library in LIBRARIES if turn % 2 == 0 else LIBRARIES[::-1]:
-            for saving in (True, False):
+        libraries = [*LIBRARIES, BYTES_ALONE]
+        for library in libraries if turn % 2 == 0 else libraries[::-1]:
+            for saving in (True, False)[: 1 if library == BYTES_ALONE else 2]:
                 run = measure(library, saving, options.saves)
                 found.setdefault((library, saving), []).append(run)
                 stalls = ", ".join(f"{stall:.3f}" for stall in run["stalls"])
                 told = f"step {run['step']:.3f} s, stalls {stalls} s, in all {run['wall']:.1f} s"
                 print(f"{library}, {'saves' if saving else 'no save'}: {told}", flush=True)
     rows = {library: summary(found[library, True], found[library, False]) for library in LIBRARIES}
+    rows[BYTES_ALONE] = summary(found[BYTES_ALONE, True], found["hexloop", False])
     print(f"{'':<20}{'step s':>8}{'stall s':>9}{'without a save s':>18}{'cost a save s':>15}{'peak GB more':>14}")
     for library, row in rows.items():
         print(
@@ -165,6 +175,8 @@ def main() -> None:
     for name in ("stall", "cost"):
         ratio = rows["hexloop"][name] / rows["reference Trainer"][name]
         print(f"{name}: {ratio:.3f} of the reference's; goal: at most {GOALS[name]:.3f}")
+    alone = rows[BYTES_ALONE]["cost"] / rows["reference Trainer"]["cost"]
+    print(f"cost of the bytes alone, which no save can be below: {alone:.3f} of the reference's save")
     with tempfile.TemporaryDirectory(prefix="hexloop-bench-") as folder:
         ours, plain = write_speed(folder)
     print(
