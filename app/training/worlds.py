@@ -9,7 +9,7 @@ from attrs import frozen
 
 from hexloop.adapters.batches.torch.dispatch import Dispatcher
 from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
-from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_host_world, exact_world
+from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.parallelism import Parallelism
@@ -23,14 +23,12 @@ def world_of(trainer: Trainer, normalises: bool) -> World:
 
     normalises: the loss divides by the count that it is given.
     """
-    args, collectives, device = trainer.args, trainer.adapters.collectives, trainer.adapters.device.name
-    if collectives.world_size == 1:
+    args, collectives = trainer.args, trainer.adapters.collectives
+    size = collectives.world_size
+    if size == 1:
         return ALONE
-    if not (args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"):
-        return even_world(collectives.world_size)
-    if device == "cpu":
-        return exact_host_world(collectives)
-    return exact_world(collectives.world_size, device)
+    exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
+    return exact_world(size, trainer.adapters.device.name, collectives) if exact else even_world(size)
 
 
 def totals_of(trainer: Trainer) -> Callable[[Sequence[float]], Sequence[float]]:

@@ -123,25 +123,30 @@ def by_hexloop(engine: str) -> Loop:
     return loop
 
 
+def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int) -> None:
+    """The loop, with an accelerator in it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=collate)
+    schedule = _schedule(optimizer, steps)
+    wrapped, optimizer, data, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    total = torch.zeros(())
+    wrapped.train()
+    for batch in islice(data, steps):
+        loss = wrapped(**batch)["loss"]
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+
+
 def by_accelerate(engine: str) -> Loop:
     """The loop, with accelerate in it."""
 
     def loop(model: nn.Module, dataset: Any, steps: int) -> None:
         with _accelerator(engine, model) as accelerator:
-            optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-            loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=collate)
-            schedule = _schedule(optimizer, steps)
-            wrapped, optimizer, data, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-            total = torch.zeros(())
-            wrapped.train()
-            for batch in islice(data, steps):
-                loss = wrapped(**batch)["loss"]
-                accelerator.backward(loss)
-                accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-                total += loss.detach()
+            accelerated(accelerator, model, dataset, steps)
 
     return loop
 

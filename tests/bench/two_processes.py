@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.bench.engine_loops import loops
+from tests.bench.engine_loops import accelerated, loops
 from tests.bench.libraries import by_reference, silence, trainer_arguments
 from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
 from tests.engines.processes import free_port
@@ -73,23 +73,7 @@ def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
     """The loop, with accelerate in it."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / steps))
-    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=collate)
-    wrapped, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    total = torch.zeros(())
-    wrapped.train()
-    for done, batch in enumerate(loader, 1):
-        loss = wrapped(**batch)["loss"]
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        total += loss.detach()
-        if done == steps:
-            return
+    accelerated(Accelerator(cpu=True), model, dataset, steps)
 
 
 LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {

@@ -45,8 +45,13 @@ class World:
 ALONE = World()
 
 
-def exact_world(size: int, device: torch.device | str) -> World:
-    """The processes of torch.distributed's default group, whose counts are added up on their device."""
+def exact_world(size: int, device: torch.device | str, collectives: Collectives | None = None) -> World:
+    """The processes of torch.distributed's default group, whose counts are added up on their device.
+
+    collectives: adds them up where that is the host, where the counts are, too.
+    """
+    if collectives is not None and str(device).partition(":")[0] == "cpu":
+        return _exact_host_world(collectives)
 
     def total(items: Count) -> PendingCount:
         if isinstance(items, Tensor):
@@ -64,7 +69,7 @@ def exact_world(size: int, device: torch.device | str) -> World:
     return World(size, total)
 
 
-def exact_host_world(collectives: Collectives) -> World:
+def _exact_host_world(collectives: Collectives) -> World:
     """Processes that train on the host, where the counts are, too."""
 
     def total(items: Count) -> PendingCount:
