@@ -160,6 +160,16 @@ class TestMeeting:
 
         assert self.meet() == [None, None]
 
+    def test_a_system_that_refuses_such_memory_has_no_mailbox(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first process goes on without it, and the others with it."""
+
+        def refuse(name: str) -> int:
+            raise PermissionError(1, "not permitted", name)
+
+        monkeypatch.setattr(os, "memfd_create", refuse)
+
+        assert self.meet() == [None, None]
+
     def test_no_file_stays_open_where_nothing_is_shared(self) -> None:
         """What was opened for it is closed."""
         before = len(os.listdir("/proc/self/fd"))
