@@ -16,6 +16,9 @@ def _nothing_in_flight() -> bool:
     return False
 
 
+ALL_WRITTEN = Asked(collect=True)
+
+
 class Agreement(Protocol):
     """Asked at every boundary at which `waiting` says so, on every rank.
 
@@ -134,8 +137,11 @@ class SharedAgreement:
         """Read what the ranks said last."""
         if self._under_way is None:
             return
-        stop, save, pause, writing, *on = self._under_way.result()
-        asked = self._asked
+        votes, asked = self._under_way.result(), self._asked
+        if asked is NOTHING_ASKED and not any(votes):  # as after most steps
+            self._asked = ALL_WRITTEN
+            return
+        stop, save, pause, writing, *on = votes
         self._asked = Asked(asked.stop or stop > 0, asked.save or save > 0, asked.pause or pause > 0, writing == 0)
         counts = zip(Control.SWITCHES, on, strict=True)
         self._late |= {name for name, count in counts if 0 < count < self.collectives.world_size}

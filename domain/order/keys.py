@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable, Iterator
 
 
 def random_words(count: int, purpose: str, *numbers: int) -> tuple[int, ...]:
@@ -24,5 +25,17 @@ def random_order(length: int, purpose: str, *numbers: int) -> tuple[int, ...]:
 
 
 def sample_key(seed: int, epoch: int, position: int) -> int:
-    """The 64-bit key of the random streams of the sample at `position` of `epoch`, the same in whichever process."""
-    return random_words(1, "sample", seed, epoch, position)[0]
+    """The 64-bit key of the random streams of the sample at `position` of `epoch`, the same in whichever process.
+
+    It is the one word that `random_words` has for "sample", `seed`, `epoch` and `position`.
+    """
+    return next(sample_keys(seed, epoch, (position,)))
+
+
+def sample_keys(seed: int, epoch: int, positions: Iterable[int]) -> Iterator[int]:
+    """The `sample_key` of each position, at half its price: the beginning of the name is hashed once."""
+    begun = hashlib.shake_256(f"sample {seed:x} {epoch:x} ".encode())
+    for position in positions:
+        named = begun.copy()
+        named.update(b"%x" % position)
+        yield int.from_bytes(named.digest(8), "little")

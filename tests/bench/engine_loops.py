@@ -20,7 +20,7 @@ from tests.bench.workloads import BATCH, RATE, Block, collate
 
 Loop = Callable[[nn.Module, Any, int], None]
 
-STAGES = {"zero2": 2, "zero3": 3}
+STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch.utils.data import Dataset
 
-from hexloop.domain.order.keys import sample_key
+from hexloop.domain.order.keys import sample_keys
 
 
-@frozen
-class KeyedIndex:
-    """Which sample, and the key of its random streams."""
+class KeyedIndex(NamedTuple):
+    """Which sample, and the key of its random streams. (A tuple, as one is made for every sample.)"""
 
-    index: int
+    sample: int
     key: int
 
 
@@ -30,9 +29,10 @@ class KeyedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, sample: KeyedIndex) -> Any:
-        seed_streams(sample.key)
-        return self.dataset[sample.index]
+    def __getitem__(self, of: KeyedIndex) -> Any:
+        sample, key = of
+        seed_streams(key)
+        return self.dataset[sample]
 
 
 def seed_streams(key: int) -> None:
@@ -44,4 +44,4 @@ def seed_streams(key: int) -> None:
 
 def keyed_indices(indices: list[int], seed: int, epoch: int, start: int) -> list[KeyedIndex]:
     """The samples of the positions from `start` on, each with the key of its position."""
-    return [KeyedIndex(index, sample_key(seed, epoch, position)) for position, index in enumerate(indices, start)]
+    return list(map(KeyedIndex, indices, sample_keys(seed, epoch, count(start))))

@@ -11,8 +11,8 @@ from hexloop.adapters.batches.torch.keyed import keyed_indices
 from hexloop.domain.order import Order
 from hexloop.domain.order.slices import ALL, Shard, global_batches
 
-BLOCK_BATCHES = 64
-"""How many batches' indices are worked out at once."""
+BLOCK = 4096
+"""About how many positions' indices are worked out at once: enough to be quick, and not so many that a step waits."""
 
 
 class OrderedBatchSampler(Sampler[list[Any]]):
@@ -62,12 +62,17 @@ class OrderedBatchSampler(Sampler[list[Any]]):
             yield []
         left = global_batches(size, len(order), self.drop_last, start)
         stop = min(start + left * size, len(order))
-        for first in range(start, stop, size * BLOCK_BATCHES):
-            block = order.block(first, min(first + size * BLOCK_BATCHES, stop))
-            for offset in range(0, len(block), size):
-                mine = self.shard.of(range(offset, min(offset + size, len(block))), size) or range(offset, offset + 1)
-                indices = block[mine.start : mine.stop]
-                if self._keyed_by is None:
-                    yield indices
-                else:
-                    yield keyed_indices(indices, self._keyed_by, self._epoch, first + mine.start)
+        block = size * max(1, BLOCK // size)
+        for first in range(start, stop, block):
+            yield from self._batches_of(order.block(first, min(first + block, stop)), first)
+
+    def _batches_of(self, block: list[int], first: int) -> list[list[Any]]:
+        """This process's part of each batch of a block that begins at the position `first`."""
+        size, batches = self.batch_size, []
+        for offset in range(0, len(block), size):
+            mine = self.shard.of(range(offset, min(offset + size, len(block))), size) or range(offset, offset + 1)
+            indices: list[Any] = block[mine.start : mine.stop]
+            if self._keyed_by is not None:
+                indices = keyed_indices(indices, self._keyed_by, self._epoch, first + mine.start)
+            batches.append(indices)
+        return batches

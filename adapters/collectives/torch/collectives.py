@@ -58,12 +58,13 @@ class TorchCollectives:
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Pending:
         """Begin to reduce; see `Collectives.start_reduction`."""
-        what = f"the {reduction.value} of {len(values)} numbers"
         if self._mailbox is not None and len(values) <= CAPACITY:
-            with self._witnesses.watching(what):
+            try:
                 letter = self._mailbox.post(values)
-            return PostedPending(self._mailbox, letter, reduction, self._witnesses, what)
-        numbers = torch.tensor(values, dtype=torch.float64)
+            except RuntimeError as error:
+                raise self._witnesses.explained(_name_of(reduction, len(values)), error) from error
+            return PostedPending(self._mailbox, letter, reduction, self._witnesses)
+        numbers, what = torch.tensor(values, dtype=torch.float64), _name_of(reduction, len(values))
         with self._witnesses.watching(what):
             work = dist.all_reduce(numbers, OPERATIONS[reduction], self._group, async_op=True)
         return TorchPending(work, numbers, self._witnesses, what)
@@ -151,17 +152,18 @@ class TorchCollectives:
 class PostedPending:
     """Answers the Pending port with what lies in a mailbox."""
 
-    def __init__(self, mailbox: Mailbox, letter: Letter, reduction: Reduction, witnesses: Witnesses, what: str) -> None:
+    def __init__(self, mailbox: Mailbox, letter: Letter, reduction: Reduction, witnesses: Witnesses) -> None:
         self._mailbox = mailbox
         self._letter = letter
         self._reduction = reduction
         self._witnesses = witnesses
-        self._what = what
 
     def result(self) -> tuple[float, ...]:
         """The reduced numbers; the same each time."""
-        with self._witnesses.watching(self._what):
+        try:
             rows = self._mailbox.collect(self._letter)
+        except RuntimeError as error:
+            raise self._witnesses.explained(_name_of(self._reduction, self._letter.length), error) from error
         return tuple(map(OF_COLUMN[self._reduction], zip(*rows, strict=True)))
 
 
@@ -181,6 +183,10 @@ class TorchPending:
                 self._work.wait()
             self._work = None
         return tuple(self._numbers.tolist())
+
+
+def _name_of(reduction: Reduction, numbers: int) -> str:
+    return f"the {reduction.value} of {numbers} numbers"
 
 
 def _bytes_of(value: Json) -> Tensor:

@@ -36,6 +36,7 @@ class DeepSpeed:
     configuration: Callable[[Any], Mapping[str, Any]]
     local_rank: int = 0
     _engine: list[Any] = field(factory=list, init=False)
+    _told_last: list[bool] = field(factory=list, init=False)
 
     @property
     def capabilities(self) -> ParallelismCapabilities:
@@ -67,15 +68,17 @@ class DeepSpeed:
                 f"The run has {self.world_size} processes, but DeepSpeed's engine sees {engine.world_size}; leave it "
                 "to hexloop to initialise torch.distributed, and start the script with one launcher."
             )
-        self._engine[:] = [engine]
+        self._engine[:], self._told_last[:] = [engine], []
         if (dtype := _half_of(engine)) is not None:
             engine.module.register_forward_pre_hook(_casting(dtype), with_kwargs=True, prepend=True)
         return engine, engine.basic_optimizer
 
     def synchronise(self, last_of_window: bool) -> None:
         """Tell the engine whether the coming micro-batch is the last before a step."""
-        for engine in self._engine:
-            engine.set_gradient_accumulation_boundary(last_of_window)
+        if self._told_last != [last_of_window]:  # the engine keeps it, and takes its time to hear it
+            for engine in self._engine:
+                engine.set_gradient_accumulation_boundary(last_of_window)
+            self._told_last[:] = [last_of_window]
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the mean over all processes of world_size times their shares: of the sum of these."""

@@ -50,7 +50,12 @@ def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Tensor 
     return _valid(found[0])
 
 
-def at_least_one(items: Any) -> Any:
+def readily(items: Tensor | int) -> Tensor | int:
+    """A count as a plain number where nobody has to wait for a device to know it."""
+    return int(items) if isinstance(items, Tensor) and items.device.type == "cpu" else items
+
+
+def at_least_one(items: Tensor | int) -> Tensor | int:
     """A count to divide by: 1 where nothing counts, without waiting for the device."""
     return items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.gradients import Gradients
-from hexloop.adapters.trainable.torch.items import at_least_one, item_count, nothing, share
+from hexloop.adapters.trainable.torch.items import at_least_one, item_count, nothing, readily, share
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.loss import ComputeLoss
 from hexloop.adapters.trainable.torch.world import ALONE, PendingCount, World, settled
@@ -51,6 +52,7 @@ class TorchTrainable:
         self._label_names = tuple(label_names)
         self._shifted = shifted
         self._world = world
+        self._counted: deque[tuple[Any, Tensor | int]] = deque()
         self._gradients = Gradients(model.parameters(), layout)
         self.clip = self._gradients.clip
         self.clear_gradients = self._gradients.clear
@@ -61,9 +63,12 @@ class TorchTrainable:
         For a mean under equal weights the count is that of the window's batches. Where only the weight of a mean needs
         the count, the processes add it up beside the forward pass: see `settled`.
         """
-        if self._normalises or (self._exact and (len(window) > 1 or self._world.size > 1)):
-            total = self._world.total(sum(self._items(batch) for batch in window))
-            return at_least_one(settled(total)) if self._normalises else total
+        if self._normalises:
+            all_items: Tensor | int = settled(self._world.total(sum(self._items(batch) for batch in window)))
+            return at_least_one(all_items)
+        if self._exact and (len(window) > 1 or self._world.size > 1):
+            self._counted = deque((batch, readily(self._items(batch))) for batch in window)
+            return self._world.total(sum(items for _, items in self._counted))
         batches = len(window) * self._world.size
         return None if batches == 1 else batches
 
@@ -77,7 +82,7 @@ class TorchTrainable:
             loss = self._compute_loss(self.model, batch)
             items = settled(window_items)
             if items is not None:
-                loss = share(loss, self._items(batch), items) if self._exact else loss / items
+                loss = share(loss, self._items_counted(batch), items) if self._exact else loss / items
         return nothing(loss) if isinstance(batch, Padding) else loss
 
     def enter_training_mode(self) -> None:
@@ -93,6 +98,14 @@ class TorchTrainable:
     def detached(self, loss: Tensor) -> Tensor:
         """The loss without its graph."""
         return loss.detach()
+
+    def _items_counted(self, batch: Any) -> Tensor | int:
+        """The items of a batch as its window was counted, before anybody took the labels out of it."""
+        while self._counted:
+            counted, items = self._counted.popleft()
+            if counted is batch:
+                return items
+        return self._items(batch)
 
     def _items(self, batch: Any) -> Tensor | int:
         return item_count(batch, self._label_names, self._shifted)

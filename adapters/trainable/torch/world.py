@@ -23,10 +23,10 @@ def _own(items: Count) -> Count:
 class PendingCount:
     """The items of all processes, which they are still adding up.
 
-    result: gives the sum, as a scalar on the device. Waits for the processes that have not begun their window yet.
+    result: gives the sum, where the counts are. Waits for the processes that have not begun their window yet.
     """
 
-    result: Callable[[], Tensor]
+    result: Callable[[], Count]
 
 
 def settled(items: Any) -> Any:
@@ -74,7 +74,12 @@ def _exact_host_world(collectives: Collectives) -> World:
 
     def total(items: Count) -> PendingCount:
         adding = collectives.start_reduction([float(items)], Reduction.SUM)
-        return PendingCount(lambda: torch.tensor(int(adding.result()[0])))
+
+        def result() -> Count:
+            count = int(adding.result()[0])
+            return torch.tensor(count) if isinstance(items, Tensor) else count
+
+        return PendingCount(result)
 
     return World(collectives.world_size, total)
 

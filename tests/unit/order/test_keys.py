@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.order.keys import random_order, random_words, sample_key
+from hexloop.domain.order.keys import random_order, random_words, sample_key, sample_keys
 
 NUMBERS = st.lists(st.integers(), max_size=4)
 
@@ -58,6 +58,15 @@ def test_sample_keys_differ() -> None:
         for position in range(50)
     }
     assert len(keys) == 5 * 10 * 50
+
+
+@fixed
+@given(st.integers(), st.integers(0, 2**40), st.lists(st.integers(0, 2**70), max_size=5))
+def test_keys_by_the_batch_are_those_of_the_samples(seed: int, epoch: int, positions: list[int]) -> None:
+    """Whether keys are made one by one or together, they are the words under the samples' names."""
+    keys = [random_words(1, "sample", seed, epoch, position)[0] for position in positions]
+    assert list(sample_keys(seed, epoch, positions)) == keys
+    assert [sample_key(seed, epoch, position) for position in positions] == keys
 
 
 def test_names_keep_their_words() -> None:

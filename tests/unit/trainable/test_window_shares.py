@@ -73,6 +73,22 @@ def rows(*labels: int, kind: type[dict[str, Any]] = dict) -> Any:
 NONE = IGNORED_LABEL
 
 
+def taking_the_labels_out(model: Any, batch: Any) -> Tensor:
+    labels = batch.pop("labels")
+    return cross_entropy(model(batch["x"]), labels)
+
+
+@pytest.mark.parametrize("world", [ALONE, TWO])
+def test_labels_that_a_loss_takes_out_of_its_batch_are_counted(world: World) -> None:
+    """A batch weighs by the labels that it came with, not by what is left of it."""
+    model = nn.Linear(2, 3)
+    windows = [[rows(0, NONE, NONE), rows(1, 2, 0)] for _ in range(2)]
+    expected = added(trainable(model, mean_over_labels, world), windows[0])
+    model.zero_grad()
+
+    assert added(trainable(model, taking_the_labels_out, world), windows[1]) == expected
+
+
 @pytest.mark.parametrize("world", [ALONE, TWO])
 @pytest.mark.parametrize("normalises", [False, True])
 def test_a_window_of_which_no_label_counts_changes_nothing(world: World, normalises: bool) -> None:
