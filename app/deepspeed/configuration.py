@@ -161,7 +161,9 @@ def _completed(config: dict[str, Any], args: TrainingArguments) -> Iterator[str]
     if isinstance(config.get("optimizer"), dict):
         config["optimizer"].setdefault("params", {})
     yield from fill(config, OF_ARGUMENTS, args)
-    config.setdefault("steps_per_print", math.inf)  # hexloop's loggers tell of the run
+    if "steps_per_print" not in config:  # hexloop's loggers tell of the run, for whom no device has to be waited for
+        config["steps_per_print"] = math.inf
+        config.setdefault("timers", {"throughput": {"enabled": False}})
     if "optimizer" not in config:
         config.setdefault("zero_allow_untested_optimizer", True)
         config.setdefault("zero_force_ds_cpu_optimizer", False)

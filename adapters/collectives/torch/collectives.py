@@ -163,7 +163,7 @@ class PostedPending:
         try:
             rows = self._mailbox.collect(self._letter)
         except RuntimeError as error:
-            raise self._witnesses.explained(_name_of(self._reduction, self._letter.length), error) from error
+            raise self._witnesses.explained(_name_of(self._reduction, len(self._letter.values)), error) from error
         return tuple(map(OF_COLUMN[self._reduction], zip(*rows, strict=True)))
 
 

@@ -46,10 +46,15 @@ _ROOM = _PAGE // 2 // UNREAD
 
 @define(eq=False)
 class Letter:
-    """What a process has said, and, once they were read, what all have said with it, by rank."""
+    """What a process has said, and, once they were read, what all have said with it, by rank.
+
+    place: where it lies in each process's page. layout: its number, what it says, and the checksum of both.
+    """
 
     number: int
-    length: int
+    values: tuple[float, ...]
+    place: int
+    layout: struct.Struct
     rows: list[tuple[float, ...]] | None = None
 
 
@@ -68,7 +73,9 @@ class Mailbox:
 
         self._file, self._rank, self._world_size = file, rank, world_size
         self._timeout, self._failed = timeout, failed
-        self._ranks = range(world_size)
+        self._pages = [_PAGE * (each + 1) for each in range(world_size)]
+        self._own_page = self._pages[rank]
+        self._own_counter = _counter(self._own_page)
         self._read_by_all = 0
         self._memory = mmap.mmap(file, _PAGE * (world_size + 1))
         self._read = memoryview(self._memory).cast("Q")
@@ -78,11 +85,13 @@ class Mailbox:
 
     def post(self, values: Sequence[float]) -> Letter:
         """Say as many numbers as every other process does, at most `CAPACITY`. Raises RuntimeError as `collect`."""
-        letter = Letter(self._posted, len(values))
-        self._make_room(letter.number - UNREAD)
-        said = _message(letter.length).pack(letter.number, *values)
-        start = self._place(self._rank, letter.number)
-        self._memory[start : start + len(said) + _CHECKSUM.size] = said + _CHECKSUM.pack(zlib.crc32(said))
+        number = self._posted
+        letter = Letter(number, tuple(map(float, values)), _ROOM * (number % UNREAD), _layout(len(values)))
+        if number - UNREAD >= self._read_by_all:
+            self._make_room(number - UNREAD)
+        said = letter.layout.pack(number, *values, 0)[: -_CHECKSUM.size]
+        start = self._own_page + letter.place
+        self._memory[start : start + letter.layout.size] = said + _CHECKSUM.pack(zlib.crc32(said))
         self._posted += 1
         self._open.append(letter)
         return letter
@@ -91,9 +100,10 @@ class Mailbox:
         """What all have said, by rank. Raises RuntimeError where one of them is gone, has failed, or takes too long."""
         while letter.rows is None:
             oldest = self._open[0]
-            oldest.rows = [self._until(partial(self._said, rank, oldest), rank) for rank in self._ranks]
+            rows = [oldest.values if page == self._own_page else self._said(page, oldest) for page in self._pages]
+            oldest.rows = [self._wait_for(rank, oldest) if row is None else row for rank, row in enumerate(rows)]
             self._open.popleft()
-            self._read[self._counter(self._rank)] = oldest.number + 1
+            self._read[self._own_counter] = oldest.number + 1
         return letter.rows
 
     def close(self) -> None:
@@ -105,26 +115,26 @@ class Mailbox:
 
     def _make_room(self, number: int) -> None:
         """Wait until all have read what was said under `number`, whose place is needed."""
-        if number < self._read_by_all:
-            return
         if self._open and self._open[0].number <= number:
             self.collect(self._open[0])
-        for rank in self._ranks:
+        for rank in range(self._world_size):
             self._until(partial(self._has_read, rank, number), rank)
-        self._read_by_all = min(self._read[self._counter(rank)] for rank in self._ranks)
+        self._read_by_all = min(self._read[_counter(page)] for page in self._pages)
 
     def _has_read(self, rank: int, number: int) -> bool | None:
-        return self._read[self._counter(rank)] > number or None
+        return self._read[_counter(self._pages[rank])] > number or None
 
-    def _said(self, rank: int, letter: Letter) -> tuple[float, ...] | None:
+    def _wait_for(self, rank: int, letter: Letter) -> tuple[float, ...]:
+        return self._until(partial(self._said, self._pages[rank], letter), rank)
+
+    def _said(self, page: int, letter: Letter) -> tuple[float, ...] | None:
         """What a process has said under the letter's number; None where it has not, or is about to."""
-        start, message = self._place(rank, letter.number), _message(letter.length)
-        said = self._memory[start : start + message.size + _CHECKSUM.size]
-        number, *values = message.unpack_from(said)
-        if number != letter.number:
+        start, layout = page + letter.place, letter.layout
+        said = self._memory[start : start + layout.size]
+        number, *values, checksum = layout.unpack(said)
+        if number != letter.number or checksum != zlib.crc32(said[: -_CHECKSUM.size]):
             return None
-        whole = _CHECKSUM.unpack_from(said, message.size)[0] == zlib.crc32(said[: message.size])
-        return tuple(values) if whole else None
+        return tuple(values)
 
     def _until(self, look: Callable[[], Found | None], rank: int) -> Found:
         """What `look` finds. Naps grow with the wait, so that whoever is waited for has the processor."""
@@ -163,15 +173,6 @@ class Mailbox:
             return False
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
         return True
-
-    @staticmethod
-    def _place(rank: int, number: int) -> int:
-        return _PAGE * (rank + 1) + _ROOM * (number % UNREAD)
-
-    @staticmethod
-    def _counter(rank: int) -> int:
-        """Where a process says how many messages it has read, in words of 8 bytes: in the other half of its page."""
-        return (_PAGE * (rank + 1) + _PAGE // 2) // 8
 
 
 def shared_mailbox(
@@ -221,6 +222,11 @@ def _open(path: str, token: str) -> int | None:
     return None
 
 
+def _counter(page: int) -> int:
+    """Where a process says how many messages it has read, in words of 8 bytes: in the other half of its page."""
+    return (page + _PAGE // 2) // 8
+
+
 @lru_cache(CAPACITY + 1)
-def _message(length: int) -> struct.Struct:
-    return struct.Struct(f"=Q{length}d")
+def _layout(length: int) -> struct.Struct:
+    return struct.Struct(f"=Q{length}dI")

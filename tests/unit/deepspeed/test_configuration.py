@@ -127,6 +127,14 @@ def test_values_that_are_the_same_are_accepted() -> None:
     assert not configured(nested(FILLED), **ARGUMENTS).problems
 
 
+def test_the_engine_measures_no_speed_unasked() -> None:
+    """It waits for the device at every step to do so; who has it print, or says how it is to measure, gets that."""
+    quiet, asked = {"throughput": {"enabled": False}}, {"throughput": {"enabled": True, "synchronized": False}}
+    assert configured(zero(2)).values["timers"] == quiet
+    assert configured(zero(2, timers=asked)).values["timers"] == asked
+    assert "timers" not in configured(zero(2, steps_per_print=100)).values
+
+
 def test_the_given_mapping_is_left_alone() -> None:
     """It is the user's, and may be used again."""
     given = zero(2, train_batch_size=AUTO)
