@@ -80,9 +80,8 @@ class Launched:
         """Kill a rank once a save has begun since now; says whether one was in flight, None where the run ended."""
         before, until = len(self.notes()), time.monotonic() + PATIENCE
         wanted = moments.choice((1, 1, 4, 8))
-        while (
-            len(self.notes()) < before + wanted or not self.pids()
-        ):  # those who outlived the last kill note what they did
+        # Those who outlived the last kill may still note what they do, before there is anybody new.
+        while len(self.notes()) < before + wanted or not self.pids():
             if ended.poll() is not None:
                 return None
             assert time.monotonic() < until, self.output()
