@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.bench.libraries import trainer_arguments
+from tests.bench.libraries import accelerated, trainer_arguments
 from tests.bench.workloads import BATCH, RATE, Block, collate
 
 Loop = Callable[[nn.Module, Any, int], None]
@@ -121,24 +121,6 @@ def by_hexloop(engine: str) -> Loop:
         Trainer(model, arguments, data_collator=collate, train_dataset=dataset).train()
 
     return loop
-
-
-def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int) -> None:
-    """The loop, with an accelerator in it."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=collate)
-    schedule = _schedule(optimizer, steps)
-    wrapped, optimizer, data, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    total = torch.zeros(())
-    wrapped.train()
-    for batch in islice(data, steps):
-        loss = wrapped(**batch)["loss"]
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        total += loss.detach()
 
 
 def by_accelerate(engine: str) -> Loop:

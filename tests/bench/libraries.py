@@ -83,23 +83,26 @@ def by_fabric(model: nn.Module, dataset: Any, steps: int) -> None:
         total += loss.detach()
 
 
-def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The loop, with accelerate in it."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
+def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int) -> None:
+    """The loop, with an accelerator in it."""
     model, optimizer, schedule, loader = accelerator.prepare(model, *_parts(model, dataset, steps))
     total = torch.zeros(())
     model.train()
     for batch in islice(loader, steps):
-        with accelerator.accumulate(model):
-            loss = model(**batch)["loss"]
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
         total += loss.detach()
+
+
+def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
+    """The loop, with accelerate in it."""
+    from accelerate import Accelerator
+
+    accelerated(Accelerator(cpu=True), model, dataset, steps)
 
 
 def by_lightning(model: nn.Module, dataset: Any, steps: int) -> None:

@@ -33,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.bench.engine_loops import accelerated, loops
-from tests.bench.libraries import by_reference, silence, trainer_arguments
+from tests.bench.engine_loops import loops
+from tests.bench.libraries import by_accelerate, by_reference, silence, trainer_arguments
 from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
 from tests.engines.processes import free_port
 
@@ -73,13 +73,6 @@ def by_hexloop(model: nn.Module, dataset: Any, steps: int, **more: Any) -> None:
     folder = os.path.join(tempfile.gettempdir(), f"hexloop-bench-{os.environ['MASTER_PORT']}")  # the same for both
     arguments = TrainingArguments(**trainer_arguments(folder, steps), **more)
     Trainer(model, arguments, data_collator=collate, train_dataset=dataset).train()
-
-
-def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The loop, with accelerate in it."""
-    from accelerate import Accelerator
-
-    accelerated(Accelerator(cpu=True), model, dataset, steps)
 
 
 LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {

@@ -50,7 +50,7 @@ def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Tensor 
     return _valid(found[0])
 
 
-def readily(items: Tensor | int) -> Tensor | int:
+def number_on_host(items: Tensor | int) -> Tensor | int:
     """A count as a plain number where nobody has to wait for a device to know it."""
     return int(items) if isinstance(items, Tensor) and items.device.type == "cpu" else items
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.gradients import Gradients
-from hexloop.adapters.trainable.torch.items import at_least_one, item_count, nothing, readily, share
+from hexloop.adapters.trainable.torch.items import at_least_one, item_count, nothing, number_on_host, share
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.loss import ComputeLoss
 from hexloop.adapters.trainable.torch.world import ALONE, PendingCount, World, settled
@@ -67,7 +67,7 @@ class TorchTrainable:
             all_items: Tensor | int = settled(self._world.total(sum(self._items(batch) for batch in window)))
             return at_least_one(all_items)
         if self._exact and (len(window) > 1 or self._world.size > 1):
-            self._counted = deque((batch, readily(self._items(batch))) for batch in window)
+            self._counted = deque((batch, number_on_host(self._items(batch))) for batch in window)
             return self._world.total(sum(items for _, items in self._counted))
         batches = len(window) * self._world.size
         return None if batches == 1 else batches
