@@ -201,6 +201,24 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(name: str, tmp_path: Path) 
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_chosen_operation_on_gradients_is_the_engine_s(stage: int, tmp_path: Path) -> None:
+    """Without one it adds up shares, which gives what the mean gives; a sum that is asked for is as many times that."""
+    reports = [
+        run([{"output": str(tmp_path / name)}], deepspeed=zero(stage, **chosen), max_grad_norm=0.0)[0]
+        for name, chosen in (
+            ("none", {}),
+            ("mean", {"gradient_allreduce_op": "mean"}),
+            ("sum", {"gradient_allreduce_op": "sum"}),
+        )
+    ]
+    none, mean, summed = (report["log"] for report in reports)
+    assert_logs_agree(none, mean, 1e-5)
+    assert summed[0]["grad_norm"] == pytest.approx(2 * mean[0]["grad_norm"], rel=1e-5)
+    assert summed[0]["loss"] == pytest.approx(mean[0]["loss"], rel=1e-6)
+
+
+@pytest.mark.matrix
 def test_a_checkpoint_goes_on_without_deepspeed_and_with_other_processes(tmp_path: Path) -> None:
     """The files are those of one process, so ZeRO 3 of two, one process, and ZeRO 3 of four take each other's over."""
     saving = {"save_strategy": "steps", "save_steps": 10}

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
+from hexloop.adapters.parallelism.deepspeed.adding import OPERATION, adds_gradients
 from hexloop.adapters.parallelism.deepspeed.layout import ZeroLayout
 from hexloop.adapters.parallelism.deepspeed.surroundings import begin
 from hexloop.domain.errors import CollectiveError
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class DeepSpeed:
     """Answers the Parallelism port by an engine of DeepSpeed, and Sharding where ZeRO 3 spreads the weights.
 
-    Each process computes its share of the window's loss; the engine takes the mean of the gradients, so the shares are
-    multiplied by the number of processes first.
+    Each process computes its share of the window's loss. The engine adds the gradients up; where it can only take their
+    mean, the shares are multiplied by the number of processes first.
 
     device: where the module lies. stage: of ZeRO. configuration: from a model to what the engine is configured by; its
     section "optimizer", if any, is what the engine makes its optimizer of.
@@ -36,6 +37,7 @@ class DeepSpeed:
     configuration: Callable[[Any], Mapping[str, Any]]
     local_rank: int = 0
     _engine: list[Any] = field(factory=list, init=False)
+    _adds: list[bool] = field(factory=list, init=False)
     _told_last: list[bool] = field(factory=list, init=False)
 
     @property
@@ -52,8 +54,11 @@ class DeepSpeed:
         """
         begin(self.device, self.local_rank)
         import deepspeed
+        from deepspeed.runtime import constants
 
         config = dict(self.configuration(model))
+        if adds := hasattr(constants, "GRADIENT_ALLREDUCE_OP") and adds_gradients(config, model):
+            config[OPERATION] = "sum"
         logging.getLogger("DeepSpeed").setLevel(max(logging.WARNING, logging.getLogger("hexloop").level))
         for engine in self._engine:
             engine.destroy()
@@ -68,7 +73,7 @@ class DeepSpeed:
                 f"The run has {self.world_size} processes, but DeepSpeed's engine sees {engine.world_size}; leave it "
                 "to hexloop to initialise torch.distributed, and start the script with one launcher."
             )
-        self._engine[:], self._told_last[:] = [engine], []
+        self._engine[:], self._adds[:], self._told_last[:] = [engine], [adds], []
         if (dtype := _half_of(engine)) is not None:
             engine.module.register_forward_pre_hook(_casting(dtype), with_kwargs=True, prepend=True)
         return engine, engine.basic_optimizer
@@ -81,9 +86,9 @@ class DeepSpeed:
             self._told_last[:] = [last_of_window]
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the mean over all processes of world_size times their shares: of the sum of these."""
-        (engine,) = self._engine
-        engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        """Add the gradients of the sum of all processes' shares, or of the mean of world_size times these."""
+        (engine,), (adds,) = self._engine, self._adds
+        engine.backward(loss if adds else loss * self.world_size, scale_wrt_gas=False)
 
     def unwrap(self, model: Any) -> Any:
         """The module within."""

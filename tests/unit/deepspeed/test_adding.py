@@ -1,0 +1,45 @@
+"""When DeepSpeed's engine is told to add gradients up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from hexloop.adapters.parallelism.deepspeed.adding import adds_gradients
+
+
+def zero(stage: int, **further: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **further}}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_processes_that_have_shares_add_them_up(stage: int) -> None:
+    """Under the stages that can, in a format of full range, where nobody chose anything else."""
+    assert adds_gradients({**zero(stage), "bf16": {"enabled": True}, "fp16": {"enabled": False}}, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        zero(3),
+        zero(2, zenflow={}),
+        {**zero(2), "compile": {"deepcompile": True}},
+        {**zero(2), "gradient_allreduce_op": "sum"},
+        {**zero(0), "gradient_predivide_factor": 2.0},
+        {**zero(0), "prescale_gradients": True},
+        {**zero(2), "fp16": {"enabled": True}},
+        {**zero(2), "torch_autocast": {"enabled": True, "dtype": "float16"}},
+    ],
+)
+def test_a_mean_is_taken_where_a_sum_is_refused_or_too_small_or_not_theirs_to_choose(config: dict[str, Any]) -> None:
+    """DeepSpeed would not begin, a gradient would be 0 in half precision, or the user's own scale would change."""
+    assert not adds_gradients(config, nn.Linear(2, 2))
+
+
+def test_a_mean_is_taken_of_experts() -> None:
+    """Each is met by some of the processes alone, so that the sum over these is another number."""
+    model = nn.Linear(2, 2)
+    model.bias.allreduce = False  # type: ignore[attr-defined]
+    assert not adds_gradients(zero(2), model)
