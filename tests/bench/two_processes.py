@@ -1,29 +1,28 @@
 """What a library adds to a step of two processes, against the engine itself in a loop that is written by hand.
 
 Run as `python -m tests.bench.two_processes [--rounds N] [--engine fsdp2]`; by itself the engine is
-DistributedDataParallel. A round is a pair of fresh gloo processes with a thread each, in which the libraries take
-turns, in an order that changes with the turn. A step is what passes between two forward passes, and a turn's figure the
-mean of the middle four fifths of its steps, as a busy machine makes some of them many times as long. Each is compared
-with the hand-written loop in the same turn: how fast a pair of processes is depends on where it came to lie on a small
-machine, and on the minute, by more than what is measured here.
+DistributedDataParallel. A round is a pair of fresh gloo processes with one core each. In them all libraries train side
+by side and take turns of a few steps, in an order that changes. A step is what passes between two forward passes; the
+first third of a turn, in which caches are cold, is left out. A round's figure for a library is the first decile of its
+steps, those of quiet moments: how fast a pair of processes is depends on the moment, and on where its memory came to
+lie, by more than what is measured here. Ratios are within a round; their median, least and most are printed.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -33,17 +32,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.bench.engine_loops import loops
+from tests.bench.engine_loops import Loop, loops
 from tests.bench.libraries import by_accelerate, by_reference, silence, trainer_arguments
+from tests.bench.relay import steps_in_turn
 from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
 from tests.engines.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-KEPT = {"MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TOP_PAD_": "67108864"}
-"""Has glibc keep what is freed. By itself it gives some of it back at every step, or none: that hangs on how the heap
-came to lie, changes from run to run by a thousand page faults a step of GPT, and costs more than what is measured."""
+KEPT = {
+    "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TOP_PAD_": "67108864",
+    "MALLOC_ARENA_MAX": "1",
+}  # fmt: skip
+"""Has glibc keep what is freed, in one heap for all threads. By itself it gives some of it back at every step, or none:
+that hangs on how the heap came to lie, changes from run to run by a thousand page faults a step of GPT, and costs more
+than what is measured."""
 GOAL = 1.02
-TURNS = 6
+TURNS = 30
 
 
 def by_hand(model: nn.Module, dataset: Any, steps: int) -> None:
@@ -75,7 +79,7 @@ def by_hexloop(model: nn.Module, dataset: Any, steps: int, **more: Any) -> None:
     Trainer(model, arguments, data_collator=collate, train_dataset=dataset).train()
 
 
-LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
+LIBRARIES: dict[str, Loop] = {
     "by hand": by_hand,
     "hexloop": lambda *job: by_hexloop(*job, ddp_find_unused_parameters=False),
     "hexloop, equal weights": lambda *job: by_hexloop(
@@ -92,7 +96,7 @@ LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
 ENGINES = ("ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 
 
-def loops_of(engine: str) -> dict[str, Callable[[nn.Module, Any, int], None]]:
+def loops_of(engine: str) -> dict[str, Loop]:
     """What there is to compare, by name."""
     return LIBRARIES if engine == "ddp" else loops(engine)
 
@@ -104,42 +108,30 @@ def in_turn(libraries: Sequence[str], turn: int) -> list[str]:
     return order if turn % 2 == 0 else order[::-1]
 
 
-def middle_mean(values: Sequence[float]) -> float:
-    """The mean without the least tenth and the most tenth."""
-    cut = len(values) // 10
-    return fmean(sorted(values)[cut : len(values) - cut])
-
-
 def one_rank(workload: str, engine: str, libraries: Sequence[str]) -> None:
     """Prints this rank's wall microseconds a step, for each library in turn."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     lengths, compared = WORKLOADS[workload], loops_of(engine)
-
-    def timed(library: str, steps: int) -> list[float]:
-        model, dataset = lengths.model(), lengths.dataset((steps + 1) * BATCH * 2)
-        begun: list[float] = []
-        model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter()))
-        gc.collect()
-        dist.barrier()
-        compared[library](model, dataset, steps)
-        settled = begun[max(2, lengths.short // 4) :]
-        return [1e6 * (second - first) for first, second in pairwise(settled)]
-
-    found: dict[str, list[float]] = {library: [] for library in libraries}
+    of_a_turn = max(6, lengths.short // 8)
+    steps = of_a_turn * (TURNS + 1) + 1
+    dataset = lengths.dataset((steps + 1) * BATCH * 2)
+    order = chain.from_iterable(in_turn(libraries, turn) for turn in count())
+    training = {library: partial(_train, compared[library], dataset, steps) for library in libraries}
     with silence():
-        for library in libraries:
-            timed(library, max(4, lengths.short // 4))
-        for turn in range(TURNS):
-            for library in in_turn(libraries, turn):
-                found[library].append(middle_mean(timed(library, lengths.long // 5)))
-    print(json.dumps(found), flush=True)
+        turns = steps_in_turn(training, lengths.model, order, of_a_turn)
+    settled = {name: [turn[of_a_turn // 3 :] for turn in turns[name][1:]] for name in libraries}
+    print(json.dumps({name: [1e6 * step for turn in settled[name] for step in turn] for name in libraries}), flush=True)
     os._exit(0)
 
 
+def _train(loop: Loop, dataset: Any, steps: int, model: nn.Module) -> None:
+    loop(model, dataset, steps)
+
+
 def measure(workload: str, engine: str, libraries: Sequence[str]) -> dict[str, list[float]]:
-    """Microseconds a step of two processes, the slower one's, for each library in each turn."""
+    """Microseconds a step of two processes, the slower one's, for each library in each step."""
     port = str(free_port())
     ranks = []
     for rank in range(2):
@@ -169,14 +161,17 @@ def main() -> None:
     found: dict[str, list[float]] = {library: [] for library in libraries}
     for _ in range(options.rounds):
         for library, microseconds in measure(options.workload, options.engine, libraries).items():
-            found[library] += microseconds
+            found[library].append(quantiles(microseconds, n=10)[0])
     goal = f"at most {GOAL}" if options.engine == "ddp" else "below accelerate"
     print(f"{options.workload}, two processes, {options.engine}, {options.rounds} rounds; goal for hexloop: {goal}")
-    print(f"{'':<24}{'us a step':>11}{'ratio':>8}{'quartiles':>16}")
+    print(f"{'':<24}{'us a step':>11}{'by hand 1':>12}{'least, most':>16}{'accelerate 1':>16}{'least, most':>16}")
     for library, times in found.items():
-        ratios = [one / other for one, other in zip(times, found["by hand"], strict=True)]
-        low, middle, high = quantiles(ratios, n=4)
-        print(f"{library:<24}{median(times):>11.0f}{middle:>8.3f}{low:>8.3f}{high:>8.3f}")
+        told = f"{library:<24}{median(times):>11.0f}"
+        for other in ("by hand", "accelerate"):
+            if other in found:
+                ratios = [one / two for one, two in zip(times, found[other], strict=True)]
+                told += f"{median(ratios):>{12 if other == 'by hand' else 16}.3f}{min(ratios):>8.3f}{max(ratios):>8.3f}"
+        print(told)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hexloop.domain.order.keys import sample_keys
 
@@ -21,7 +23,11 @@ class KeyedIndex(NamedTuple):
 
 
 class KeyedDataset(Dataset[Any]):
-    """`dataset`, each of whose samples is drawn with python's, numpy's and torch's streams seeded by its key."""
+    """`dataset`, each of whose samples is drawn with python's, numpy's and torch's streams seeded by its key.
+
+    The streams that the last sample of a batch leaves behind are those that the batch is put together with. Where
+    reading draws nothing, that is all that its keys are for.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -33,6 +39,25 @@ class KeyedDataset(Dataset[Any]):
         sample, key = of
         seed_streams(key)
         return self.dataset[sample]
+
+    def __getitems__(self, batch: Sequence[KeyedIndex]) -> Sequence[Any]:
+        """The samples of a batch; all at once where they lie there ready, and the data set can do so."""
+        if not batch or not only_stored(self.dataset):  # asked each time, as a transform may be set meanwhile
+            return [self[index] for index in batch]
+        seed_streams(batch[-1].key)
+        samples = [index.sample for index in batch]
+        fetch = getattr(self.dataset, "__getitems__", None)
+        found: Sequence[Any] = fetch(samples) if fetch else [self.dataset[sample] for sample in samples]
+        return found
+
+
+def only_stored(dataset: Any) -> bool:
+    """Whether reading a sample runs no code of the user's, which might draw at random."""
+    if type(dataset) is Subset:
+        return only_stored(dataset.dataset)
+    if (tables := sys.modules.get("datasets")) is not None and type(dataset) is tables.Dataset:
+        return bool(dataset.format["type"] != "custom")
+    return type(dataset) in (list, tuple, TensorDataset)
 
 
 def seed_streams(key: int) -> None:

@@ -1,0 +1,83 @@
+"""Several training loops in one process, each in a thread of its own, of which one runs at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from threading import Condition, Thread
+
+from torch import nn
+
+Loop = Callable[[nn.Module], None]
+
+
+class Relay:
+    """Who of `names` runs. `order` names them, turn after turn, without an end."""
+
+    def __init__(self, names: Iterable[str], order: Iterator[str]) -> None:
+        self._here = set(names)
+        self._order = order
+        self._now = next(order)
+        self._changed = Condition()
+
+    def await_turn(self, name: str) -> None:
+        """Come back when it is the turn of `name`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._now == name)
+
+    def pass_on(self, name: str) -> None:
+        """Let the next one run, and come back when it is the turn of `name` again."""
+        self._next()
+        self.await_turn(name)
+
+    def leave(self, name: str) -> None:
+        """Let the next one run, and never `name` again."""
+        self._here.discard(name)
+        if self._here:
+            self._next()
+
+    def _next(self) -> None:
+        with self._changed:
+            self._now = next(each for each in self._order if each in self._here)
+            self._changed.notify_all()
+
+
+def steps_in_turn(
+    loops: Mapping[str, Loop], make_model: Callable[[], nn.Module], order: Iterator[str], steps: int
+) -> dict[str, list[list[float]]]:
+    """The seconds between two forward passes of each loop, in turns of so many steps.
+
+    order: without an end; a loop that is over is left out. A loop's first turn begins with its first forward pass. One
+    that fails ends the process.
+    """
+    relay, found = Relay(loops, order), {name: list[list[float]]() for name in loops}
+
+    def run(name: str) -> None:
+        begun: list[float] = []
+
+        def before_forward(*_: object) -> None:
+            begun.append(time.perf_counter())
+            if len(begun) > steps:
+                found[name].append([later - earlier for earlier, later in pairwise(begun)])
+                relay.pass_on(name)
+                begun[:] = [time.perf_counter()]
+
+        relay.await_turn(name)
+        try:
+            model = make_model()
+            model.register_forward_pre_hook(before_forward)
+            loops[name](model)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        relay.leave(name)
+
+    threads = [Thread(target=run, args=(name,)) for name in loops]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
