@@ -14,22 +14,32 @@ CHOSEN = (OPERATION, "prescale_gradients", "gradient_predivide_factor")
 NARROW = ("fp16", "amp", "torch_autocast")
 """Sections of formats in which a gradient that is smaller by the number of processes may be 0."""
 
+WAYS = ("reduce_scatter", "use_multi_rank_bucket_allreduce")
+"""Entries of ZeRO's section by which somebody has chosen how gradients travel."""
 
-def adds_gradients(config: Mapping[str, Any], model: Any) -> bool:
-    """Whether an engine by `config` may be told to add up, as what each process has is its share of a sum.
+
+def adding_up(config: Mapping[str, Any], model: Any) -> dict[str, Any] | None:
+    """`config` for an engine that adds up, as what each process has is its share of a sum; None where it cannot.
 
     ZeRO 3, ZenFlow and DeepCompile only take means. Experts' gradients, whose parameters DeepSpeed marks with
-    `allreduce = False`, meet in some of the processes alone.
+    `allreduce = False`, meet in some of the processes alone. Under ZeRO 1 and 2 everything is reduced where it lies: by
+    itself DeepSpeed copies it first, reduces all of the copy, too, and copies each process's own part back.
     """
     zero = _section(config, "zero_optimization")
-    return not (
-        any(name in config for name in CHOSEN)
-        or any(_section(config, name).get("enabled", False) for name in NARROW)
-        or zero.get("stage", 0) == 3
+    stage = zero.get("stage", 0)
+    if (
+        stage == 3
         or "zenflow" in zero
+        or any(name in config for name in CHOSEN)
+        or any(_section(config, name).get("enabled", False) for name in NARROW)
         or _section(config, "compile").get("deepcompile", False)
         or any(not getattr(parameter, "allreduce", True) for parameter in model.parameters())
-    )
+    ):
+        return None
+    adding = {**config, OPERATION: "sum"}
+    if stage > 0 and not any(name in zero for name in WAYS):
+        adding["zero_optimization"] = {**zero, "reduce_scatter": False}
+    return adding
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
-from hexloop.adapters.parallelism.deepspeed.adding import OPERATION, adds_gradients
+from hexloop.adapters.parallelism.deepspeed.adding import adding_up
 from hexloop.adapters.parallelism.deepspeed.layout import ZeroLayout
 from hexloop.adapters.parallelism.deepspeed.surroundings import begin
 from hexloop.domain.errors import CollectiveError
@@ -57,8 +57,7 @@ class DeepSpeed:
         from deepspeed.runtime import constants
 
         config = dict(self.configuration(model))
-        if adds := hasattr(constants, "GRADIENT_ALLREDUCE_OP") and adds_gradients(config, model):
-            config[OPERATION] = "sum"
+        adding = adding_up(config, model) if hasattr(constants, "GRADIENT_ALLREDUCE_OP") else None
         logging.getLogger("DeepSpeed").setLevel(max(logging.WARNING, logging.getLogger("hexloop").level))
         for engine in self._engine:
             engine.destroy()
@@ -66,14 +65,14 @@ class DeepSpeed:
             model=model,
             optimizer=None if "optimizer" in config else make_optimizer(model),
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            config=config,
+            config=adding or config,
         )
         if engine.world_size != self.world_size:
             raise CollectiveError(
                 f"The run has {self.world_size} processes, but DeepSpeed's engine sees {engine.world_size}; leave it "
                 "to hexloop to initialise torch.distributed, and start the script with one launcher."
             )
-        self._engine[:], self._adds[:], self._told_last[:] = [engine], [adds], []
+        self._engine[:], self._adds[:], self._told_last[:] = [engine], [adding is not None], []
         if (dtype := _half_of(engine)) is not None:
             engine.module.register_forward_pre_hook(_casting(dtype), with_kwargs=True, prepend=True)
         return engine, engine.basic_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hexloop.adapters.parallelism.deepspeed.adding import adds_gradients
+from hexloop.adapters.parallelism.deepspeed.adding import adding_up
 
 
 def zero(stage: int, **further: Any) -> dict[str, Any]:
@@ -17,7 +17,17 @@ def zero(stage: int, **further: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_processes_that_have_shares_add_them_up(stage: int) -> None:
     """Under the stages that can, in a format of full range, where nobody chose anything else."""
-    assert adds_gradients({**zero(stage), "bf16": {"enabled": True}, "fp16": {"enabled": False}}, nn.Linear(2, 2))
+    config = {**zero(stage), "bf16": {"enabled": True}, "fp16": {"enabled": False}}
+    where = {"reduce_scatter": False} if stage else {}
+    assert adding_up(config, nn.Linear(2, 2)) == {**config, **zero(stage, **where), "gradient_allreduce_op": "sum"}
+    assert "gradient_allreduce_op" not in config
+
+
+@pytest.mark.parametrize("chosen", [{"reduce_scatter": True}, {"use_multi_rank_bucket_allreduce": False}])
+def test_a_way_that_is_chosen_is_gone(chosen: dict[str, bool]) -> None:
+    """How gradients travel is the user's to say."""
+    config = zero(2, **chosen)
+    assert adding_up(config, nn.Linear(2, 2)) == {**config, "gradient_allreduce_op": "sum"}
 
 
 @pytest.mark.parametrize(
@@ -35,11 +45,11 @@ def test_processes_that_have_shares_add_them_up(stage: int) -> None:
 )
 def test_a_mean_is_taken_where_a_sum_is_refused_or_too_small_or_not_theirs_to_choose(config: dict[str, Any]) -> None:
     """DeepSpeed would not begin, a gradient would be 0 in half precision, or the user's own scale would change."""
-    assert not adds_gradients(config, nn.Linear(2, 2))
+    assert adding_up(config, nn.Linear(2, 2)) is None
 
 
 def test_a_mean_is_taken_of_experts() -> None:
     """Each is met by some of the processes alone, so that the sum over these is another number."""
     model = nn.Linear(2, 2)
     model.bias.allreduce = False  # type: ignore[attr-defined]
-    assert not adds_gradients(zero(2), model)
+    assert adding_up(zero(2), model) is None
