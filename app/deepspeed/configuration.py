@@ -36,6 +36,8 @@ OTHER_DIMENSIONS = ("tensor_parallel.autotp_size", "sequence_parallel_size", "ex
 
 QUANTIZED = "zero_optimization.zero_quantized_nontrainable_weights"
 
+GRADIENTS = "gradient_allreduce_op"
+
 
 @frozen
 class DeepSpeedConfiguration:
@@ -192,6 +194,11 @@ def _refused(config: dict[str, Any]) -> Iterator[str]:
             yield _sentence("amp.enabled", True, "the package apex is not installed", "use fp16 or bf16")
     if entry(config, QUANTIZED, False) is True:
         yield _sentence(QUANTIZED, True, "a checkpoint keeps every weight in its own format", "leave it out")
+    operation = entry(config, GRADIENTS, "mean")
+    if str(operation).lower() not in ("mean", "sum"):
+        yield _sentence(GRADIENTS, operation, "it takes mean or sum", "choose one of them")
+    elif stage == 3 and str(operation).lower() == "sum":
+        yield _sentence(GRADIENTS, operation, "ZeRO 3 only takes means", "leave it out, or choose a lower stage")
     for path in OTHER_DIMENSIONS:
         size = entry(config, path, 1)
         if size not in (0, 1):

@@ -24,7 +24,7 @@ def test_processes_that_have_shares_add_them_up(stage: int) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"reduce_scatter": True}, {"use_multi_rank_bucket_allreduce": False}])
-def test_a_way_that_is_chosen_is_gone(chosen: dict[str, bool]) -> None:
+def test_a_way_of_reducing_that_is_chosen_stays(chosen: dict[str, bool]) -> None:
     """How gradients travel is the user's to say."""
     config = zero(2, **chosen)
     assert adding_up(config, nn.Linear(2, 2)) == {**config, "gradient_allreduce_op": "sum"}

@@ -214,6 +214,8 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
         "zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}
     },
     "sequence_parallel_size=2": {"sequence_parallel_size": 2},
+    "gradient_allreduce_op='median'": zero(2, gradient_allreduce_op="median"),
+    "ZeRO 3 only takes means": zero(3, gradient_allreduce_op="sum"),
 }
 
 
