@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from threading import Condition, Thread
 
@@ -51,8 +52,9 @@ def steps_in_turn(
     """The seconds between two forward passes of each loop, in turns of so many steps.
 
     order: without an end; a loop that is over is left out. A loop's first turn begins with its first forward pass. One
-    that fails ends the process.
+    that fails ends the process. What it writes into the environment it alone sees.
     """
+    before = dict(os.environ)
     relay, found = Relay(loops, order), {name: list[list[float]]() for name in loops}
 
     def run(name: str) -> None:
@@ -62,10 +64,12 @@ def steps_in_turn(
             begun.append(time.perf_counter())
             if len(begun) > steps:
                 found[name].append([later - earlier for earlier, later in pairwise(begun)])
-                relay.pass_on(name)
+                with _own_environment():
+                    relay.pass_on(name)
                 begun[:] = [time.perf_counter()]
 
         relay.await_turn(name)
+        _put_in_force(before)
         try:
             model = make_model()
             model.register_forward_pre_hook(before_forward)
@@ -81,3 +85,19 @@ def steps_in_turn(
     for thread in threads:
         thread.join()
     return found
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Puts the variables of now in force again afterwards."""
+    own = dict(os.environ)
+    yield
+    _put_in_force(own)
+
+
+def _put_in_force(variables: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from hexloop import Trainer, TrainingArguments
+from hexloop import Trainer, TrainerCallback, TrainingArguments
 
 ROWS, FEATURES, CLASSES = 53, 7, 3
 
@@ -53,6 +53,21 @@ class Classifier(nn.Module):
         return {"loss": functional.cross_entropy(logits.float(), labels), "logits": logits}
 
 
+class Programs(TrainerCallback):
+    """Names the programs that are started while it trains."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        sys.addaudithook(self._heed)
+
+    def _heed(self, event: str, of: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            self.started.append(str(of[0]))
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.started.clear()
+
+
 def train(output: str, arguments: dict[str, Any], resume: str | bool | None = None, model: Any = None) -> Trainer:
     """A run over a fresh model."""
     chosen: dict[str, Any] = {
@@ -73,6 +88,7 @@ def train(output: str, arguments: dict[str, Any], resume: str | bool | None = No
         args=TrainingArguments(output, **{**chosen, **arguments}),
         train_dataset=Points(),
         eval_dataset=Points(17),
+        callbacks=[Programs()],
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -81,11 +97,13 @@ def train(output: str, arguments: dict[str, Any], resume: str | bool | None = No
 def report(trainer: Trainer) -> dict[str, Any]:
     """What a test looks at."""
     engine: Any = trainer.model_wrapped
+    (programs,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, Programs))
     return {
         "engine": type(engine).__name__,
         "world_size": trainer.args.world_size,
         "stage": engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else None,
         "optimizer": type(engine.optimizer).__name__ if hasattr(engine, "optimizer") else None,
+        "programs": programs.started,
         "parameters": trainer.get_num_trainable_parameters(),
         "log": list(trainer.state.log_history),
     }

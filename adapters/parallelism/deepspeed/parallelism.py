@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
-from hexloop.adapters.parallelism.deepspeed.adding import adding_up
+from hexloop.adapters.parallelism.deepspeed.gradients import adding_up, left_in_place
 from hexloop.adapters.parallelism.deepspeed.layout import ZeroLayout
 from hexloop.adapters.parallelism.deepspeed.surroundings import begin
 from hexloop.domain.errors import CollectiveError
@@ -56,7 +56,7 @@ class DeepSpeed:
         import deepspeed
         from deepspeed.runtime import constants
 
-        config = dict(self.configuration(model))
+        config = left_in_place(self.configuration(model), self.device.type)
         adding = adding_up(config, model) if hasattr(constants, "GRADIENT_ALLREDUCE_OP") else None
         logging.getLogger("DeepSpeed").setLevel(max(logging.WARNING, logging.getLogger("hexloop").level))
         for engine in self._engine:

@@ -22,6 +22,8 @@ def begin(device: torch.device, local_rank: int) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not dist.is_initialized():  # a run of one process needs no launcher, and no port
         dist.init_process_group(BACKENDS.get(device.type), store=HashStore(), rank=0, world_size=1)
+    if device.type == "cpu":  # as DeepSpeed's launcher says; or ZeRO 3 starts a program at every step to find out
+        os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE") or str(dist.get_world_size()))
     import deepspeed
 
     # DeepSpeed calls functions that torch renamed in 2.13, several times a step.

@@ -1,4 +1,4 @@
-"""Whether DeepSpeed's engine can add the processes' gradients up, where by itself it takes their mean."""
+"""What DeepSpeed's engine is told of the way that gradients take, where the user's configuration says nothing of it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ def adding_up(config: Mapping[str, Any], model: Any) -> dict[str, Any] | None:
     if stage > 0 and not any(name in zero for name in WAYS):
         adding["zero_optimization"] = {**zero, "reduce_scatter": False}
     return adding
+
+
+def left_in_place(config: Mapping[str, Any], device_type: str) -> dict[str, Any]:
+    """`config` for an engine that takes the gradients of ZeRO 3 from where the backward pass left them.
+
+    By itself DeepSpeed copies each into a buffer before it sorts them by process in another. That keeps a device's
+    memory from falling to pieces; a processor's does not.
+    """
+    zero = _section(config, "zero_optimization")
+    kept = any(name in zero for name in ("contiguous_gradients", "reduce_scatter", "zenflow"))
+    if zero.get("stage", 0) != 3 or device_type != "cpu" or kept:
+        return dict(config)
+    return {**config, "zero_optimization": {**zero, "contiguous_gradients": False}}
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""When DeepSpeed's engine is told to add gradients up."""
+"""When DeepSpeed's engine is told to add gradients up, and to leave them where they lie."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hexloop.adapters.parallelism.deepspeed.adding import adding_up
+from hexloop.adapters.parallelism.deepspeed.gradients import adding_up, left_in_place
 
 
 def zero(stage: int, **further: Any) -> dict[str, Any]:
@@ -53,3 +53,27 @@ def test_a_mean_is_taken_of_experts() -> None:
     model = nn.Linear(2, 2)
     model.bias.allreduce = False  # type: ignore[attr-defined]
     assert adding_up(zero(2), model) is None
+
+
+def test_zero_3_takes_gradients_from_where_they_lie_in_a_processors_memory() -> None:
+    """The rest of the section stays, and the user's own mapping is not written to."""
+    config = {**zero(3, reduce_bucket_size=1000), "gradient_clipping": 1.0}
+    inner = {"stage": 3, "reduce_bucket_size": 1000, "contiguous_gradients": False}
+    assert left_in_place(config, "cpu") == {"zero_optimization": inner, "gradient_clipping": 1.0}
+    assert config == {**zero(3, reduce_bucket_size=1000), "gradient_clipping": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "device"),
+    [
+        (zero(3), "cuda"),
+        (zero(2), "cpu"),
+        ({}, "cpu"),
+        (zero(3, contiguous_gradients=True), "cpu"),
+        (zero(3, reduce_scatter=False), "cpu"),
+        (zero(3, zenflow={}), "cpu"),
+    ],
+)
+def test_elsewhere_gradients_go_through_the_buffer_of_deepspeed(config: dict[str, Any], device: str) -> None:
+    """Where it keeps memory in one piece, where it is what is reduced, or where somebody chose it."""
+    assert left_in_place(config, device) == config
