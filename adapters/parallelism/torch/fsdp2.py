@@ -56,6 +56,7 @@ class Fsdp2:
     world_size: int
     options: Fsdp2Options = field(factory=Fsdp2Options)
     _sharded: list[FSDPModule] = field(factory=list, init=False)
+    _sharing: dist.ProcessGroup | None = field(default=None, init=False)
 
     capabilities = ParallelismCapabilities("fsdp2", processes=True, sharded=True)
 
@@ -64,7 +65,7 @@ class Fsdp2:
         if not isinstance(model, FSDPModule):
             self._shard(model)
         _free(model)
-        self._sharded[:] = [model]
+        self._sharded[:], self._sharing = [model], _group_of(model)
         return model, make_optimizer(model)
 
     def _shard(self, model: nn.Module) -> None:
@@ -117,7 +118,8 @@ class Fsdp2:
     @property
     def layout(self) -> RowLayout:
         """Where its tensors lie."""
-        return RowLayout(dist.get_rank(), self.world_size)
+        assert self._sharing is not None, "no model is prepared"
+        return RowLayout(dist.get_rank(), self.world_size, self._sharing)
 
 
 def _free(model: nn.Module) -> None:
@@ -127,12 +129,19 @@ def _free(model: nn.Module) -> None:
             module.reshard()
 
 
+def _group_of(model: nn.Module) -> dist.ProcessGroup:
+    """The processes that hold one copy of the model between them, of which none has gathered weights."""
+    mesh = next(parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
+    return mesh.get_group(mesh.ndim - 1)
+
+
 @frozen
 class RowLayout:
-    """Answers `hexloop.ports.parallelism.Layout` for DTensors that are split by rows."""
+    """Answers `hexloop.ports.parallelism.Layout` for DTensors that are split by rows. group: who share a copy."""
 
     rank: int
     world_size: int
+    group: dist.ProcessGroup
 
     uneven = False
 
@@ -172,5 +181,7 @@ class RowLayout:
         return made
 
     def norm(self, own: Tensor) -> Tensor:
-        """The norm as a plain tensor: what torch computes of DTensors is one of all their rows."""
-        return own.full_tensor() if isinstance(own, DTensor) else own
+        """The norm of all rows, from that of this process's."""
+        squared = own.to(torch.float32).square()
+        dist.all_reduce(squared, group=self.group)
+        return squared.sqrt()

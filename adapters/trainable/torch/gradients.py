@@ -20,7 +20,7 @@ class Gradients:
 
     Those that lie together (one device, dense, plain tensors) take three kernels to measure and two to clip; others go
     through torch's general functions. Which it is, is looked up again whenever their number changes.
-    layout: where the parameters lie, where they are spread over processes.
+    layout: where the parameters lie. Of those that are spread over processes, each measures and clips what it holds.
     """
 
     def __init__(self, parameters: Iterable[Parameter], layout: TorchLayout = WHOLE) -> None:
@@ -34,13 +34,16 @@ class Gradients:
 
         Gives back the norm before, as a scalar on the device.
         """
+        layout = self._layout
         gradients = [grad for parameter in self._parameters if (grad := parameter.grad) is not None]
+        if layout is not WHOLE:
+            gradients = list(map(layout.local, gradients))
         if len(gradients) != self._count:
             self._count, self._together = len(gradients), _lie_together(gradients)
-        if not self._together or self._layout is not WHOLE:
+        if not self._together:
             return self._clip_apart(gradients, max_norm)
         norms = torch._foreach_norm(gradients)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        norm: Tensor = layout.norm(torch.linalg.vector_norm(torch.stack(norms)))
         if max_norm > 0:
             factor = (norm + SMALL).reciprocal_().mul_(max_norm).clamp_(max=1.0)
             torch._foreach_mul_(gradients, factor)
