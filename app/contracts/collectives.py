@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +14,9 @@ from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Collectives, Json, Reduction
 
 Result = TypeVar("Result")
+
+LATE = 0.02
+"""Seconds by which a rank comes last to a barrier."""
 
 VALUES: tuple[Json, ...] = (None, True, 0, -(2**60), 0.1, "text \u00e9 \n", [], [1, [2.5]], {}, {"a": {"b": [None]}})
 
@@ -84,14 +88,19 @@ class CollectivesContract:
         assert self.run(broadcast) == [[{"from": source} for source in range(self.world_size)]] * self.world_size
 
     def test_a_barrier_holds_until_all_are_there(self, tmp_path: Path) -> None:
-        """Behind a barrier every rank finds what all ranks did before it."""
+        """Behind a barrier every rank finds what all ranks did before it, whichever of them comes late."""
 
-        def meet(rank: Collectives) -> int:
-            (tmp_path / f"rank {rank.rank}").touch()
-            rank.barrier("all are here")
-            return len(list(tmp_path.iterdir()))
+        def meet(rank: Collectives) -> list[int]:
+            found = []
+            for late in range(rank.world_size):
+                if rank.rank == late:
+                    time.sleep(LATE)
+                (tmp_path / f"{late} {rank.rank}").touch()
+                rank.barrier(f"all are here, {late} last")
+                found.append(len(list(tmp_path.glob(f"{late} *"))))
+            return found
 
-        assert self.run(meet) == [self.world_size] * self.world_size
+        assert self.run(meet) == [[self.world_size] * self.world_size] * self.world_size
 
     def test_two_threads_agree_without_mixing(self) -> None:
         """What a second thread asks of the ranks is answered apart from what the first asks meanwhile."""
