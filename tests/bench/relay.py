@@ -6,7 +6,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import pairwise
 from threading import Condition, Thread
 
@@ -64,8 +63,9 @@ def steps_in_turn(
             begun.append(time.perf_counter())
             if len(begun) > steps:
                 found[name].append([later - earlier for earlier, later in pairwise(begun)])
-                with _own_environment():
-                    relay.pass_on(name)
+                own = dict(os.environ)
+                relay.pass_on(name)
+                _put_in_force(own)
                 begun[:] = [time.perf_counter()]
 
         relay.await_turn(name)
@@ -85,14 +85,6 @@ def steps_in_turn(
     for thread in threads:
         thread.join()
     return found
-
-
-@contextmanager
-def _own_environment() -> Iterator[None]:
-    """Puts the variables of now in force again afterwards."""
-    own = dict(os.environ)
-    yield
-    _put_in_force(own)
 
 
 def _put_in_force(variables: Mapping[str, str]) -> None:
