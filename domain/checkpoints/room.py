@@ -16,25 +16,26 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
 class RoomMaker:
     """Attempts something that takes room, again and again while there is none.
 
-    prune: removes something that may go, and says whether there was any; after that no pause is made. pauses: seconds
-    before each further attempt. wait: waits so many seconds; True says that the attempts are broken off.
+    wait: waits so many seconds; True says that the attempts are broken off. pauses: seconds before each further one.
     full: what the storage said last, while it has no room.
     """
 
-    prune: Callable[[], bool]
     wait: Callable[[float], object]
     pauses: tuple[float, ...] = PAUSES
     full: StorageFullError | None = field(default=None, init=False)
 
-    def attempt(self, act: Callable[[], None]) -> None:
-        """Do it. Raises StorageFullError where there is no room after the last pause."""
+    def attempt(self, act: Callable[[], None], prune: Callable[[], bool]) -> None:
+        """Do it. Raises StorageFullError where there is no room after the last pause.
+
+        prune: removes something that may go, and says whether there was any; after that no pause is made.
+        """
         pauses = iter(self.pauses)
         while True:
             try:
                 act()
             except StorageFullError as error:
                 self.full = error
-                if self.prune():
+                if prune():
                     continue
                 pause = next(pauses, None)
                 if pause is None or self.wait(pause) is True:

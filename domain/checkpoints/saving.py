@@ -49,7 +49,7 @@ class Saving:
 
     @room.default
     def _make_room(self) -> RoomMaker:
-        return RoomMaker(self._prune, self.wait, self.pauses)
+        return RoomMaker(self.wait, self.pauses)
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Saving:
     def run(self) -> None:
         """Save; once this returns, the checkpoint is durable. Raises StorageError, and what making the files raised."""
         if not self._is_there():
-            self.room.attempt(lambda: self.committer.commit(self.name, self.files(), self._manifest))
+            self.room.attempt(lambda: self.committer.commit(self.name, self.files(), self._manifest), self._prune)
         self.held.add(self.step)
         self._rotate()
 

@@ -4,14 +4,18 @@ Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Rounds are i
 A gap is the time between the ends of two updates. The stall of a save is the longest of the two gaps around it, less
 the run's median gap. Machines stumble by themselves: of each save of a run, the first and the later ones, the median
 over the rounds counts, of these the worst, and beside it stands what is found around the same steps of runs that save
-nothing. The cost is the wall time of a run with saves less that of one without, a save; the last save is in it up to
-its last byte, as `train` returns only then. What the disk alone takes from training is measured beside it: a run of
-hexloop's that saves nothing, while a process of its own writes as many bytes at the same steps.
+nothing. The cost is the wall time of a run with saves less that of the one without beside it, a save: the median over
+the rounds, as machines drift by more than that from one round to the next; the last save is in it up to its last byte,
+as `train` returns only then. What importing left as garbage is collected before the first step, as the reference does:
+else that takes a quarter of a second at whatever step a count of objects comes to a round number. What the disk alone
+takes from training is measured beside it: a run of hexloop's that saves nothing, while a process of its own writes as
+many bytes at the same steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -72,6 +76,9 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
     writer = Writer(folder, size, kept=2)
 
     class Stopwatch(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            gc.collect()
+
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
             if library == BYTES_ALONE and (len(ends) % STEPS_PER_SAVE == 0 or len(ends) == steps):
@@ -134,7 +141,8 @@ def worst_save(runs: list[dict[str, Any]]) -> float:
 def summary(having: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict[str, float]:
     """The figures of a library, in seconds and bytes, of its runs with saves and without."""
     saves = len(having[0]["stalls"]) + 1  # the last step saves too
-    more = {name: median(run[name] for run in having) - median(run[name] for run in without) for name in MORE}
+    pairs = list(zip(having, without, strict=True))
+    more = {name: median(saving[name] - other[name] for saving, other in pairs) for name in MORE}
     return {
         "step": median(run["step"] for run in having),
         "stall": worst_save(having),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.background import Task
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.reading import read_manifest, verify
+from hexloop.domain.checkpoints.saving import Saving
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import StorageError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveSkipped
@@ -252,3 +254,19 @@ def test_a_save_is_required_unless_it_is_said_not_to_be(storage: GatedStorage) -
     threading.Timer(0.05, storage.gate.set).start()
     assert save_at(store, state, 2)[-1] == Saved(2, "checkpoint-2")
     assert store.close() == [CheckpointPublished(2, "checkpoint-2")]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_save_leaves_nothing_for_a_collection_of_garbage(behind: bool) -> None:
+    """What held the snapshot goes with the save: a collection would hold up the loop from the thread that writes."""
+    gc.collect()
+    gc.disable()
+    try:
+        store = make_store(MemoryStorage(), limit=1, behind=behind)
+        state = RunState(run="mine")
+        for step in (1, 2, 3):
+            save_at(store, state, step)
+        assert list(store.finish()) == ([CheckpointPublished(3, "checkpoint-3")] if behind else [])
+        assert not [each for each in gc.get_objects() if isinstance(each, Saving)]
+    finally:
+        gc.enable()

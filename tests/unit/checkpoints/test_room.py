@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
@@ -13,23 +15,23 @@ from tests.unit.checkpoints.small_store import checkpoint_names, make_store, nam
 from tests.unit.checkpoints.test_behind import wait_for_news
 
 
-def make_room(waits: list[float], *, prunable: int = 0) -> RoomMaker:
-    """Somebody who waits without waiting, and who can remove so many things."""
-    left = [prunable]
+def make_room(waits: list[float]) -> RoomMaker:
+    """Somebody who waits without waiting."""
+    return RoomMaker(waits.append, pauses=(1.0, 2.0))
 
-    def prune() -> bool:
-        left[0] -= 1
-        return left[0] >= 0
 
-    return RoomMaker(prune, waits.append, pauses=(1.0, 2.0))
+def can_remove(things: int) -> Callable[[], bool]:
+    """Something that removes one thing at each call, of so many."""
+    left = iter([True] * things)
+    return lambda: next(left, False)
 
 
 def test_what_finds_room_is_done_once() -> None:
     """Nothing is waited for or removed where there is room."""
     done: list[int] = []
     waits: list[float] = []
-    room = make_room(waits, prunable=1)
-    room.attempt(lambda: done.append(1))
+    room = make_room(waits)
+    room.attempt(lambda: done.append(1), can_remove(1))
     assert (done, waits, room.full) == ([1], [], None)
 
 
@@ -39,7 +41,7 @@ def test_what_finds_room_is_done_once() -> None:
 def test_attempts_go_on_while_there_is_no_room(failures: int, prunable: int, waited: list[float]) -> None:
     """First everything goes that may, without a pause; then the pauses get longer, until there is room."""
     waits: list[float] = []
-    room = make_room(waits, prunable=prunable)
+    room = make_room(waits)
     seen: list[StorageFullError | None] = []
 
     def act() -> None:
@@ -47,7 +49,7 @@ def test_attempts_go_on_while_there_is_no_room(failures: int, prunable: int, wai
         if len(seen) <= failures:
             raise StorageFullError("no room")
 
-    room.attempt(act)
+    room.attempt(act, can_remove(prunable))
     assert waits == waited
     assert seen[0] is None
     assert all(isinstance(full, StorageFullError) for full in seen[1:])
@@ -63,13 +65,13 @@ def test_attempts_end_after_the_last_pause() -> None:
         raise StorageFullError("no room at all")
 
     with pytest.raises(StorageFullError, match="no room at all"):
-        room.attempt(act)
+        room.attempt(act, can_remove(0))
     assert waits == [1.0, 2.0]
 
 
 def test_attempts_end_when_the_wait_is_broken_off() -> None:
     """A run that is told to end does not wait for room."""
-    room = RoomMaker(lambda: False, lambda _seconds: True, pauses=(1.0,) * 9)
+    room = RoomMaker(lambda _seconds: True, pauses=(1.0,) * 9)
     attempts: list[int] = []
 
     def act() -> None:
@@ -77,19 +79,19 @@ def test_attempts_end_when_the_wait_is_broken_off() -> None:
         raise StorageFullError("no room")
 
     with pytest.raises(StorageFullError):
-        room.attempt(act)
+        room.attempt(act, can_remove(0))
     assert len(attempts) == 1
 
 
 def test_other_failures_are_not_waited_for() -> None:
     """Only a full storage may have room later."""
-    room = RoomMaker(lambda: True, lambda _seconds: None)
+    room = RoomMaker(lambda _seconds: None)
 
     def act() -> None:
         raise StorageError("gone")
 
     with pytest.raises(StorageError, match="gone"):
-        room.attempt(act)
+        room.attempt(act, can_remove(1))
 
 
 def sized_storage(publication: Publication, checkpoints: float) -> MemoryStorage:
