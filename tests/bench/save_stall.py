@@ -6,10 +6,10 @@ the run's median gap. Machines stumble by themselves: of each save of a run, the
 over the rounds counts, of these the worst, and beside it stands what is found around the same steps of runs that save
 nothing. The cost is the wall time of a run with saves less that of the one without beside it, a save: the median over
 the rounds, as machines drift by more than that from one round to the next; the last save is in it up to its last byte,
-as `train` returns only then. What importing left as garbage is collected before the first step, as the reference does:
-else that takes a quarter of a second at whatever step a count of objects comes to a round number. What the disk alone
-takes from training is measured beside it: a run of hexloop's that saves nothing, while a process of its own writes as
-many bytes at the same steps.
+as `train` returns only then. Garbage is collected before the first step, as the reference's `train` does by itself:
+else Python goes through all that was imported, for a quarter of a second, at some later step. What the disk alone takes
+from training is measured beside it: a run of hexloop's that saves nothing, while a process of its own writes as many
+bytes at the same steps.
 """
 
 from __future__ import annotations
