@@ -37,7 +37,7 @@ class Committer:
 
     Every process writes its own files; rank 0 begins, writes the manifest and publishes, and the others wait for it.
     collectives: None where this process is alone. given_up: set by whoever wants a commit under way to be undone.
-    pace: how fast this process writes.
+    pace: when this process begins to write, and how fast it does.
     """
 
     storage: Storage
@@ -84,6 +84,7 @@ class Committer:
     def _write(self, name: str, folder: str, files: Iterable[File]) -> dict[str, Json]:
         """Write this process's files; gives each one's size and digest."""
         stored: dict[str, Json] = {}
+        self.pace.await_beginning()
         for file in files:
             if not stored:
                 self.note("first_byte", checkpoint=name)

@@ -10,14 +10,15 @@ PIECE = 1 << 25
 """Bytes between two rests."""
 
 SHARE = 1 / 8
-"""The part of the time between two saves in which there are rests; at most half of it is rested."""
+"""The part of the time between two saves that writing waits to begin at most; for as long again it rests half of it."""
 
 
 class Pace:
-    """After each piece a rest as long as the piece took, for some seconds, or until somebody waits for the whole.
+    """A wait for the beginning, and after each piece a rest as long as it took, until somebody waits for the whole.
 
-    Writing takes memory, disk and processor from the step beside it. Spread over more steps, it holds up none of them
-    for long.
+    Writing takes memory, disk and processor from the step beside it. Kept out of the step that made the copy, and
+    spread over more of them, it holds up none for long. seconds: the longest wait, and from then on how long there are
+    rests.
     """
 
     def __init__(
@@ -27,17 +28,29 @@ class Pace:
         rest: Callable[[threading.Event, float], object] = threading.Event.wait,
     ) -> None:
         self._now, self._rest = now, rest
+        self._seconds = seconds
         self._until = now() + seconds
-        self._waited_for = threading.Event()
+        self._begun, self._waited_for = threading.Event(), threading.Event()
 
     @classmethod
     def without_rest(cls) -> Pace:
         """That of a save that somebody waits for from its beginning on."""
         return cls(0.0)
 
+    def begin(self) -> None:
+        """The step that made the copy is over: wait no more."""
+        self._begun.set()
+
     def hurry(self) -> None:
         """Somebody waits: rest no more."""
         self._waited_for.set()
+        self._begun.set()
+
+    def await_beginning(self) -> None:
+        """Wait until told to begin, or for as long as that may take."""
+        if not self._begun.is_set():
+            self._rest(self._begun, self._seconds)
+            self._until = self._now() + self._seconds
 
     def pieces(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         """The bytes of the chunks, for somebody who writes each piece before asking for the next."""

@@ -119,10 +119,16 @@ class CheckpointStore:
 
     @property
     def news(self) -> bool:
-        """Whether the save in flight is done, or waits for room; of several processes none can tell by itself."""
-        if self._in_flight is None or self._world_size > 1:
+        """Whether the save in flight is done, or waits for room; of several processes none can tell by itself.
+
+        Asked at every boundary, first at that of the step after the one that saved: from there on it is written.
+        """
+        if self._in_flight is None:
             return False
         saving, task, _ = self._in_flight
+        saving.committer.pace.begin()
+        if self._world_size > 1:
+            return False
         return task.done or saving.room.full is not None
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:

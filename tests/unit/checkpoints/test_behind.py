@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.background import Task
 from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.pace import Pacer
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.saving import Saving
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -20,6 +22,7 @@ from hexloop.domain.errors import StorageError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.state import RunState
 from hexloop.ports.files import File
+from hexloop.ports.storage import Storage
 from tests.unit.checkpoints.gated_storage import PATIENCE, GatedStorage
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_at, tree, weights_at
@@ -59,6 +62,36 @@ def test_a_run_goes_on_while_its_snapshot_is_written(storage: GatedStorage) -> N
     assert found is not None
     assert found.step == 5
     assert b"".join(storage.read("checkpoint-5/weights/all.bin")) == weights_at("mine", 5)
+
+
+def patient_store(storage: Storage) -> tuple[CheckpointStore, list[str]]:
+    """A store whose next save is far away, so that it need not hurry with this one, and the phases of its saves."""
+    phases: list[str] = []
+    times = chain([0.0], repeat(8 * PATIENCE))
+    store = make_store(storage, behind=True, note=lambda phase, /, **_: phases.append(phase))
+    store._pacer = Pacer(lambda: next(times))
+    return store, phases
+
+
+def test_a_snapshot_is_written_from_the_next_boundary_on() -> None:
+    """The step after the copy has memory and disk to itself: the first byte follows the boundary after it."""
+    store, phases = patient_store(MemoryStorage())
+    assert list(store.save(RunState(run="mine", step=1), required=False)) == [Saved(1, "checkpoint-1")]
+    time.sleep(0.02)
+    assert phases == ["began", "taken"]
+    wait_for_news(store)
+    assert phases == ["began", "taken", "first_byte", "written", "published"]
+
+
+def test_who_waits_for_a_save_does_not_wait_for_a_boundary() -> None:
+    """A save that somebody asked for, and one that the run ends with, begins at once."""
+    for required in (True, False):
+        store, phases = patient_store(MemoryStorage())
+        began = time.monotonic()
+        list(store.save(RunState(run="mine", step=1), required=required))
+        assert list(store.finish()) == [CheckpointPublished(1, "checkpoint-1")]
+        assert phases[-1] == "published"
+        assert time.monotonic() - began < PATIENCE
 
 
 def test_one_save_is_in_flight_at_most(storage: GatedStorage) -> None:

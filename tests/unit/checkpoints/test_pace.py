@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from attrs import define, field
@@ -44,6 +45,36 @@ def test_it_rests_as_long_as_it_worked_for_some_time(durations: list[float], pat
     assert sum(times.rests) <= seconds / 2 + max(durations)
 
 
+@given(SECONDS, st.floats(0.0, 20.0))
+def test_it_begins_when_it_is_told_to_and_at_the_latest_by_itself(seconds: float, told: float) -> None:
+    """It waits to be told, for some time at most; the rests then have as long as they would have had."""
+    times = Times()
+
+    def wait(event: threading.Event, longest: float) -> None:
+        times.now += min(told, longest)
+        if told < longest:
+            pace.begin()
+
+    pace = Pace(seconds, lambda: times.now, wait)
+    pace.await_beginning()
+    assert times.now == min(told, seconds)
+    assert pace.rests_at(times.now + seconds * 0.9)
+    assert not pace.rests_at(times.now + seconds * 1.1)
+
+
+def test_who_was_told_or_is_waited_for_begins_at_once() -> None:
+    """Nothing is waited for where the step was over before, where somebody waits, or where no rest was to be."""
+    times = Times()
+    begun, waited_for = (Pace(9.0, lambda: times.now, times.rest) for _ in range(2))
+    begun.begin()
+    waited_for.hurry()
+    for pace in (begun, waited_for, Pace.without_rest()):
+        pace.await_beginning()
+    assert (times.rests, times.now) == ([], 0.0)
+    assert begun.rests_at(1.0)
+    assert not waited_for.rests_at(1.0)
+
+
 @given(SECONDS, SECONDS)
 def test_the_rests_end_within_an_eighth_of_the_time_between_two_saves(first: float, second: float) -> None:
     """Whatever a save takes longer than this, it takes without a rest."""
@@ -65,9 +96,17 @@ def test_every_byte_is_handed_on_in_small_pieces(chunks: list[bytes], last: byte
 
 
 def test_who_waits_for_a_task_hurries_it() -> None:
-    """A task that rests for ever ends as soon as its end is waited for."""
-    pace = Pace(1e9, rest=lambda waited_for, _seconds: waited_for.wait())
-    written: list[bytes] = []
-    task = Task(lambda: written.extend(map(bytes, pace.pieces([b"one", b"two"]))), "writes", pace.hurry)
-    task.result()
-    assert written == [b"one", b"two"]
+    """A task that would wait, or rest, for ever ends as soon as its end is waited for."""
+    for begun in (True, False):
+        written: list[bytes] = []
+        pace = Pace(1e9, rest=lambda event, _seconds: event.wait())
+        if begun:
+            pace.begin()
+        Task(partial(write, pace, written), "writes", pace.hurry).result()
+        assert written == [b"one", b"two"]
+
+
+def write(pace: Pace, written: list[bytes]) -> None:
+    """What a save does with its pace."""
+    pace.await_beginning()
+    written.extend(map(bytes, pace.pieces([b"one", b"two"])))

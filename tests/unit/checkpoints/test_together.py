@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +19,7 @@ from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.agreement import agreement_for
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.names import Owner
+from hexloop.domain.checkpoints.pace import Pacer
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -37,6 +38,7 @@ from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 from hexloop.ports.storage import Publication, Storage
+from tests.unit.checkpoints.gated_storage import PATIENCE
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import checkpoint_names, names, tree
 
@@ -313,6 +315,25 @@ def test_ranks_hear_of_a_save_at_the_same_boundary(size: int, slowness: list[int
     told = SimulatedWorld(size).run(boundaries)
     assert told == [told[0]] * size
     assert told[0][1] == [CheckpointPublished(1, "checkpoint-1")]
+
+
+def test_each_process_writes_from_its_next_boundary_on() -> None:
+    """That none can tell by itself whether the save is done does not keep any from beginning with it."""
+    storage = MemoryStorage()
+
+    def boundaries(ranks: Collectives) -> list[AnyEvent]:
+        first_bytes = threading.Event()
+        times = chain([0.0], repeat(8 * PATIENCE))
+        store = store_of(storage, ranks, behind=True)
+        store.note = lambda phase, /, **_: first_bytes.set() if phase == "first_byte" else None
+        store._pacer = Pacer(lambda: next(times))
+        list(store.save(RunState(run="mine", step=1), required=False))
+        assert not first_bytes.wait(0.02)
+        assert not store.news
+        assert first_bytes.wait(PATIENCE / 2)
+        return list(store.finish())
+
+    assert SimulatedWorld(SIZE).run(boundaries) == [[CheckpointPublished(1, "checkpoint-1")]] * SIZE
 
 
 def test_alone_nothing_is_exchanged() -> None:
