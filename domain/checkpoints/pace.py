@@ -12,13 +12,16 @@ PIECE = 1 << 25
 SHARE = 1 / 8
 """The part of the time between two saves that writing waits to begin at most; for as long again it rests half of it."""
 
+LONGEST_WAIT = 10.0
+"""Seconds. A step that takes longer does not notice the writing; and a program that ends at once waits for no more."""
+
 
 class Pace:
     """A wait for the beginning, and after each piece a rest as long as it took, until somebody waits for the whole.
 
     Writing takes memory, disk and processor from the step beside it. Kept out of the step that made the copy, and
-    spread over more of them, it holds up none for long. seconds: the longest wait, and from then on how long there are
-    rests.
+    spread over more of them, it holds up none for long. seconds: the longest wait, where that is less than
+    `LONGEST_WAIT`, and from then on how long there are rests.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Pace:
     def await_beginning(self) -> None:
         """Wait until told to begin, or for as long as that may take."""
         if not self._begun.is_set():
-            self._rest(self._begun, self._seconds)
+            self._rest(self._begun, min(self._seconds, LONGEST_WAIT))
             self._until = self._now() + self._seconds
 
     def pieces(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
