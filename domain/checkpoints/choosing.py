@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name, is_mark, staged_name
+from hexloop.domain.checkpoints.names import MANIFEST, REASON, checkpoint_name, free_name, is_mark, staged_name, step_of
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
 from hexloop.domain.errors import (
     CheckpointError,
@@ -93,20 +93,35 @@ def runs_in(storage: Storage) -> dict[str, str]:
     return found
 
 
-def publish_staged(storage: Storage) -> None:
-    """Let every checkpoint appear that is staged whole and whose name is free.
+def publish_staged(storage: Storage, chosen: str | None = None) -> None:
+    """Let every checkpoint of one run appear that is staged whole and whose name is free.
 
     A disk that acknowledged a rename and then lost it leaves one, and so does a death between a checkpoint's renaming
-    and its removal. Nothing else has a valid manifest in its staging folder. Where the storage has no rename, none is
-    staged.
+    and its removal. Nothing else has a valid manifest in its staging folder, but what another, living run is about to
+    publish: so the run is that of the checkpoint `chosen`, or else the only one there is. Where the storage has no
+    rename, none is staged.
     """
     if storage.capabilities.publication is not Publication.RENAME:
         return
     taken = {entry.name for entry in storage.list("")}
-    for folder in sorted(taken):
-        name = staged_name(folder)
-        if name is not None and name not in taken and _is_good(storage, folder):
+    staged = {folder: name for folder in sorted(taken) if (name := staged_name(folder)) and name not in taken}
+    if not staged:
+        return
+    checkpoints = {folder: folder for folder in taken if step_of(folder) is not None} | staged
+    runs = _run_of_each(storage, checkpoints)
+    meant = {run for folder, run in runs.items() if chosen in (None, checkpoints[folder])}
+    for folder, name in staged.items():
+        if {runs.get(folder)} == meant and _is_good(storage, folder):
             storage.move(folder, name)
+
+
+def _run_of_each(storage: Storage, folders: Iterable[str]) -> dict[str, str]:
+    """The run of each folder that has a readable manifest."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        with suppress(CheckpointError):
+            found[folder] = read_manifest(storage, folder).run
+    return found
 
 
 def last_run(storage: Storage) -> str | None:

@@ -113,9 +113,12 @@ class CheckpointStore:
 
     @property
     def writing(self) -> bool:
-        """Whether this process has a save in flight; what all said the time before is known when this is asked."""
+        """Whether this process has a save in flight that goes on; one that waits for room on any waits on all.
+
+        What all said the time before is known when this is asked.
+        """
         self._answered, self._voted_on = self._voted_on, None if self._in_flight is None else self._in_flight[1]
-        return self._voted_on is not None and not self._voted_on.done
+        return self._is_busy()
 
     @property
     def news(self) -> bool:
@@ -231,8 +234,9 @@ class CheckpointStore:
 
     def _choose(self, storage: Storage, name: str | None) -> str | None:
         """The checkpoint to go on from, verified."""
-        with suppress(StorageError):
-            publish_staged(storage)
+        if storage is self.storage:  # elsewhere another run may be about to publish it
+            with suppress(StorageError):
+                publish_staged(storage, name)
         if name is not None:
             return open_checkpoint(storage, name).name
         found = newest(storage, quarantine=True)

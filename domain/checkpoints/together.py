@@ -21,17 +21,20 @@ _KINDS: dict[str, type[Exception]] = {
 def together(collectives: Collectives | None, act: Callable[[], Value]) -> list[Value]:
     """What `act` gave on every rank, by rank; with no collectives this process is alone.
 
-    Raises its own error where it raised one, else an error of the same kind for the first rank that did. A rank that
-    dies in it never answers, and the collectives tell the others so.
+    Where it fails on some, all raise the same kind of error, so that they go on alike: StorageFullError where nothing
+    worse happened to any, else that of the first rank to which it did. A rank that dies in it never answers, and the
+    collectives tell the others so.
     """
     if collectives is None or collectives.world_size == 1:
         return [act()]
     said, own = _attempt(act)
     heard = cast("list[Said]", collectives.gather(said))
-    if own is not None:
-        raise own
-    for rank, answer in enumerate(heard):
-        _raise_of(rank, answer)
+    failed = [rank for rank, answer in enumerate(heard) if "kind" in answer]
+    if failed:
+        first = next((rank for rank in failed if heard[rank]["kind"] != StorageFullError.__name__), failed[0])
+        if own is not None and said["kind"] == heard[first]["kind"]:
+            raise own
+        _raise_of(first, heard[first])
     return [cast("Value", answer["value"]) for answer in heard]
 
 

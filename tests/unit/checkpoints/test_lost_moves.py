@@ -14,7 +14,7 @@ from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication
 from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
-from tests.unit.checkpoints.small_store import make_store, names, save_at, weights_at
+from tests.unit.checkpoints.small_store import make_store, names, save_at, tree, weights_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|passed over|still there)")
 
@@ -100,6 +100,25 @@ def test_a_staged_checkpoint_that_is_not_whole_stays_hidden() -> None:
         assert state.step == 1
         save_at(store, state, 3)
         assert names(disk) == ["checkpoint-1", "checkpoint-3"]
+
+
+def test_what_another_run_is_about_to_publish_is_left_to_it() -> None:
+    """A run that is resumed beside a living one, or from its folder, takes nothing out of its hands."""
+    disk = MemoryStorage()
+    save_at(make_store(disk), RunState(run="living"), 1)
+    for step in (2, 3):
+        save_at(make_store(disk), RunState(run="living"), step)
+    save_at(make_store(disk), RunState(run="mine"), 5)
+    disk.move("checkpoint-3", Owner("living", "9").staging("checkpoint-3"))
+    before = tree(disk)
+    for store, source in ((make_store(disk), None), (make_store(MemoryStorage()), disk)):
+        for name in ("checkpoint-5", "checkpoint-1") if source else ("checkpoint-5",):
+            assert store.resume(name, source) is not None
+    with pytest.raises(CheckpointError, match="2 runs"):
+        make_store(disk).resume()
+    assert tree(disk) == before
+    assert make_store(disk).resume("checkpoint-2") is not None
+    assert names(disk, "checkpoint-3")
 
 
 def test_a_storage_that_lets_nobody_write_can_be_resumed_from() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ from hexloop.domain.errors import (
     StorageFullError,
     UnreadableCheckpointError,
 )
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveWaits
 from hexloop.domain.requests import Requests
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
@@ -187,6 +188,24 @@ def test_a_full_disk_on_one_rank_stops_all(behind: bool) -> None:
 
 
 @both_ways
+@pytest.mark.parametrize("effects", list(product([None, Effect.FAIL, Effect.FULL], repeat=2)))
+def test_ranks_that_fail_differently_go_on_alike(effects: tuple[Effect | None, ...], behind: bool) -> None:
+    """One that finds no room does not try again alone where another cannot write: the save fails on all, or on none."""
+    storage = MemoryStorage()
+    seen = [storage if effect is None else FaultyStorage(storage, [Fault(1, effect, "write")]) for effect in effects]
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        ended = SimulatedWorld(2, timeout=5).outcomes(save_steps(seen.__getitem__, 1, 2, limit=1, behind=behind))
+    if Effect.FAIL in effects:
+        assert [type(event) for event in ended[0].value or ()].count(SaveFailed) == 1
+        assert [type(event) for event in ended[1].value or ()] == [type(event) for event in ended[0].value or ()]
+    elif Effect.FULL in effects:
+        assert [type(outcome.error) for outcome in ended] == [StorageFullError] * 2
+        return
+    assert names(storage) == ["checkpoint-2"]
+
+
+@both_ways
 @pytest.mark.parametrize("publication", list(Publication))
 @pytest.mark.parametrize("rank", range(SIZE))
 def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, behind: bool) -> None:
@@ -334,6 +353,27 @@ def test_each_process_writes_from_its_next_boundary_on() -> None:
         return list(store.finish())
 
     assert SimulatedWorld(SIZE).run(boundaries) == [[CheckpointPublished(1, "checkpoint-1")]] * SIZE
+
+
+def test_a_full_disk_on_one_rank_makes_all_stand_still() -> None:
+    """At one of the next boundaries all hear that the save waits for room, and go on once it is written."""
+    storage = MemoryStorage()
+    full = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=4)])
+
+    def boundaries(ranks: Collectives) -> list[AnyEvent]:
+        store = store_of(full if ranks.rank == 1 else storage, ranks, behind=True)
+        store.pauses = (0.1,) * 5
+        agreement = agreement_for(Requests(), ranks, lambda: store.writing)
+        assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
+        for _ in range(200):
+            if agreement.reached().collect and (heard := list(store.collect())):
+                return heard
+            time.sleep(0.001)
+        raise AssertionError("nobody stood still")
+
+    with pytest.warns(UserWarning, match="stands still"):
+        told = SimulatedWorld(SIZE).run(boundaries)
+    assert [[type(event) for event in heard] for heard in told] == [[SaveWaits, CheckpointPublished]] * SIZE
 
 
 def test_alone_nothing_is_exchanged() -> None:
