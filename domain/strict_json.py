@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
+
+LONGEST = 1 << 30
+"""Bytes of a document; far more than anything that a run keeps in JSON comes to."""
+
+
+def joined(chunks: Iterable[bytes | memoryview], longest: int = LONGEST) -> bytes:
+    """The bytes of a document. Raises ValueError where there are more than `longest`, without reading on."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+        if len(data) > longest:
+            raise ValueError(f"it is longer than {longest} bytes")
+    return bytes(data)
 
 
 def read_json(data: bytes) -> Any:

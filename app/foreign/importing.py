@@ -80,12 +80,14 @@ def import_checkpoint(
     processes: int = 1,
     seed: int = 42,
     data_seed: int | None = None,
+    train_batch_size: int | None = None,
 ) -> str:
     """Write what a checkpoint of the reference library (4 or 5) holds as `checkpoint-<step>` in the folder `to`.
 
     Gives the new checkpoint's folder, from which a hexloop run goes on. Weights, optimizer, schedule, loss scale,
     random streams and history come along; `training_args.bin` is not looked at: give the run's arguments again.
     gradient_accumulation_steps, processes, seed, data_seed: those of the run, which its checkpoint does not hold.
+    train_batch_size: samples of a micro-batch in each process, which those of early releases do not hold either.
 
     Files are read as data only: one that asks for more is refused, and nothing of it has run. Raises CheckpointError
     where the folder holds no such checkpoint, or one that cannot be read so, and where `to` has one of that step
@@ -93,7 +95,12 @@ def import_checkpoint(
     """
     source = os.fspath(folder)
     state = run_state_of(
-        _read_state(source), gradient_accumulation_steps, processes, seed, seed if data_seed is None else data_seed
+        _read_state(source),
+        gradient_accumulation_steps,
+        processes,
+        seed,
+        seed if data_seed is None else data_seed,
+        train_batch_size,
     )
     state.run = uuid.uuid4().hex
     storage, name = LocalStorage(to), checkpoint_name(state.step)

@@ -10,24 +10,44 @@ from hexloop.domain.state import RunState
 
 
 def run_state_of(
-    found: dict[str, Any], gradient_accumulation_steps: int, processes: int, seed: int, data_seed: int
+    found: dict[str, Any],
+    gradient_accumulation_steps: int,
+    processes: int,
+    seed: int,
+    data_seed: int,
+    train_batch_size: int | None = None,
 ) -> RunState:
     """The state that a `trainer_state.json` describes, but for the run's name and the count of updates.
 
     Its epoch, a fraction, and its step give the steps of a pass, and so the samples that are done of the present one.
-    Raises CheckpointError where it makes no sense, or where step and epoch do not agree with each other.
+    train_batch_size: that of a micro-batch in each process, where the file, of an early release, does not say it.
+    Raises CheckpointError where it makes no sense, where step and epoch do not agree with each other, and where nobody
+    says the batch size, or file and argument say different ones.
     """
     try:
-        return _run_state(found, gradient_accumulation_steps, processes, seed, data_seed)
+        batch = _batch_size(found.get("train_batch_size"), train_batch_size)
+        return _run_state(found, batch, gradient_accumulation_steps, processes, seed, data_seed)
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"trainer_state.json makes no sense: {error!r}.") from error
 
 
-def _run_state(found: dict[str, Any], accumulation: int, processes: int, seed: int, data_seed: int) -> RunState:
+def _batch_size(said: Any, given: int | None) -> int:
+    if said and given not in (None, said):
+        raise CheckpointError(f"You chose train_batch_size={given}, but trainer_state.json says {said}; leave it out.")
+    if not said and given is None:
+        raise CheckpointError(
+            "trainer_state.json does not say how many samples a micro-batch had, as those of early releases do not; "
+            "say it with train_batch_size."
+        )
+    return int(said or given)
+
+
+def _run_state(
+    found: dict[str, Any], batch: int, accumulation: int, processes: int, seed: int, data_seed: int
+) -> RunState:
     step, epochs = int(found["global_step"]), float(found["epoch"])
     if step < 1 or not 0 < epochs < math.inf:
         raise ValueError(f"step {step} of epoch {epochs}")
-    batch = int(found["train_batch_size"] or 1)
     epoch, done = _place(step, epochs, accumulation)
     logs = [entry for entry in found.get("log_history", ()) if isinstance(entry, dict)]
     callbacks = dict(found.get("stateful_callbacks") or {})

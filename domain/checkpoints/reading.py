@@ -8,7 +8,11 @@ from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest, unseal
 from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, step_of
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
+from hexloop.domain.strict_json import joined
 from hexloop.ports.storage import Storage
+
+LONGEST_MANIFEST = 1 << 26
+"""Bytes. A file has some 150 in it, and a process a handful of files."""
 
 
 @frozen
@@ -89,7 +93,10 @@ def _manifest_bytes(storage: Storage, name: str) -> bytes:
         raise CheckpointError("there is no such folder, or nothing in it")
     if MANIFEST not in names:
         raise CheckpointError(f"it has no {MANIFEST}, so it is not a checkpoint, or not a complete one")
-    return b"".join(storage.read(f"{name}/{MANIFEST}"))
+    try:
+        return joined(storage.read(f"{name}/{MANIFEST}"), LONGEST_MANIFEST)
+    except ValueError as error:
+        raise DamagedCheckpointError(f"its {MANIFEST} is not one: {error}") from error
 
 
 def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str | None:

@@ -266,6 +266,31 @@ def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
     assert isinstance(ours.model, nn.Module)
 
 
+def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_path: Path) -> None:
+    """Its state does not hold it; where it does, another is refused."""
+    case = CASES["momentum"]
+    reference = trained(transformers, tmp_path / "reference", case)
+    source = tmp_path / "reference" / "checkpoint-3"
+    with pytest.raises(CheckpointError, match=r"train_batch_size=5, but trainer_state.json says 4; leave it out"):
+        imported(source, tmp_path / "other", train_batch_size=5)
+    path = source / "trainer_state.json"
+    state = json.loads(path.read_text())
+    for name in (
+        "train_batch_size",
+        "best_global_step",
+        "stateful_callbacks",
+        "logging_steps",
+        "num_input_tokens_seen",
+    ):
+        del state[name]
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="say it with train_batch_size"):
+        imported(source, tmp_path / "untold")
+    folder = imported(source, tmp_path / "imported", train_batch_size=4)
+    ours = trained(hexloop, tmp_path / "ours", case, folder)
+    assert_same_run(ours, reference)
+
+
 def test_a_checkpoint_takes_no_more_room_than_the_references(tmp_path: Path) -> None:
     """At most a hundredth more, and 64 KB for what is text here and binary there."""
     config = transformers.GPT2Config(vocab_size=512, n_positions=64, n_embd=128, n_layer=4, n_head=4)

@@ -157,6 +157,12 @@ WEIGHT = "layers.0.weight"
 DEEP = b"[" * 200_000 + b"]" * 200_000
 TWICE = b'{"schema_version": 1, "schema_version": 1}'
 
+
+def endless(file: str, size: int) -> Callable[[Path], None]:
+    """A file with a hole that is larger than any memory."""
+    return lambda checkpoint: os.truncate(checkpoint / file, size)
+
+
 CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an absolute path in the manifest": (naming("/etc/hostname"), "not a path within"),
     "a path upwards in the manifest": (naming("../../outside"), "not a path within"),
@@ -167,6 +173,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a path upwards in the index": (sharded_elsewhere("../checkpoint-2/run_state.json"), "does not hold"),
     "a pickle in the index": (sharded_elsewhere("optimizer.pt"), "does not hold"),
     "a huge size in the manifest": (lambda folder: reseal(folder, **{"model.safetensors": HUGE}), "should have"),
+    "a manifest that never ends": (endless("manifest.json", 1 << 40), "longer than"),
     "a manifest that is no object": (sealed(b"[\n}\n"), "manifest"),
     "a deep manifest": (sealed(b'{\n  "a": ' + DEEP + b"\n}\n"), "manifest"),
     "a huge tensor": (holding("model.safetensors", one_tensor([HUGE], 4 * HUGE, name=WEIGHT)), WEIGHT),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.strict_json import read_json
+from hexloop.domain.strict_json import joined, read_json
 
 NUMBER = "$number"
 """The only key of an object that stands for a number that JSON lacks; its value is "nan", "inf" or "-inf"."""
@@ -25,6 +26,14 @@ def to_bytes(value: Any) -> bytes:
     Raises CheckpointError, saying where in `value`, for anything that JSON has no place for.
     """
     return (json.dumps(_plain(value, "the document"), allow_nan=False) + "\n").encode()
+
+
+def document_bytes(chunks: Iterable[bytes | memoryview]) -> bytes:
+    """The bytes of a document. Raises CheckpointError where they are more than any document has."""
+    try:
+        return joined(chunks)
+    except ValueError as error:
+        raise CheckpointError(f"It is not a JSON document: {error}.") from error
 
 
 def from_bytes(data: bytes) -> Any:

@@ -24,6 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gradient-accumulation-steps", type=int, default=1, metavar="N", help="the run's, 1 if it did not accumulate"
     )
+    parser.add_argument(
+        "--train-batch-size", type=int, default=None, metavar="N", help="samples of a micro-batch, if no file says it"
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="how many processes trained together")
     parser.add_argument("--seed", type=int, default=42, help="the run's seed")
     parser.add_argument("--data-seed", type=int, default=None, help="the run's data_seed; its seed if it had none")
@@ -40,6 +43,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         processes=options.processes,
         seed=options.seed,
         data_seed=options.data_seed,
+        train_batch_size=options.train_batch_size,
     )
     print(f"Written: {written}\nGo on from it with: hexloop train RECIPE --resume {written}")
     return ExitCode.DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import chain
 
 import pytest
 from attrs import field, frozen
@@ -37,12 +38,16 @@ STRIKES = [
 
 @frozen
 class Life:
-    """What one process does: go on from its newest checkpoint, or some further back, and save at the next steps."""
+    """What one process does: go on from its newest checkpoint, or some further back, and save at the next steps.
+
+    behind: whether each save is written by a thread, which the process waits for before its next step.
+    """
 
     saves: int
     faults: tuple[Fault, ...] = ()
     power_cut: bool = False
     back: int = 0
+    behind: bool = False
 
 
 @frozen
@@ -66,7 +71,7 @@ class World:
         return seen
 
     def _train(self, storage: Storage, life: Life) -> None:
-        store = make_store(storage, LIMIT)
+        store = make_store(storage, LIMIT, behind=life.behind)
         state = RunState(run="mine")
         choice = good_ones(self.storage)[life.back :][:1]
         if choice:
@@ -75,9 +80,8 @@ class World:
         for step in range(state.step + 1, state.step + 1 + life.saves):
             if step % 2:
                 state.best_step = step
-            self.told.extend(
-                event.step for event in save_at(store, state, step) if isinstance(event, CheckpointPublished)
-            )
+            events = chain(save_at(store, state, step), store.finish())
+            self.told.extend(event.step for event in events if isinstance(event, CheckpointPublished))
 
     def check(self) -> None:
         """What was told is there, whole; the other run has lost nothing."""
@@ -141,15 +145,18 @@ def operations_of_second_life(publication: Publication) -> int:
 
 
 @pytest.mark.parametrize(("effect", "done", "power_cut"), STRIKES)
+@pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("publication", list(Publication))
-def test_a_fault_in_any_operation(publication: Publication, effect: Effect, done: float, power_cut: bool) -> None:
+def test_a_fault_in_any_operation(
+    publication: Publication, behind: bool, effect: Effect, done: float, power_cut: bool
+) -> None:
     """After a death, a failure or a full disk in any operation, the next process goes on from the last published."""
     operations = operations_of_second_life(publication)
     assert operations > 30
     for at in range(1, operations + 1):
         world = make_world(publication)
         world.live(FIRST)
-        world.live(Life(SECOND.saves, (Fault(at, effect, done=done),), power_cut))
+        world.live(Life(SECOND.saves, (Fault(at, effect, done=done),), power_cut, behind=behind))
         world.check()
         world.live(LAST)
         world.check()
@@ -201,6 +208,7 @@ lives = st.lists(
         faults=st.lists(fault, max_size=2).map(tuple),
         power_cut=st.booleans(),
         back=st.sampled_from([0, 0, 0, 1, 2]),
+        behind=st.booleans(),
     ),
     max_size=6,
 )

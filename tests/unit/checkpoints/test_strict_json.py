@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.strict_json import read_json
+from hexloop.domain.strict_json import joined, read_json
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -40,3 +41,21 @@ def test_what_json_does_not_say_is_refused(text: bytes, words: str) -> None:
     """Repeated keys, numbers that are none, endless nesting and what is not JSON raise ValueError."""
     with pytest.raises(ValueError, match=words):
         read_json(text)
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(0, 40))
+def test_a_document_is_read_no_further_than_it_may_be_long(chunks: list[bytes], longest: int) -> None:
+    """What is longer is refused with the chunk that makes it so; nothing after that is asked for."""
+    whole, asked = b"".join(chunks), list[int]()
+
+    def handed_out() -> Iterator[bytes]:
+        for chunk in chunks:
+            assert sum(asked) <= longest
+            asked.append(len(chunk))
+            yield chunk
+
+    if len(whole) <= longest:
+        assert joined(handed_out(), longest) == whole
+    else:
+        with pytest.raises(ValueError, match=f"longer than {longest} bytes"):
+            joined(handed_out(), longest)
