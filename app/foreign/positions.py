@@ -34,12 +34,13 @@ def run_state_of(
 def _batch_size(said: Any, given: int | None) -> int:
     if said and given not in (None, said):
         raise CheckpointError(f"You chose train_batch_size={given}, but trainer_state.json says {said}; leave it out.")
-    if not said and given is None:
+    batch = said or given
+    if batch is None:
         raise CheckpointError(
             "trainer_state.json does not say how many samples a micro-batch had, as those of early releases do not; "
             "say it with train_batch_size."
         )
-    return int(said or given)
+    return int(batch)
 
 
 def _run_state(
