@@ -119,4 +119,15 @@ def _problem_of_fsspec(scheme: str) -> str | None:
 
 
 def _path_of(location: str) -> str:
-    return url2pathname(urlsplit(location).path) if scheme_of(location) == "file" else os.path.expanduser(location)
+    """Raises ConfigurationError where a URL of a file names another machine, as one with too few slashes does."""
+    if scheme_of(location) != "file":
+        return os.path.expanduser(location)
+    url = urlsplit(location)
+    if url.netloc not in ("", "localhost"):
+        raise ConfigurationError(
+            [
+                f"You chose {location}, but that means the folder {url.path or '/'} on a machine named {url.netloc}; "
+                f"write file:///absolute/path, or the path alone."
+            ]
+        )
+    return url2pathname(url.path)

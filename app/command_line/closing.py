@@ -36,7 +36,7 @@ def summary(trainer: Trainer, progress: Progress) -> str:
     if state.best_metric is not None:
         name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
         text += f"; the best eval_{name} was {state.best_metric:.4g}, at step {state.best_global_step:,}"
-    if progress.stopped and not progress.saved_last_step:
+    if (progress.stopped and not progress.saved_last_step) or _save_failed(trainer):
         text += "; what came after the last checkpoint is not saved"
     return f"{text}."
 
@@ -44,7 +44,7 @@ def summary(trainer: Trainer, progress: Progress) -> str:
 def where_to_go_on(trainer: Trainer, options: Namespace, progress: Progress, look_at: Sequence[str] = ()) -> str:
     """One line: where the checkpoints are, the exact command that goes on from the last one, and what to look at."""
     args = trainer.args
-    finished = progress.ended is not None and progress.step >= trainer.state.max_steps
+    finished = progress.ended is not None and progress.step >= trainer.state.max_steps and not _save_failed(trainer)
     if source_of_resume(options, args) == AUTO and not finished:
         command = command_line(options.words)
     elif (step := _last_saved(trainer, progress)) is not None:
@@ -61,10 +61,17 @@ def where_to_go_on(trainer: Trainer, options: Namespace, progress: Progress, loo
     return "; ".join(parts)
 
 
+def _save_failed(trainer: Trainer) -> bool:
+    return trainer.outcome is not None and trainer.outcome.save_failed
+
+
 def _last_saved(trainer: Trainer, progress: Progress) -> int | None:
-    """The step of the run's last checkpoint, of which a run that ended in an error may not have told any more."""
-    if progress.ended is not None:
-        return progress.published[0] if progress.published is not None else None
+    """The step of the run's last checkpoint.
+
+    A run that ended in an error may not have told of it any more, nor does one that had nothing left to do.
+    """
+    if progress.ended is not None and progress.published is not None:
+        return progress.published[0]
     storage = trainer.adapters.storage
     found = (read_manifest(storage, name) for name in map(checkpoint_name, checkpoint_steps(storage)))
     try:

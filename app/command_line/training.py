@@ -53,9 +53,7 @@ def run(options: Namespace) -> ExitCode:
     if first:
         print(summary(trainer, progress))
         print(where_to_go_on(trainer, options, progress, results(str(trainer.args.output_dir), began)), flush=True)
-    if not progress.stopped:
-        return ExitCode.DONE
-    return ExitCode.STOPPED if progress.saved_last_step else ExitCode.FAILED
+    return ExitCode.DONE if trainer.outcome is None else ExitCode(trainer.outcome.exit_code)
 
 
 def _finished_at(arguments: TrainingArguments) -> int | None:

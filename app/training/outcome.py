@@ -9,13 +9,13 @@ from attrs import frozen
 
 from hexloop.app.training.finished import note_finished
 from hexloop.domain.checkpoints.names import checkpoint_name
-from hexloop.domain.events import AnyEvent, CheckpointPublished, TrainEnded
+from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
 
 FAILED = 1
-"""The exit code of a program whose run was stopped, and whose last steps are not saved."""
+"""The exit code of a program whose run's last steps are not saved, though it was stopped, or a save of them failed."""
 
 STOPPED = 3
 """The exit code of one whose run was stopped before its end, and is saved: start it again to go on."""
@@ -26,31 +26,39 @@ class Outcome:
     """How a run ended.
 
     step: optimizer steps done. stopped: whether it was asked to end before its last step; `reasons`: by each who asked.
-    checkpoint: the one that holds the last step, None where there is none.
+    checkpoint: the one that holds the last step, None where there is none. save_failed: whether the newest save did,
+    so that steps are lost which a checkpoint was to hold.
     """
 
     step: int
     stopped: bool
     reasons: tuple[str, ...]
     checkpoint: str | None
+    save_failed: bool = False
 
     @property
     def exit_code(self) -> int:
-        """What a script may exit with: 0 done, 3 stopped and saved, 1 stopped and not saved."""
+        """What a script may exit with: 0 done, 3 stopped and saved, 1 not saved though it was to be."""
         if not self.stopped:
-            return 0
+            return FAILED if self.save_failed else 0
         return STOPPED if self.checkpoint is not None else FAILED
 
 
 def watch_outcome(trainer: Trainer) -> dict[type[AnyEvent], Callable[[Any], None]]:
     """What is to be told of which event, so that `trainer.outcome` says how the run ended; until then it is None."""
     published: set[str] = set()
+    failed: set[int] = set()
     trainer.outcome = None
+
+    def saved(event: CheckpointPublished) -> None:
+        published.add(event.name)
+        failed.clear()
 
     def ended(event: TrainEnded) -> None:
         last = checkpoint_name(event.step)
-        trainer.outcome = Outcome(event.step, event.stopped, event.reasons, last if last in published else None)
-        if not event.stopped and published:
+        checkpoint = last if last in published else None
+        trainer.outcome = Outcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed))
+        if not event.stopped and published and not failed:
             note_finished(trainer)
 
-    return {CheckpointPublished: lambda event: published.add(event.name), TrainEnded: ended}
+    return {CheckpointPublished: saved, SaveFailed: lambda event: failed.add(event.step), TrainEnded: ended}

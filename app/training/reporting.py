@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hexloop.app.callbacks.display import ProgressDisplay
@@ -59,11 +60,14 @@ def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...
         trainer._watchers = None
         watchers.finish()
 
-    return adapters.interrupts.stop, finish, lambda: _close_bars(trainer)
+    return adapters.interrupts.stop, finish, partial(_close_bars, trainer, ProgressDisplay)
 
 
-def _close_bars(trainer: Trainer) -> None:
-    """A run that ends in an error does not come to the event at which a progress bar closes itself."""
+def _close_bars(trainer: Trainer, kind: type[Any]) -> None:
+    """A run that ends in an error does not come to the event at which a progress bar closes itself.
+
+    What it needs it is given: where a program ends with a run that nobody closed, the names of modules are gone by now.
+    """
     for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, ProgressDisplay):
+        if isinstance(callback, kind):
             callback.close()

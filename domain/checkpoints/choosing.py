@@ -162,13 +162,18 @@ def _manifests(storage: Storage, quarantine: bool) -> Iterator[tuple[str, Manife
 
 def _pass_over(storage: Storage, name: str, error: CheckpointError, quarantine: bool) -> None:
     """Warn of a checkpoint that is not good; set it aside where it is damaged, and not merely none, or unreadable."""
-    where = ""
+    told = str(error)
     if quarantine and isinstance(error, DamagedCheckpointError):
-        try:
-            where = f" It was set aside as {set_aside(storage, name, str(error))}."
-        except StorageError as failure:
-            where = f" It could not be set aside: {failure}"
-    warnings.warn(f"A checkpoint is passed over: {error}{where}", stacklevel=3)
+        told = set_aside_if_possible(storage, name, error)
+    warnings.warn(f"A checkpoint is passed over: {told}", stacklevel=3)
+
+
+def set_aside_if_possible(storage: Storage, name: str, damage: DamagedCheckpointError) -> str:
+    """Set a damaged checkpoint aside; gives what is wrong with it, and where it is now, or why it is still there."""
+    try:
+        return f"{damage} It was set aside as {set_aside(storage, name, str(damage))}."
+    except StorageError as failure:
+        return f"{damage} It could not be set aside: {failure}"
 
 
 def _refuse_several_runs(storage: Storage, manifests: Mapping[str, Manifest]) -> None:

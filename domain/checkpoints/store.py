@@ -10,7 +10,7 @@ from contextlib import suppress
 from attrs import define, field
 
 from hexloop.domain.checkpoints.background import Task
-from hexloop.domain.checkpoints.best import which_has
+from hexloop.domain.checkpoints.best import BestCheckpoint
 from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged, readable_manifests
 from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
 from hexloop.domain.checkpoints.lineage import Lineage
@@ -43,7 +43,7 @@ class CheckpointStore:
     collectives: the run's processes, which all save together; None where there is only this one.
     session: the name of this process's part of the run; those of later processes sort after it.
     behind: write a snapshot behind the loop, rather than the run itself while it stands still. One save is in flight at
-    most; what comes due meanwhile waits for it or, with `skip_when_busy`, is left out unless it is required.
+    most; what comes due meanwhile waits or, with `skip_when_busy`, is left out unless it is required, or the best.
     pauses: the seconds between attempts while the storage is full. note: told of each phase of a save.
     alone: whether no other run saves there. One that died before its first checkpoint left a name that nobody knows.
     latest: the newest checkpoint that led to where the run stands.
@@ -98,9 +98,10 @@ class CheckpointStore:
         self._source = source
         if source is None:
             self.latest, self._resumed = chosen, state
-        if self.load_best_at_end and state.best_checkpoint is not None and self._where_best(state) is None:
+        best = self._best_of(state)
+        if self.load_best_at_end and best.is_missing(state):
             warnings.warn(
-                f"The best checkpoint of the run, {self._not_there(state)}. Unless you put it there, or a better "
+                f"The best checkpoint of the run, {best.not_there(state)}. Unless you put it there, or a better "
                 "evaluation comes, the run ends with its last weights.",
                 stacklevel=3,
             )
@@ -140,7 +141,8 @@ class CheckpointStore:
         A failure of the storage is reported, and the run goes on; the third in a row raises StorageError, and so does
         a storage that stays full.
         """
-        if self.skip_when_busy and not required and by_leader(self.collectives, self._is_busy):
+        required_or_best = required or state.best_step == state.step
+        if self.skip_when_busy and not required_or_best and by_leader(self.collectives, self._is_busy):
             yield SaveSkipped(state.step, checkpoint_name(state.step))
             return
         yield from self._settle()
@@ -171,33 +173,13 @@ class CheckpointStore:
             yield from self._settle()
 
     def load_best(self, state: RunState) -> None:
-        """Put the weights of the best checkpoint in force, where the run is to end with them.
+        """Put the weights of the best checkpoint in force, where the run is to end with them; see `BestCheckpoint`.
 
         It is looked for on the run's own storage and on the one that it was resumed from; what another run or another
-        past of this one has there by its name is not taken. Raises CheckpointError where it is no longer good.
+        past of this one has there by its name is not taken.
         """
-        if not self.load_best_at_end:
-            return
-        name = state.best_checkpoint
-        if name is None:
-            warnings.warn(
-                "The run ends with its last weights: it has no checkpoint of a best evaluation.", stacklevel=2
-            )
-            return
-        storage = self._where_best(state)
-        if storage is None:
-            warnings.warn(
-                f"The run ends with its last weights: its best checkpoint, {self._not_there(state)}.", stacklevel=2
-            )
-            return
-        if step_of(name) != state.best_step:
-            warnings.warn(
-                f"The run ends with the weights of {name}: there is no checkpoint of step {state.best_step}, "
-                "at which the best evaluation was.",
-                stacklevel=2,
-            )
-        chosen = by_leader(self.collectives, lambda: open_checkpoint(storage, name).name)
-        self.contents.restore_weights(read_manifest(storage, chosen).files, _opening(storage, chosen))
+        if self.load_best_at_end:
+            self._best_of(state).load(state, self.contents)
 
     def finish(self) -> Iterator[AnyEvent]:
         """Wait for the save in flight; where a resumed run came to its end without any, do the rest of its last one."""
@@ -248,19 +230,10 @@ class CheckpointStore:
         latest = max((each.session for each in manifests if each.run == lineage.run), default="")
         return latest, [each.step for each in manifests if lineage.holds(each)]
 
-    def _where_best(self, state: RunState) -> Storage | None:
-        """The storage that has the best checkpoint, and not another one by its name; None where none has."""
-        name, lineage = str(state.best_checkpoint), Lineage(state.run, self.session, self._ancestors)
-        found = by_leader(self.collectives, lambda: which_has(self._storages, name, lineage, self._held))
-        return None if found is None else self._storages[found]
-
-    def _not_there(self, state: RunState) -> str:
-        places = " or ".join(storage.capabilities.location for storage in self._storages)
-        return f"{state.best_checkpoint}, is not in {places} as this run saved it"
-
-    @property
-    def _storages(self) -> list[Storage]:
-        return [self.storage] if self._source is None else [self.storage, self._source]
+    def _best_of(self, state: RunState) -> BestCheckpoint:
+        storages = [self.storage] if self._source is None else [self.storage, self._source]
+        lineage = Lineage(state.run, self.session, self._ancestors)
+        return BestCheckpoint(storages, lineage, self._held, self.collectives)
 
     def _begin(self, state: RunState) -> Saving | None:
         """What is to be done for a save; None where this lineage has a checkpoint of this step already."""

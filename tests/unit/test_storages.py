@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -75,6 +76,14 @@ def test_a_path_is_a_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.
     assert storage_for(f"file://{tmp_path}/with%20space").capabilities.local_folder == str(tmp_path / "with space")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert storage_for("~/runs").capabilities.local_folder == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("function", [storage_for, as_location, split_location])
+def test_a_file_on_another_machine_is_refused(function: Callable[[str], object]) -> None:
+    """A URL with too few slashes names one; its path would be somewhere at the root of this machine."""
+    with pytest.raises(ConfigurationError, match="the folder /a on a machine named runs; write file:///absolute/path"):
+        function("file://runs/a")
+    assert as_location("file://localhost/runs/a") == os.path.abspath("/runs/a")
 
 
 def test_a_url_is_reached_by_fsspec() -> None:

@@ -120,6 +120,18 @@ def test_a_save_may_be_left_out_while_another_is_written(storage: GatedStorage) 
     assert names(storage) == checkpoint_names(1, 3)
 
 
+def test_the_best_is_not_left_out(storage: GatedStorage) -> None:
+    """A save at the step of the best evaluation so far waits for the one that is written: the run may end with it."""
+    store = make_store(storage, behind=True, skip_when_busy=True)
+    state = RunState(run="mine", step=1)
+    assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]
+    state.step = state.best_step = 2
+    threading.Timer(0.05, storage.gate.set).start()
+    assert list(store.save(state, required=False)) == [CheckpointPublished(1, "checkpoint-1"), Saved(2, "checkpoint-2")]
+    assert store.close() == [CheckpointPublished(2, "checkpoint-2")]
+    assert state.best_checkpoint == "checkpoint-2"
+
+
 def test_a_save_in_flight_is_finished_when_the_run_ends(storage: GatedStorage) -> None:
     """Closing waits for the save, and says how it ended."""
     store = make_store(storage, behind=True)

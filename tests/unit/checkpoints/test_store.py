@@ -390,7 +390,7 @@ def test_best_weights_that_were_never_saved_are_told(storage: MemoryStorage) -> 
     assert weights_of(store) == weights_at("mine", 1)
 
 
-def test_damaged_best_weights_are_an_error(storage: MemoryStorage) -> None:
+def test_damaged_best_weights_are_set_aside(storage: MemoryStorage) -> None:
     """A run that is to end with the best weights never ends with damaged ones, or with others in silence."""
     store = make_store(storage)
     store.load_best_at_end = True
@@ -398,8 +398,40 @@ def test_damaged_best_weights_are_an_error(storage: MemoryStorage) -> None:
     save_at(store, state, 1)
     save_at(store, state, 2)
     storage.damage("checkpoint-1/weights/all.bin", b"other")
-    with pytest.raises(CheckpointError, match="those that are good: checkpoint-2"):
+    with pytest.warns(UserWarning, match=r"last weights: its best .* is damaged.* set aside as .*damaged-1-"):
         store.load_best(state)
+    assert weights_of(store) == weights_at("mine", 2)
+    assert [path for path in tree(storage) if path.endswith("damaged.txt")]
+    with pytest.warns(
+        UserWarning, match="its last weights: its best .*: checkpoint-1 .* cannot be used"
+    ):
+        store.load_best(state)
+
+
+def test_best_weights_that_cannot_be_read_now_are_an_error(storage: MemoryStorage) -> None:
+    """The run is not over with the wrong weights: it can go on to its end once they can be read."""
+    store, state = make_store(storage), RunState(run="mine", best_step=1)
+    store.load_best_at_end = True
+    save_at(store, state, 1)
+    save_at(store, state, 2)
+    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=99)])
+    with pytest.raises(CheckpointError, match=r"end with the weights of its best checkpoint.*load_best_model_at_end"):
+        store.load_best(state)
+    assert names(storage) == checkpoint_names(1, 2)
+
+
+def test_best_weights_whose_save_failed_are_kept_where_they_are_the_last(storage: MemoryStorage) -> None:
+    """Those of an earlier checkpoint, which are not as good, do not take their place."""
+    store = make_store(storage)
+    store.load_best_at_end = True
+    state = RunState(run="mine", best_step=1)
+    save_at(store, state, 1)
+    store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write")])
+    state.best_step = 2
+    with pytest.warns(UserWarning, match="checkpoint-2 was not saved"):
+        save_at(store, state, 2)
+    assert state.best_checkpoint == "checkpoint-1"
+    store.load_best(state)
     assert weights_of(store) == weights_at("mine", 2)
 
 

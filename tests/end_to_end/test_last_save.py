@@ -1,0 +1,99 @@
+"""A run whose last save fails has something left to do; a program may end with a run that nobody closed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexloop.adapters.storage.local import LocalStorage
+from hexloop.domain.errors import StorageError
+from hexloop.ports.storage import Stored
+from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+
+SAVES: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+
+
+class FailingAt(LocalStorage):
+    """Cannot write one checkpoint."""
+
+    failing = ""
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        """Fails in the checkpoint named."""
+        if self.failing in path:
+            raise StorageError("The disk said no.")
+        return super().write(path, chunks)
+
+
+def storage_failing_at(folder: Path, name: str) -> LocalStorage:
+    """A folder in which the checkpoint `name` cannot be written."""
+    storage = FailingAt(folder)
+    storage.failing = name
+    return storage
+
+
+def test_a_run_whose_last_save_failed_goes_on(tmp_path: Path) -> None:
+    """Its exit code says that it is not saved, and the same line trains what is missing once the disk is mended."""
+    whole = small_trainer(tmp_path / "whole", **SAVES)
+    whole.train()
+    failed = small_trainer(
+        tmp_path / "mended", parts={"storage": storage_failing_at(tmp_path / "mended", "point-6")}, **SAVES
+    )
+    with pytest.warns(UserWarning, match="checkpoint-6 was not saved"):
+        failed.train()
+    assert (failed.outcome.save_failed, failed.outcome.exit_code, failed.outcome.checkpoint) == (True, 1, None)
+    assert not (tmp_path / "mended" / "finished.json").exists()
+    again = small_trainer(tmp_path / "mended", **SAVES)
+    again.train(resume_from_checkpoint="auto")
+    assert (again.outcome.save_failed, again.outcome.exit_code, again.outcome.checkpoint) == (False, 0, "checkpoint-6")
+    assert same_weights(weights(again), weights(whole))
+    idle = small_trainer(tmp_path / "mended", **SAVES)
+    idle.train(resume_from_checkpoint="auto")
+    assert idle.outcome.exit_code == 0
+
+
+def test_a_save_that_failed_on_the_way_is_made_up_for(tmp_path: Path) -> None:
+    """A later checkpoint holds what it would have held, so that the run is done."""
+    trainer = small_trainer(tmp_path, parts={"storage": storage_failing_at(tmp_path, "point-4")}, **SAVES)
+    with pytest.warns(UserWarning, match="checkpoint-4 was not saved"):
+        trainer.train()
+    assert (trainer.outcome.save_failed, trainer.outcome.exit_code) == (False, 0)
+    assert (tmp_path / "finished.json").exists()
+
+
+PROGRAM = """
+from pathlib import Path
+from hexloop.domain.events import Saved
+from tests.end_to_end.small.trainers import small_trainer
+
+run = small_trainer(Path({folder!r}), max_steps=6, save_strategy="steps", save_steps=2, disable_tqdm=False).stream()
+for event in run:
+    if isinstance(event, Saved):
+        break
+print("over")
+"""
+
+
+def test_a_program_may_end_with_a_run_that_nobody_closed(tmp_path: Path) -> None:
+    """It ends in silence, and what it was saving is whole."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path / "left"))],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "over" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    assert "ignored" not in ended.stderr
+    resumed = small_trainer(tmp_path / "left", **SAVES)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.outcome.exit_code == 0
