@@ -137,7 +137,8 @@ class RunSetup:
         if then["class"] != now["class"]:
             yield f"its optimizer is {then['class']}, and this is {now['class']}"
         elif _sizes(then) != _sizes(now):
-            yield f"its optimizer has groups of {_sizes(then)} parameters, and this one has groups of {_sizes(now)}"
+            groups = f"its optimizer has groups of {_sizes(then)} parameters, and this one has groups of {_sizes(now)}"
+            yield f"{groups}{_by_decay(then, now)}"
         elif options := _differing(then["groups"], now["groups"]):
             yield f"its optimizer has other options: {'; '.join(options)}"
 
@@ -212,6 +213,12 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _by_decay(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Says so where it is with the weight decay that groups come and go: without any, all parameters make one."""
+    before, after = ({group.get("weight_decay") for group in each["groups"]} - {None, 0} for each in (then, now))
+    return "" if bool(before) == bool(after) else f", as it has {'a' if after else 'no'} weight decay"
 
 
 def _sizes(optimizer: Mapping[str, Any]) -> list[int]:

@@ -71,9 +71,19 @@ def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
     try:
         return verify(storage, name)
     except CheckpointError as error:
+        within = [step for step in map(step_of, _folders_in(storage, name)) if step is not None]
+        if within and step_of(name) is None:
+            raise type(error)(
+                f"You asked for {name} in {storage.capabilities.location}, but that is a folder of checkpoints; name "
+                f"one of those in it, the last of which is {name}/{checkpoint_name(max(within))}."
+            ) from error
         good = ", ".join(filter(partial(_is_good, storage), map(checkpoint_name, checkpoint_steps(storage))))
         advice = f"choose one of those that are good: {good}" if good else "no good checkpoint is there"
         raise type(error)(f"{error} You asked for {name}; {advice}.") from error
+
+
+def _folders_in(storage: Storage, name: str) -> list[str]:
+    return [entry.name for entry in storage.list(name) if entry.is_folder]
 
 
 def readable_manifests(storage: Storage) -> dict[str, Manifest]:

@@ -123,7 +123,7 @@ def test_everything_that_differs_is_told_at_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"weight_decay": 0.0}, "groups of [2, 2] parameters, and this one has groups of [4]"),
+        ({"weight_decay": 0.0}, "groups of [2, 2] parameters, and this one has groups of [4], as it has no weight"),
         ({"weight_decay": 0.2}, "weight_decay of group 0 was 0.1 and is 0.2"),
         ({"weight_decay": 0.1, "adam_beta2": 0.9}, "betas of group 1 was [0.9, 0.999] and is [0.9, 0.9]"),
         ({"weight_decay": 0.1, "optim": "rmsprop"}, "its optimizer is AdamW, and this is RMSprop"),

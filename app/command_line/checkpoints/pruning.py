@@ -80,6 +80,7 @@ def _refuse_unsent(storage: Storage, folder: str) -> None:
 def _run_in(storage: Storage, folder: str, named: str | None) -> str:
     """The run that is meant. Raises ConfigurationError where that is not clear."""
     from hexloop.domain.checkpoints.choosing import runs_in
+    from hexloop.domain.checkpoints.names import MANIFEST
     from hexloop.domain.errors import ConfigurationError
 
     runs = sorted(runs_in(storage))
@@ -89,6 +90,10 @@ def _run_in(storage: Storage, folder: str, named: str | None) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if not runs:
+        if MANIFEST in {entry.name for entry in storage.list("")}:
+            raise ConfigurationError(
+                [f"You chose to prune {folder}, but that is a checkpoint itself; name the folder that it is in."]
+            )
         if named:
             return named
         raise ConfigurationError(

@@ -44,7 +44,7 @@ def run(options: Namespace) -> ExitCode:
 
 def _timeline(given: str, problems: list[str]) -> Timeline | None:
     """The run that `given` names; adds to `problems` where there is none."""
-    place, at, name = (given, "", "") if os.path.exists(given) else given.rpartition("@")
+    place, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
     path = os.path.join(place, JOURNAL) if os.path.isdir(place) else place
     try:
         runs = timelines(read(path))

@@ -159,3 +159,14 @@ def test_one_that_cannot_be_read_is_not_among_the_good_ones(storage: MemoryStora
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read")])
     with pytest.raises(CheckpointError, match="good: checkpoint-10, checkpoint-9"):
         open_checkpoint(faulty, "checkpoint-11")
+
+
+def test_a_folder_of_checkpoints_is_no_checkpoint() -> None:
+    """Whoever names the run's folder for one of its checkpoints is told so, with the last of them."""
+    storage = MemoryStorage()
+    save_all(storage, "mine", [5, 20])
+    above = MemoryStorage()
+    for path, data in tree(storage).items():
+        above.write(f"out/{path}", [data])
+    with pytest.raises(CheckpointError, match=r"asked for out in .* folder of checkpoints.* is out/checkpoint-20\."):
+        open_checkpoint(above, "out")

@@ -402,9 +402,7 @@ def test_damaged_best_weights_are_set_aside(storage: MemoryStorage) -> None:
         store.load_best(state)
     assert weights_of(store) == weights_at("mine", 2)
     assert [path for path in tree(storage) if path.endswith("damaged.txt")]
-    with pytest.warns(
-        UserWarning, match="its last weights: its best .*: checkpoint-1 .* cannot be used"
-    ):
+    with pytest.warns(UserWarning, match="its last weights: its best .*: checkpoint-1 .* cannot be used"):
         store.load_best(state)
 
 

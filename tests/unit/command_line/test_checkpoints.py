@@ -211,6 +211,14 @@ def test_prune_touches_one_run_only_and_asks_which(commands: Commands, folder: s
     assert sorted(names(storage)) == ["checkpoint-20", "checkpoint-40", "checkpoint-50"]
 
 
+def test_prune_of_a_checkpoint_asks_for_its_folder(commands: Commands, folder: str) -> None:
+    """It is the folder around it that is pruned."""
+    saved(storage_of(folder), "run", 10, 20)
+    outcome = commands("checkpoints", "prune", f"{folder}/checkpoint-20", "--keep", "1")
+    assert outcome.code == 2
+    assert "that is a checkpoint itself; name the folder that it is in" in outcome.errors
+
+
 def test_prune_leaves_a_past_that_was_given_up(commands: Commands) -> None:
     """A run that went on from an older checkpoint has two futures; only what led to the newer one is pruned."""
     storage = LocalStorage("runs")

@@ -73,6 +73,7 @@ def test_runs_that_are_not_there_are_told_together(commands: Commands) -> None:
     outcome = commands("runs", "diff", "nowhere", "journal.jsonl@x")
     assert outcome.code == 2
     assert "You chose the run nowhere" in outcome.errors
+    assert "No such file or directory: 'nowhere'" in outcome.errors
     assert "the runs in journal.jsonl are abc" in outcome.errors
     assert commands("runs", "diff", "journal.jsonl@ab", "journal.jsonl").code == 0
     assert commands("runs").code == 2
