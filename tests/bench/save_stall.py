@@ -2,15 +2,15 @@
 
 Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Rounds are interleaved, each run in a fresh process.
 A gap is the time between the ends of two updates. The stall of a save is the longest of the three gaps from its copy
-on, as hexloop begins to write in the second of them, less the run's median gap. Machines stumble by themselves: of each save of a run, the first and the later ones, the median
-over the rounds counts, of these the worst, and beside it stands what is found around the same steps of runs that save
-nothing. The cost is the wall time of a run with saves less that of the one without beside it, a save: the median over
-the rounds, as machines drift by more than that from one round to the next; the last save is in it up to its last byte,
-as `train` returns only then. Garbage is collected before the first step, as the reference's `train` does by itself:
-else Python goes through all that was imported, for a quarter of a second, at some later step. How fast a
-save is written is told of the last, which nothing is computed beside: before, the writer stands back behind the steps.
-What the disk alone takes from training is measured beside it: a run of hexloop's that saves nothing, while a process of its own writes as many
-bytes at the same steps.
+on, as hexloop begins to write in the second of them, less the run's median gap. Machines stumble by themselves: of each
+save of a run, the first and the later ones, the median over the rounds counts, of these the worst, and beside it stands
+what is found around the same steps of runs that save nothing. The cost is the wall time of a run with saves less that
+of the one without beside it, a save: the median over the rounds, as machines drift by more than that from one round to
+the next; the last save is in it up to its last byte, as `train` returns only then. Garbage is collected before the
+first step, as the reference's `train` does by itself: else Python goes through all that was imported, for a quarter of
+a second, at some later step. How fast a save is written is told of the last, which nothing is computed beside: before,
+the writer stands back behind the steps. What the disk alone takes from training is measured beside it: a run of
+hexloop's that saves nothing, while a process of its own writes as many bytes at the same steps.
 """
 
 from __future__ import annotations
