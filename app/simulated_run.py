@@ -11,6 +11,7 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.trainable.least_squares.scalar import Scalar
 from hexloop.adapters.trainable.least_squares.squares import Row
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
@@ -67,5 +68,6 @@ def simulated_run(
     if storage is not None:
         kept: dict[str, Exportable] = {name: chosen[name] for name in ("scheduler", "losses", "batches")}
         kept |= {"model": trainable.model, "optimizer": trainable.optimizer, "precision": precision}
-        chosen.setdefault("checkpoints", CheckpointStore(storage, CheckpointContents(kept)))
+        contents = CheckpointContents(kept, snapshots=InMemorySnapshots())
+        chosen.setdefault("checkpoints", CheckpointStore(storage, contents))
     return Run(**chosen)

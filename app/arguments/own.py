@@ -25,7 +25,7 @@ class Own(Journal, Preemption):
         copy of the weights and the optimizer's state. A run with a callback that overrides `on_save`, or a Trainer that
         overrides `save_model`, waits all the same.
     save_when_busy: what happens to a save that comes due while an earlier one is still being written: `wait` for that,
-        or `skip` it, unless somebody asked for it or it is the run's last.
+        or `skip` it, unless somebody asked for it, or it is that of the best evaluation so far, or the run's last.
     resume_despite: what may differ between a checkpoint and the run that goes on from it, which is refused otherwise.
         `precision`: the weights are converted. `optimizer`: one of another class or other groups begins anew; other
         options are this run's. `data_length`: the order of samples is that of the new data. `batch_size`: the run goes

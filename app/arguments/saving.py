@@ -33,8 +33,8 @@ class Saving(Arguments):
     save_total_limit: int | None = argument(
         default=None,
         checks=(at_least(1),),
-        help="how many of this run's checkpoints are kept, the newest and, with load_best_model_at_end, the best; "
-        "all if none is given",
+        help="how many of this run's checkpoints are kept, the newest and, with load_best_model_at_end, the best, and "
+        "those with a file named protected in them; all if none is given",
     )
     save_only_model: bool = argument(
         default=False,

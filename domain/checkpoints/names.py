@@ -17,6 +17,9 @@ MANIFEST = "manifest.json"
 REASON = "damaged.txt"
 """The file that says why a checkpoint was set aside."""
 
+PROTECTED = "protected"
+"""The file, of whatever content, that keeps the checkpoint whose folder somebody puts it in."""
+
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 _ASIDE = re.compile(r"(?:replaced|damaged)-[1-9][0-9]*-checkpoint-[0-9]+")
 _UNFINISHED = re.compile(r"\.unfinished-([0-9a-f]{16})-([0-9a-z]+)(?:-(.+))?")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from attrs import frozen
 
@@ -22,11 +23,17 @@ class CheckpointPolicy:
     keep_best: bool = True
     protected: frozenset[str] = frozenset()
 
-    def surplus(self, steps: Iterable[int], best: str | None = None) -> tuple[int, ...]:
-        """Of the checkpoints at `steps`, those to remove, from the oldest on; `best` is the name of the best."""
+    def surplus(
+        self, steps: Iterable[int], best: str | None = None, is_protected: Callable[[str], bool] = lambda _: False
+    ) -> tuple[int, ...]:
+        """Of the checkpoints at `steps`, those to remove, from the oldest on; `best` is the name of the best.
+
+        is_protected: asked by name of those that would be removed otherwise, whether somebody protects them.
+        """
         if self.save_total_limit is None or self.save_total_limit <= 0:
             return ()
         ordered = sorted(set(steps))
         kept = self.protected | {best} if self.keep_best else self.protected
-        removable = [step for step in ordered[:-1] if checkpoint_name(step) not in kept]
-        return tuple(removable[: max(len(ordered) - self.save_total_limit, 0)])
+        names = {step: checkpoint_name(step) for step in ordered[:-1]}
+        removable = (step for step, name in names.items() if name not in kept and not is_protected(name))
+        return tuple(islice(removable, max(len(ordered) - self.save_total_limit, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from hexloop.domain.checkpoints.choosing import from_newest
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
@@ -14,6 +15,7 @@ from hexloop.domain.checkpoints.reading import (
     Checkpoint,
     belongs,
     checkpoint_steps,
+    is_protected,
     is_published,
     read_manifest,
     verify,
@@ -54,10 +56,13 @@ def newest_to_keep(storage: Storage, run: str) -> Checkpoint:
 
 
 def surplus(storage: Storage, newest: Checkpoint, policy: CheckpointPolicy, best: str | None) -> list[str]:
-    """The checkpoints that led to the newest and that the policy does not keep, oldest first; `best` is the best."""
+    """The checkpoints that led to the newest, oldest first, that neither the policy keeps nor somebody protects.
+
+    best: the name of the best.
+    """
     lineage = _lineage_to(newest)
     steps = [step for step in checkpoint_steps(storage) if belongs(storage, step, lineage)]
-    return [checkpoint_name(step) for step in policy.surplus(steps, best)]
+    return [checkpoint_name(step) for step in policy.surplus(steps, best, partial(is_protected, storage))]
 
 
 def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[str]:

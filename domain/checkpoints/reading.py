@@ -6,7 +6,7 @@ from attrs import frozen
 
 from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest, unseal
-from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, step_of
+from hexloop.domain.checkpoints.names import MANIFEST, PROTECTED, checkpoint_name, step_of
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
 from hexloop.domain.strict_json import joined
 from hexloop.ports.storage import Storage
@@ -79,6 +79,11 @@ def belongs(storage: Storage, step: int, lineage: Lineage) -> bool:
         return lineage.holds(read_manifest(storage, checkpoint_name(step)))
     except CheckpointError:
         return False
+
+
+def is_protected(storage: Storage, name: str) -> bool:
+    """Whether somebody put the file into a checkpoint's folder that keeps it."""
+    return PROTECTED in {entry.name for entry in storage.list(name)}
 
 
 def checkpoint_steps(storage: Storage) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from attrs import define, field
 
@@ -11,7 +12,7 @@ from hexloop.domain.checkpoints.lineage import Lineage
 from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
-from hexloop.domain.checkpoints.reading import belongs, checkpoint_steps, read_manifest
+from hexloop.domain.checkpoints.reading import belongs, checkpoint_steps, is_protected, read_manifest
 from hexloop.domain.checkpoints.room import PAUSES, RoomMaker
 from hexloop.domain.checkpoints.together import by_leader
 from hexloop.domain.errors import CheckpointError, StorageError
@@ -99,9 +100,9 @@ class Saving:
 
     def _prune(self) -> bool:
         """Remove one checkpoint that this save makes superfluous, but never the newest one there is."""
-        surplus = self.policy.surplus(self.held | {self.step}, self.best)
-        spare = tuple(step for step in surplus if step != max(self.held))[:1]
         try:
+            surplus = self._surplus(self.held | {self.step})
+            spare = tuple(step for step in surplus if step != max(self.held))[:1]
             self._remove(spare)
         except (StorageError, CheckpointError):
             return False
@@ -109,20 +110,31 @@ class Saving:
 
     def _rotate(self) -> None:
         """Remove what the policy no longer keeps, once the newest is seen to be there; a failure puts it off."""
-        surplus = self.policy.surplus(self.held, self.best)
-        if not surplus:
-            return
+        removed: tuple[int, ...] = ()
         try:
-            self._remove(surplus, after=self.name)
+            removed = self._surplus(self.held)
+            self._remove(removed, after=self.name)
         except (StorageError, CheckpointError) as error:
             self.complaint = f"Older checkpoints than save_total_limit allows are still there: {error}"
-        self.committer.note("rotated", checkpoint=self.name, removed=[checkpoint_name(step) for step in surplus])
+        if removed:
+            self.committer.note("rotated", checkpoint=self.name, removed=[checkpoint_name(step) for step in removed])
+
+    def _surplus(self, steps: set[int]) -> tuple[int, ...]:
+        """What the policy no longer keeps, and nobody protects; all ranks go by what one saw."""
+        if not self.policy.surplus(steps, self.best):
+            return ()
+        looked_at = partial(is_protected, self.committer.storage)
+        return tuple(
+            by_leader(self.committer.collectives, lambda: list(self.policy.surplus(steps, self.best, looked_at)))
+        )
 
     def _remove(self, steps: tuple[int, ...], after: str | None = None) -> None:
         """Remove the checkpoints at `steps` that are still this lineage's, where the one named is there to stay.
 
         No rank holds them any more then; where it fails, every rank goes on holding all.
         """
+        if not steps:
+            return
         storage, publisher = self.committer.storage, self.committer.publisher
 
         def remove() -> None:

@@ -18,8 +18,8 @@ HELP = "remove a run's older checkpoints"
 DESCRIPTION = """\
 Removes checkpoints of one run: of those that led to its newest one, all but the last N.
 The newest is verified first; where it is not good, nothing is removed. Those of other
-runs, and of a past that the run gave up, are never touched. Asks nothing, and says what
-it removed.
+runs, of a past that the run gave up, and those with a file named "protected" in them
+are never touched. Asks nothing, and says what it removed.
 
 Do not use --leftovers while the run is being trained: its save under way is unfinished,
 too, and would fail."""

@@ -46,6 +46,21 @@ def test_protected_ones_stay() -> None:
     """Checkpoints named as protected are kept whatever the limit, and count against it."""
     policy = CheckpointPolicy(2, protected=frozenset({"checkpoint-10", "checkpoint-20"}))
     assert policy.surplus([10, 20, 30, 40]) == (30,)
+    assert policy.surplus([10, 20, 30, 40, 50], is_protected="checkpoint-40".__eq__) == (30,)
+
+
+def test_only_those_that_would_go_are_looked_at() -> None:
+    """To know whether somebody protects a checkpoint, its folder is read: of as few as do."""
+    asked: list[str] = []
+
+    def is_protected(name: str) -> bool:
+        asked.append(name)
+        return name == "checkpoint-10"
+
+    assert CheckpointPolicy(3).surplus([10, 20, 30, 40, 50], "checkpoint-20", is_protected) == (30, 40)
+    assert asked == ["checkpoint-10", "checkpoint-30", "checkpoint-40"]
+    assert CheckpointPolicy(5).surplus([10, 20, 30, 40, 50], None, is_protected) == ()
+    assert len(asked) == 3
 
 
 @given(

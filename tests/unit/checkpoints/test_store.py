@@ -458,6 +458,25 @@ def test_what_is_protected_stays(storage: MemoryStorage) -> None:
     assert names(storage) == checkpoint_names(1, 3)
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_whoever_puts_a_file_into_a_checkpoint_keeps_it(storage: MemoryStorage, behind: bool) -> None:
+    """Also while the run goes on, by a process that knows nothing of it; without the file it goes with a later save."""
+    store = make_store(storage, 2, behind=behind)
+    state = RunState(run="mine")
+    for step in (1, 2, 3, 4):
+        save_at(store, state, step)
+        if step == 1:
+            list(store.finish())
+            storage.write("checkpoint-1/protected", [])
+    list(store.finish())
+    assert names(storage) == checkpoint_names(1, 4)
+    assert verify(storage, "checkpoint-1").manifest.step == 1
+    storage.remove("checkpoint-1/protected")
+    save_at(store, state, 5)
+    list(store.finish())
+    assert names(storage) == checkpoint_names(4, 5)
+
+
 class Acknowledging(MemoryStorage):
     """Moves, and says once that it could not."""
 

@@ -211,6 +211,16 @@ def test_prune_touches_one_run_only_and_asks_which(commands: Commands, folder: s
     assert sorted(names(storage)) == ["checkpoint-20", "checkpoint-40", "checkpoint-50"]
 
 
+def test_prune_keeps_what_somebody_protects(commands: Commands, folder: str) -> None:
+    """A file of that name in its folder is enough."""
+    storage = storage_of(folder)
+    saved(storage, "run", 10, 20, 30)
+    storage.write("checkpoint-10/protected", [b""])
+    outcome = commands("checkpoints", "prune", folder, "--keep", "1")
+    assert outcome.output.splitlines() == ["Removed checkpoint-20"]
+    assert names(storage) == ["checkpoint-10", "checkpoint-30"]
+
+
 def test_prune_of_a_checkpoint_asks_for_its_folder(commands: Commands, folder: str) -> None:
     """It is the folder around it that is pruned."""
     saved(storage_of(folder), "run", 10, 20)

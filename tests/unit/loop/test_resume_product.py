@@ -94,7 +94,7 @@ class Kind:
     company: bool
 
 
-def make(kind: Kind, storage: MemoryStorage) -> Run[Any, Any]:
+def make(kind: Kind, storage: Storage) -> Run[Any, Any]:
     """A run as a new process would make it."""
     trainable, steps = least_squares(1, 0.1), STEPS[kind.accumulation]
     run: Run[Any, Any] = simulated_run(

@@ -1,0 +1,55 @@
+"""However little of what a run writes comes to the disk: taken up again, it ends as the run that nobody killed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
+from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.app.resume_exactness.differences import first_difference
+from hexloop.app.resume_exactness.driving import record_run
+from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.run import Run
+from hexloop.ports.storage import Publication, Storage
+from tests.unit.loop.test_resume_product import Kind, joined, make
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*passed over")
+
+KIND = Kind("stateful", "reduce_lr_on_plateau", 4, scaling=True, company=True)
+
+
+def run_on(storage: Storage, behind: bool) -> Run[object, object]:
+    """A run that saves at every second step, keeps two, and ends with its best weights."""
+    run = make(KIND, storage)
+    assert isinstance(run.checkpoints, CheckpointStore)
+    run.checkpoints.behind, run.checkpoints.pauses = behind, ()
+    return run
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("done", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("publication", list(Publication))
+def test_a_run_goes_on_exactly_after_a_death_in_any_operation(
+    publication: Publication, done: float, behind: bool
+) -> None:
+    """Weights, optimizer, schedule, history and every step, in the order in which they would have come."""
+    whole = record_run(run_on(MemoryStorage(publication), behind))
+    counted = FaultyStorage(MemoryStorage(publication))
+    record_run(run_on(counted, behind))
+    resumed = 0
+    for at in range(1, len(counted.operations) + 1):
+        storage = MemoryStorage(publication)
+        struck = FaultyStorage(storage, [Fault(at, Effect.DIE, done=done)])
+        with suppress(Died):
+            record_run(run_on(struck, behind))
+        storage.crash()
+        found = newest(storage)
+        resumed += found is not None
+        rest = record_run(run_on(storage, behind), resume=found is not None)
+        rest.steps = joined(whole.steps, rest)
+        difference = first_difference(whole, rest, [0])
+        assert difference is None, (at, struck.operations[at - 1 : at], difference)
+    assert resumed > 5
