@@ -18,7 +18,7 @@ from tests.unit.loop.test_resume_product import Kind, joined, make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*passed over")
 
-KIND = Kind("stateful", "reduce_lr_on_plateau", 4, scaling=True, company=True)
+KIND = Kind("stateful", "reduce_lr_on_plateau", 4, scaling=True, stopping=True, callback=True)
 
 
 def run_on(storage: Storage, behind: bool) -> Run[object, object]:

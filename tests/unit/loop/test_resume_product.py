@@ -85,13 +85,17 @@ DATA: Mapping[str, Callable[[], Any]] = {
 
 @frozen
 class Kind:
-    """What a run is made of. company: early stopping, the best metric and a callback that keeps something."""
+    """What a run is made of.
+
+    stopping: patience may end it, and its best weights do. callback: somebody counts rows, and shows them in each log.
+    """
 
     data: str
     schedule: str
     accumulation: int
     scaling: bool
-    company: bool
+    stopping: bool
+    callback: bool
 
 
 def make(kind: Kind, storage: Storage) -> Run[Any, Any]:
@@ -110,16 +114,17 @@ def make(kind: Kind, storage: Storage) -> Run[Any, Any]:
         triggers=Triggers(
             log=Trigger(Interval.STEPS, 3),
             evaluate=Trigger(Interval.STEPS, 2),
-            save=Trigger(Interval.STEPS, 2) if kind.company else Trigger(),
+            save=Trigger(Interval.STEPS, 2) if kind.stopping else Trigger(),
         ),
     )
     run.report = lambda values: run.state.history.append(dict(values))
     run.evaluate = lambda: evaluate(run, LeastSquaresEvaluator(trainable.model, ROWS[:5], 2))
-    if kind.company:
-        run.best = LOSS
+    if kind.callback:
         run.report = lambda values: run.state.history.append({**values, "rows": run.state.callbacks["rows"]})
-        run.evaluate = lambda: with_patience(run, LeastSquaresEvaluator(trainable.model, ROWS[:5], 2))
         run.counters = [lambda batch: count(run, batch)]
+    if kind.stopping:
+        run.best = LOSS
+        run.evaluate = lambda: with_patience(run, LeastSquaresEvaluator(trainable.model, ROWS[:5], 2))
         assert isinstance(run.checkpoints, CheckpointStore)
         run.checkpoints = Deciding(run, run.checkpoints.storage, run.checkpoints.contents, load_best_at_end=True)
     return run
@@ -224,7 +229,7 @@ def interrupted(kind: Kind, way: Way, last: int) -> Record:
     return rest
 
 
-PRODUCT = list(product(DATA, [*SHAPES, *ADAPTIVE], STEPS, [False, True], [False, True], WAYS))
+PRODUCT = list(product(DATA, [*SHAPES, *ADAPTIVE], STEPS, [False, True], [False, True], [False, True], WAYS))
 
 
 def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
@@ -241,23 +246,23 @@ def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
 def test_combinations_resume_exactly() -> None:
     """Weights, optimizer, schedule, loss scale, history and every step equal the whole run's, however it was cut."""
     chosen = PRODUCT[::11]  # 11 divides no number of values, so all values of a factor come
-    assert all({each[factor] for each in chosen} == {each[factor] for each in PRODUCT} for factor in range(6))
+    assert all({each[factor] for each in chosen} == {each[factor] for each in PRODUCT} for factor in range(7))
     assert_resumes_exactly(chosen)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("data", DATA)
 def test_every_combination_resumes_exactly(data: str) -> None:
-    """The whole product: 3 kinds of data, 12 schedules, 2 accumulations, scaling, company, 9 ways of interruption."""
-    assert len(PRODUCT) == 3 * 12 * 2 * 2 * 2 * 9
+    """The whole product: data, schedule, accumulation, scaling, stopping, callback, and the way of interruption."""
+    assert len(PRODUCT) == 3 * 12 * 2 * 2 * 2 * 2 * 9
     assert_resumes_exactly([each for each in PRODUCT if each[0] == data])
 
 
 @pytest.mark.parametrize("accumulation", STEPS)
 @pytest.mark.parametrize("data", DATA)
 def test_it_resumes_exactly_at_every_step(data: str, accumulation: int) -> None:
-    """Cut after any of its steps, a run in full company goes on exactly."""
-    kind = Kind(data, "reduce_lr_on_plateau", accumulation, scaling=True, company=True)
+    """Cut after any of its steps, a run with all that there is goes on exactly."""
+    kind = Kind(data, "reduce_lr_on_plateau", accumulation, scaling=True, stopping=True, callback=True)
     whole = record_run(make(kind, MemoryStorage()))
     for step in range(1, whole.last_step):
         found = first_difference(whole, interrupted(kind, cut_after(step), 0), [step])
@@ -265,9 +270,9 @@ def test_it_resumes_exactly_at_every_step(data: str, accumulation: int) -> None:
 
 
 def test_early_stopping_ends_some_of_these_runs() -> None:
-    """The product means something: patience ends the runs in company, at different steps."""
+    """The product means something: patience ends runs, and at different steps."""
     ends = {
-        record_run(make(Kind("map", name, 1, scaling=False, company=True), MemoryStorage())).last_step
+        record_run(make(Kind("map", name, 1, scaling=False, stopping=True, callback=True), MemoryStorage())).last_step
         for name in [*SHAPES, *ADAPTIVE]
     }
     assert min(ends) < max(ends) < STEPS[1]
