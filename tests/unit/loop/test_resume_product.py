@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from hexloop.domain.boundary import heed
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.early_stopping import patience_after
 from hexloop.domain.events import AnyEvent, EpochEnded, EvaluationBegan, PredictionStepEnded
+from hexloop.domain.order.permutation import KeyedPermutation
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
 from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
@@ -76,8 +78,25 @@ class NoisyRows:
         self._random.setstate((version, tuple(words), gauss))
 
 
+class ReadAhead(InMemoryBatches[Row]):
+    """Shuffled rows, three batches of which are read before one is handed out, with noise that follows from the row."""
+
+    def epoch(self, epoch: int, position: int) -> Generator[list[Row], None, None]:
+        ahead = deque[list[Row]]()
+        for batch in super().epoch(epoch, position):
+            ahead.append([(features, target + self._noise(epoch, features)) for features, target in batch])
+            if len(ahead) == 3:
+                yield ahead.popleft()
+        yield from ahead
+
+    @staticmethod
+    def _noise(epoch: int, features: Sequence[float]) -> float:
+        return random.Random(f"{epoch} {features}").gauss(0, 0.1)
+
+
 DATA: Mapping[str, Callable[[], Any]] = {
     "map": lambda: InMemoryBatches(ROWS, 2),
+    "read ahead": lambda: ReadAhead(ROWS, 2, lambda epoch: KeyedPermutation(7, epoch, len(ROWS))),
     "iterable": lambda: StreamedBatches(ROWS, 2),
     "stateful": lambda: StatefulBatches(NoisyRows(ROWS), 2),
 }
@@ -254,7 +273,7 @@ def test_combinations_resume_exactly() -> None:
 @pytest.mark.parametrize("data", DATA)
 def test_every_combination_resumes_exactly(data: str) -> None:
     """The whole product: data, schedule, accumulation, scaling, stopping, callback, and the way of interruption."""
-    assert len(PRODUCT) == 3 * 12 * 2 * 2 * 2 * 2 * 9
+    assert len(PRODUCT) == 4 * 12 * 2 * 2 * 2 * 2 * 9
     assert_resumes_exactly([each for each in PRODUCT if each[0] == data])
 
 
