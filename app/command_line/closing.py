@@ -73,8 +73,8 @@ def _last_saved(trainer: Trainer, progress: Progress) -> int | None:
     if progress.ended is not None and progress.published is not None:
         return progress.published[0]
     storage = trainer.adapters.storage
-    found = (read_manifest(storage, name) for name in map(checkpoint_name, checkpoint_steps(storage)))
     try:
+        found = (read_manifest(storage, name) for name in map(checkpoint_name, checkpoint_steps(storage)))
         return next((manifest.step for manifest in found if manifest.run == progress.run), None)
     except (CheckpointError, StorageError):
         return progress.published[0] if progress.published is not None else None

@@ -49,8 +49,8 @@ class BestCheckpoint:
         """
         name = state.best_checkpoint
         is_of_best = name is not None and step_of(name) == state.best_step
-        if not is_of_best and state.best_step is not None and state.best_step == state.step:
-            return  # these weights are the best, and their save failed
+        if not is_of_best and state.best_step == state.step:
+            return  # the best are in force, and no checkpoint holds them
         problem, storage = None, None if name is None else self._where(name)
         if name is None:
             problem = "it has no checkpoint of a best evaluation"

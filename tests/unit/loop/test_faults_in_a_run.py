@@ -11,6 +11,7 @@ from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.resume_exactness.differences import first_difference
 from hexloop.app.resume_exactness.driving import record_run
 from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.run import Run
 from hexloop.ports.storage import Publication, Storage
@@ -22,10 +23,10 @@ KIND = Kind("stateful", "reduce_lr_on_plateau", 4, scaling=True, stopping=True, 
 
 
 def run_on(storage: Storage, behind: bool) -> Run[object, object]:
-    """A run that saves at every second step, keeps two, and ends with its best weights."""
+    """A run that saves at every second step, keeps the newest and the best, and ends with the best weights."""
     run = make(KIND, storage)
     assert isinstance(run.checkpoints, CheckpointStore)
-    run.checkpoints.behind, run.checkpoints.pauses = behind, ()
+    run.checkpoints.behind, run.checkpoints.policy = behind, CheckpointPolicy(1)
     return run
 
 
