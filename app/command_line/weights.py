@@ -69,7 +69,7 @@ def _last(storage: Storage, best: bool) -> Checkpoint:
         )
     if not best:
         return found
-    state = state_codec.from_bytes(b"".join(storage.read(f"{found.name}/{RUN_STATE}")))
+    state = state_codec.read(storage.read(f"{found.name}/{RUN_STATE}"))
     name = state.best_checkpoint
     if name is None or name == found.name:
         return found

@@ -86,7 +86,7 @@ def export_checkpoint(checkpoint: str | os.PathLike[str], to: str | os.PathLike[
 
 
 def _write(source: Source, folder: str) -> None:
-    state = state_codec.from_bytes(b"".join(source.open(RUN_STATE)))
+    state = state_codec.read(source.open(RUN_STATE))
     for path in source.files:
         if path not in OWN and not is_of_run(path):
             _copy(source, path, folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from hexloop.adapters.contents.checkpoint import state_codec
-from hexloop.adapters.contents.checkpoint.documents import document_bytes
 from hexloop.adapters.contents.checkpoint.keepers import (
     MIGRATIONS,
     Migrations,
@@ -121,7 +120,7 @@ class CheckpointContents:
             raise CheckpointError(
                 f"The checkpoint holds no {RUN_STATE}, so no run can go on from it; load its weights."
             )
-        state = state_codec.from_bytes(document_bytes(open_file(RUN_STATE)))
+        state = state_codec.read(open_file(RUN_STATE))
         setup = read_document(RUN_SETUP, names, open_file, self._migrations)
         found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))

@@ -44,6 +44,11 @@ def from_bytes(data: bytes) -> Any:
         raise CheckpointError(f"It is not a JSON document: {error}.") from error
 
 
+def read(chunks: Iterable[bytes | memoryview]) -> Any:
+    """The value of a document as it comes from a storage; raises as `document_bytes` and `from_bytes` do."""
+    return from_bytes(document_bytes(chunks))
+
+
 def _plain(value: Any, where: str) -> Any:
     """`value` in terms of what JSON has."""
     if value is None or isinstance(value, bool | str):

@@ -80,7 +80,7 @@ def read_document(
     """The entries of a JSON object, brought up to the present schema version; none where there is no such file."""
     if path not in names:
         return {}
-    values = documents.from_bytes(documents.document_bytes(open_file(path)))
+    values = documents.read(open_file(path))
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} is not a JSON object.")
     try:

@@ -89,7 +89,7 @@ def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
         return [WEIGHTS]
     if INDEX not in names:
         raise CheckpointError(f"The checkpoint holds no weights: it has neither {WEIGHTS} nor {INDEX}.")
-    index = documents.from_bytes(documents.document_bytes(open_file(INDEX)))
+    index = documents.read(open_file(INDEX))
     try:
         paths = sorted(set(index["weight_map"].values()))
     except (TypeError, KeyError, AttributeError) as error:

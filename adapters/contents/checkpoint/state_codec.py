@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import fields
 from cattrs import Converter
 from cattrs.errors import BaseValidationError
@@ -17,6 +19,11 @@ _NAMES = frozenset(attribute.name for attribute in fields(RunState))
 def to_bytes(state: RunState) -> bytes:
     """The state as JSON, with its schema version. Raises CheckpointError where it holds what JSON has no place for."""
     return documents.to_bytes({"schema_version": SCHEMA_VERSION, **_CONVERTER.unstructure(state)})
+
+
+def read(chunks: Iterable[bytes | memoryview]) -> RunState:
+    """The state in a document as it comes from a storage. Raises CheckpointError where it is none, or endless."""
+    return from_bytes(documents.document_bytes(chunks))
 
 
 def from_bytes(data: bytes) -> RunState:

@@ -17,7 +17,7 @@ NO_METRICS = ("runtime", "per_second")
 def read_state(storage: Storage, name: str) -> RunState | None:
     """Where the run stood; None where the checkpoint does not hold it, or holds what this hexloop cannot read."""
     try:
-        return state_codec.from_bytes(b"".join(storage.read(f"{name}/{STATE}")))
+        return state_codec.read(storage.read(f"{name}/{STATE}"))
     except (CheckpointError, StorageError):
         return None
 

@@ -65,7 +65,7 @@ class Contents:
 
     def document(self, path: str) -> Any:
         """The value of a JSON document. Raises CheckpointError where it is none."""
-        return documents.from_bytes(b"".join(self.read(path)))
+        return documents.read(self.read(path))
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """A file's bytes."""
