@@ -22,8 +22,8 @@ def together(collectives: Collectives | None, act: Callable[[], Value]) -> list[
     """What `act` gave on every rank, by rank; with no collectives this process is alone.
 
     Where it fails on some, all raise the same kind of error, so that they go on alike: StorageFullError where nothing
-    worse happened to any, else that of the first rank to which it did. A rank that dies in it never answers, and the
-    collectives tell the others so.
+    worse happened to any, else that of the first rank to which it did; what else happened to this rank is its cause.
+    A rank that dies in it never answers, and the collectives tell the others so.
     """
     if collectives is None or collectives.world_size == 1:
         return [act()]
@@ -34,7 +34,7 @@ def together(collectives: Collectives | None, act: Callable[[], Value]) -> list[
         first = next((rank for rank in failed if heard[rank]["kind"] != StorageFullError.__name__), failed[0])
         if own is not None and said["kind"] == heard[first]["kind"]:
             raise own
-        _raise_of(first, heard[first])
+        _raise_of(first, heard[first], own)
     return [cast("Value", answer["value"]) for answer in heard]
 
 
@@ -62,6 +62,9 @@ def _attempt(act: Callable[[], Json]) -> tuple[Said, Exception | None]:
         return {"kind": kind, "message": str(error)}, error
 
 
-def _raise_of(rank: int, answer: Said) -> None:
+def _raise_of(rank: int, answer: Said, own: Exception | None = None) -> None:
     if "kind" in answer:
-        raise _KINDS[str(answer["kind"])](f"On rank {rank}: {answer['message']}")
+        error = _KINDS[str(answer["kind"])](f"On rank {rank}: {answer['message']}")
+        if own is None:
+            raise error
+        raise error from own

@@ -419,3 +419,20 @@ def test_errors_of_any_kind_reach_the_others() -> None:
     errors = [outcome.error for outcome in SimulatedWorld(SIZE).outcomes(act)]
     assert [type(error) for error in errors] == [StorageError, ValueError, StorageError]
     assert str(errors[0]) == "On rank 1: odd"
+
+
+def test_an_error_that_others_decide_has_the_own_one_as_its_cause() -> None:
+    """Whoever reads a rank's traceback finds there what happened to that rank."""
+    raised = [StorageFullError("no room"), StorageError("no network"), None]
+
+    def act(ranks: Collectives) -> list[int]:
+        def fail_each_its_own_way() -> int:
+            if (error := raised[ranks.rank]) is not None:
+                raise error
+            return ranks.rank
+
+        return together(ranks, fail_each_its_own_way)
+
+    errors = [outcome.error for outcome in SimulatedWorld(SIZE).outcomes(act)]
+    assert [str(error) for error in errors] == ["On rank 1: no network", "no network", "On rank 1: no network"]
+    assert [error.__cause__ for error in errors if error is not None] == [raised[0], None, None]
