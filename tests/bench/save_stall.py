@@ -93,8 +93,15 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
     gaps = [later - earlier for earlier, later in itertools.pairwise(ends)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     saved = range(STEPS_PER_SAVE, steps, STEPS_PER_SAVE)
-    stalls = [max(gaps[step - 1 : step + 2]) - median(gaps) for step in saved]
-    found = {"stalls": stalls, "step": median(gaps), "wall": wall, "peak": peak, "state": size}
+    around = [[gap - median(gaps) for gap in gaps[step - 1 : step + 2]] for step in saved]
+    found = {
+        "around": around,
+        "stalls": [max(each) for each in around],
+        "step": median(gaps),
+        "wall": wall,
+        "peak": peak,
+        "state": size,
+    }
     return {**found, "written": last_write(folder)} if library == "hexloop" and saving else found
 
 
@@ -148,6 +155,11 @@ def worst_save(runs: list[dict[str, Any]]) -> float:
     return worst
 
 
+def by_gap(runs: list[dict[str, Any]]) -> list[float]:
+    """What the first, second and third gap from a copy on are longer than others: the median over all saves."""
+    return [median(gaps) for gaps in zip(*(around for run in runs for around in run["around"]), strict=True)]
+
+
 def summary(having: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict[str, float]:
     """The figures of a library, in seconds and bytes, of its runs with saves and without."""
     saves = len(having[0]["stalls"]) + 1  # the last step saves too
@@ -179,7 +191,7 @@ def main() -> None:
             for saving in (True, False)[: 1 if library == BYTES_ALONE else 2]:
                 run = measure(library, saving, options.saves)
                 found.setdefault((library, saving), []).append(run)
-                stalls = ", ".join(f"{stall:.3f}" for stall in run["stalls"])
+                stalls = ", ".join("/".join(f"{gap:.3f}" for gap in around) for around in run["around"])
                 told = f"step {run['step']:.3f} s, stalls {stalls} s, in all {run['wall']:.1f} s"
                 print(f"{library}, {'saves' if saving else 'no save'}: {told}", flush=True)
     rows = {library: summary(found[library, True], found[library, False]) for library in LIBRARIES}
@@ -190,6 +202,9 @@ def main() -> None:
             f"{library:<20}{row['step']:>8.3f}{row['stall']:>9.3f}{row['unsteadiness']:>18.3f}{row['cost']:>15.3f}"
             f"{row['peak'] / 1e9:>14.2f}"
         )
+    for library in LIBRARIES:
+        gaps = ", ".join(f"{gap:.3f}" for gap in by_gap(found[library, True]))
+        print(f"{library}: the gaps from a copy on, the median over all saves, less the median step: {gaps} s")
     for name in ("stall", "cost"):
         ratio = rows["hexloop"][name] / rows["reference Trainer"][name]
         print(f"{name}: {ratio:.3f} of the reference's; goal: at most {GOALS[name]:.3f}")
