@@ -15,12 +15,16 @@ NICENESS = 15
 class Task:
     """Something that is done in a thread of its own, to its end, also where the program ends before.
 
-    It takes what processor time the others leave. Who waits for it leaves it all of theirs, and `hurry` is called.
+    It takes what processor time the others leave, or its share with them where it does not stand back. Who waits for
+    it leaves it all of theirs, and `hurry` is called.
     """
 
-    def __init__(self, act: Callable[[], None], name: str, hurry: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, act: Callable[[], None], name: str, hurry: Callable[[], None] = lambda: None, stands_back: bool = True
+    ) -> None:
         self._act = act
         self._hurry = hurry
+        self._stands_back = stands_back
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
@@ -38,7 +42,7 @@ class Task:
             raise self._error
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        if self._stands_back and sys.platform == "linux":  # elsewhere a thread has no priority of its own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:

@@ -108,9 +108,10 @@ class CheckpointStore:
         return state
 
     def prepare(self) -> None:
-        """Make room for snapshots, behind the loop; the first save waits for that."""
+        """Make room for snapshots, beside the loop; the first save waits for that, so it does not stand back."""
         if self.behind and self._preparation is None:
-            self._preparation = Task(self.contents.prepare(), "hexloop makes room for snapshots")
+            make_room = self.contents.prepare()
+            self._preparation = Task(make_room, "hexloop makes room for snapshots", stands_back=False)
 
     @property
     def writing(self) -> bool:

@@ -1,6 +1,8 @@
 """What a save costs training: a 124-million-parameter transformer with AdamW on the CPU, beside the reference library.
 
-Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Rounds are interleaved, each run in a fresh process.
+Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Each run is in a fresh process, and each round goes
+through the kinds of run in the reverse of the order of the one before it.
+
 A gap is the time between the ends of two updates. The stall of a save is the longest of the three gaps from its copy
 on, as hexloop begins to write in the second of them, less the run's median gap. Machines stumble by themselves: of each
 save of a run, the first and the later ones, the median over the rounds counts, of these the worst, and beside it stands
@@ -185,15 +187,14 @@ def main() -> None:
         print(json.dumps(train(library, folder, bool(int(saving)), int(saves))))
         return
     found: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+    kinds = [*itertools.product(LIBRARIES, (True, False)), (BYTES_ALONE, True)]
     for turn in range(options.rounds):
-        libraries = [*LIBRARIES, BYTES_ALONE]
-        for library in libraries if turn % 2 == 0 else libraries[::-1]:
-            for saving in (True, False)[: 1 if library == BYTES_ALONE else 2]:
-                run = measure(library, saving, options.saves)
-                found.setdefault((library, saving), []).append(run)
-                stalls = ", ".join("/".join(f"{gap:.3f}" for gap in around) for around in run["around"])
-                told = f"step {run['step']:.3f} s, stalls {stalls} s, in all {run['wall']:.1f} s"
-                print(f"{library}, {'saves' if saving else 'no save'}: {told}", flush=True)
+        for library, saving in kinds if turn % 2 == 0 else kinds[::-1]:
+            run = measure(library, saving, options.saves)
+            found.setdefault((library, saving), []).append(run)
+            stalls = ", ".join("/".join(f"{gap:.3f}" for gap in around) for around in run["around"])
+            told = f"step {run['step']:.3f} s, stalls {stalls} s, in all {run['wall']:.1f} s"
+            print(f"{library}, {'saves' if saving else 'no save'}: {told}", flush=True)
     rows = {library: summary(found[library, True], found[library, False]) for library in LIBRARIES}
     rows[BYTES_ALONE] = summary(found[BYTES_ALONE, True], found["hexloop", False])
     print(f"{'':<20}{'step s':>8}{'stall s':>9}{'without a save s':>18}{'cost a save s':>15}{'peak GB more':>14}")

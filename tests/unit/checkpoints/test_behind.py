@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.background import Task
+from hexloop.domain.checkpoints.background import NICENESS, Task
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.pace import Pacer
 from hexloop.domain.checkpoints.reading import read_manifest, verify
@@ -253,6 +254,37 @@ def test_room_is_not_made_for_a_run_that_writes_in_line() -> None:
     store.contents = Refusing()
     store.prepare()
     assert store.close() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
+def test_writing_stands_back_and_making_room_does_not() -> None:
+    """A thread that writes leaves the processor to the steps; one that the first save waits for takes its share."""
+    priorities: dict[str, int] = {}
+
+    def note() -> None:
+        thread = threading.current_thread()
+        priorities[thread.name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    class Noting(SmallContents):
+        def prepare(self) -> Callable[[], None]:
+            return note
+
+        def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
+            files = super().snapshot(state)
+
+            def noted() -> Iterator[File]:
+                note()
+                return files()
+
+            return noted
+
+    store = make_store(MemoryStorage(), behind=True)
+    store.contents = Noting(b"weights")
+    store.prepare()
+    assert [type(event) for event in store.save(RunState(run="mine", step=1))] == [Saved]
+    assert store.close() == [CheckpointPublished(1, "checkpoint-1")]
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert priorities == {"hexloop makes room for snapshots": own, "hexloop writes checkpoint-1": max(own, NICENESS)}
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
