@@ -17,7 +17,7 @@ class RoomMaker:
     """Attempts something that takes room, again and again while there is none.
 
     wait: waits so many seconds; True says that the attempts are broken off. pauses: seconds before each further one.
-    full: what the storage said last, while it has no room.
+    full: what the storage said last, from the first pause on until there is room.
     """
 
     wait: Callable[[float], object]
@@ -34,11 +34,13 @@ class RoomMaker:
             try:
                 act()
             except StorageFullError as error:
-                self.full = error
                 if prune():
                     continue
                 pause = next(pauses, None)
-                if pause is None or self.wait(pause) is True:
+                if pause is None:
+                    raise
+                self.full = error
+                if self.wait(pause) is True:
                     raise
             else:
                 self.full = None

@@ -39,7 +39,7 @@ def test_what_finds_room_is_done_once() -> None:
     ("failures", "prunable", "waited"), [(1, 0, [1.0]), (2, 0, [1.0, 2.0]), (3, 2, [1.0]), (1, 1, [])]
 )
 def test_attempts_go_on_while_there_is_no_room(failures: int, prunable: int, waited: list[float]) -> None:
-    """First everything goes that may, without a pause; then the pauses get longer, until there is room."""
+    """First everything goes that may, without a pause; then the pauses, told and ever longer, until there is room."""
     waits: list[float] = []
     room = make_room(waits)
     seen: list[StorageFullError | None] = []
@@ -51,8 +51,7 @@ def test_attempts_go_on_while_there_is_no_room(failures: int, prunable: int, wai
 
     room.attempt(act, can_remove(prunable))
     assert waits == waited
-    assert seen[0] is None
-    assert all(isinstance(full, StorageFullError) for full in seen[1:])
+    assert [full is not None for full in seen] == [False] * (1 + prunable) + [True] * (failures - prunable)
     assert room.full is None
 
 
@@ -67,6 +66,18 @@ def test_attempts_end_after_the_last_pause() -> None:
     with pytest.raises(StorageFullError, match="no room at all"):
         room.attempt(act, can_remove(0))
     assert waits == [1.0, 2.0]
+
+
+def test_who_does_not_wait_does_not_say_so() -> None:
+    """Where no pause may be made, nobody is told that the run stands still."""
+    room = RoomMaker(lambda _seconds: None, pauses=())
+
+    def act() -> None:
+        raise StorageFullError("no room at all")
+
+    with pytest.raises(StorageFullError):
+        room.attempt(act, can_remove(1))
+    assert room.full is None
 
 
 def test_attempts_end_when_the_wait_is_broken_off() -> None:
