@@ -6,6 +6,7 @@ import errno
 import traceback
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import fsspec
@@ -17,6 +18,14 @@ from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullE
 from hexloop.ports.storage import Publication
 
 SECRETS = ("pa$$word", "pa%24%24word", "s3cr3t-value", "someone", "signed-away")
+
+
+class AnsweredError(OSError):
+    """An error that carries the answer of a server, as those of the hub do."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{status} is the answer")
+        self.response = SimpleNamespace(status_code=status)
 
 
 class Unreliable(MemoryFileSystem):  # type: ignore[misc] # fsspec carries no types
@@ -51,7 +60,16 @@ def storage_of(failures: list[Exception], pauses: tuple[float, ...] = (0.0, 0.0)
     return storage
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("late"), OSError(errno.EIO, "busy")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("reset"),
+        TimeoutError("late"),
+        OSError(errno.EIO, "busy"),
+        AnsweredError(429),
+        AnsweredError(503),
+    ],
+)
 def test_what_may_pass_is_tried_again_and_again(error: Exception) -> None:
     """Two failures are made up for by the third attempt; three are reported, and end it."""
     assert storage_of([error, error]).list("") == ()
@@ -66,6 +84,9 @@ def test_what_may_pass_is_tried_again_and_again(error: Exception) -> None:
         (PermissionError("no"), "check the credentials"),
         (NotImplementedError("no"), "that can be written to"),
         (ValueError("no"), "check the URL"),
+        (AnsweredError(401), "check the credentials"),
+        (AnsweredError(403), "check the credentials"),
+        (AnsweredError(422), "check the URL"),
     ],
 )
 def test_what_does_not_pass_is_told_at_once(error: Exception, advice: str) -> None:
