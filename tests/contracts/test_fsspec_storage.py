@@ -103,6 +103,13 @@ def test_a_full_place_is_told_as_such(number: int) -> None:
         storage_of([OSError(number, "full")]).list("")
 
 
+def test_a_server_without_room_is_a_full_place() -> None:
+    """An answer that says so, however the error carries it, is told at once."""
+    with pytest.raises(StorageFullError, match="make room"):
+        storage_of([AnsweredError(507)]).list("")
+    assert Unreliable.asked == 1
+
+
 def test_no_message_tells_a_secret() -> None:
     """User, password, keys and what is in a query are shown nowhere: not in the location, an error, or its causes."""
     url = f"unreliable://someone:pa%24%24word@host/{uuid.uuid4().hex}?signature=signed-away"

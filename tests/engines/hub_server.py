@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.engines.serving import serving
 
 COMMIT = {"id": "c" * 40, "title": "add checkpoints", "date": "2026-01-02T03:04:05.000Z"}
 
@@ -124,11 +125,5 @@ class HubHandler(BaseHTTPRequestHandler):
 @contextmanager
 def hub_of(model: str) -> Iterator[HubServer]:
     """A hub with one model, which holds nothing yet."""
-    with HubServer(model) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(HubServer(model)) as server:
+        yield server

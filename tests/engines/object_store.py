@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.engines.serving import serving
+
 KEY, SECRET = "loopback-key", "loopback-secret-9f8e7d"
 
 
@@ -189,11 +191,5 @@ _OF_A_CONNECTION = frozenset({"connection", "content-length", "transfer-encoding
 @contextmanager
 def flaky(behind: str, plan: Callable[[str, str], Misbehaviour | None]) -> Iterator[FlakyServer]:
     """A flaky server in front of another one."""
-    with FlakyServer(behind, plan) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(FlakyServer(behind, plan)) as server:
+        yield server

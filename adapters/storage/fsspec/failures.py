@@ -30,8 +30,8 @@ _PERMANENT = (
 )
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PERMANENT_NUMBERS = _FULL | {errno.EINVAL, errno.EPERM, errno.EROFS, errno.ENOSYS, errno.ENAMETOOLONG}
-_REFUSED_STATUSES = frozenset({400, 401, 403, 404, 405, 410, 422})
-_FORBIDDEN_STATUSES = frozenset({401, 403})
+_FORBIDDEN_CODES = frozenset({"401", "403"})
+_REFUSED_CODES = _FORBIDDEN_CODES | {"400", "404", "405", "410", "422"}
 _FULL_CODES = frozenset({"QuotaExceeded", "StorageFull", "XMinioStorageFull", "InsufficientStorage", "507"})
 _ADVICE: Mapping[type[Exception], str] = {
     FileNotFoundError: "check the name; a bucket, or the first folder of a URL, must be there already",
@@ -94,7 +94,7 @@ def reporting(action: str, location: str, secrets: frozenset[str]) -> Iterator[N
 def _meant(error: Exception, text: str) -> StorageError:
     if _is_full(error):
         return StorageFullError(f"{text}; make room, or choose another place.")
-    kind = PermissionError if _status(error) in _FORBIDDEN_STATUSES else type(error)
+    kind = PermissionError if _code(error) in _FORBIDDEN_CODES else type(error)
     advice = next((advice for each, advice in _ADVICE.items() if issubclass(kind, each)), None)
     if advice is None:
         advice = "try again later, or choose another place" if _may_pass(error) else "check the URL and its options"
@@ -106,7 +106,7 @@ def _may_pass(error: Exception) -> bool:
     return not (
         isinstance(error, (*_PERMANENT, StorageError))
         or (isinstance(error, OSError) and error.errno in _PERMANENT_NUMBERS)
-        or _status(error) in _REFUSED_STATUSES
+        or _code(error) in _REFUSED_CODES
         or "Credentials" in type(error).__name__
         or _is_full(error)
     )
@@ -119,18 +119,12 @@ def _is_full(error: Exception) -> bool:
     )
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status of the answer that an error carries, as those of the hub do; None where it carries none."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
-
-
 def _code(error: BaseException) -> str:
     """The service's own code for an error, or else the HTTP status; "" where it has neither."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         return str(response.get("Error", {}).get("Code", ""))
-    return str(getattr(error, "status", ""))
+    return str(getattr(error, "status", getattr(response, "status_code", "")))
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:

@@ -1,0 +1,24 @@
+"""Answer requests in a thread for as long as a test needs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from typing import TypeVar
+
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """The server, which answers until the block ends, and is closed then."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
