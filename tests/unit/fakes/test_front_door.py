@@ -39,4 +39,4 @@ def test_every_name_leads_somewhere() -> None:
 def test_what_is_not_there_is_not_there() -> None:
     """Another name raises AttributeError, as in any module."""
     with pytest.raises(AttributeError, match="NoSuchContract"):
-        _ = hexloop.testing.NoSuchContract
+        _ = hexloop.testing.NoSuchContract  # type: ignore[attr-defined]

@@ -1,0 +1,101 @@
+"""The public names of hexloop, each with the module that defines it."""
+
+from .app.arguments import TrainingArguments as TrainingArguments
+from .app.arguments.accelerator_config import AcceleratorConfig as AcceleratorConfig
+from .app.arguments.choices import (
+    DebugOption as DebugOption,
+    FSDPOption as FSDPOption,
+    HPSearchBackend as HPSearchBackend,
+    HubStrategy as HubStrategy,
+    IntervalStrategy as IntervalStrategy,
+    OptimizerNames as OptimizerNames,
+    ParallelMode as ParallelMode,
+    SaveStrategy as SaveStrategy,
+    SchedulerType as SchedulerType,
+)
+from .app.callbacks import (
+    CallbackHandler as CallbackHandler,
+    DefaultFlowCallback as DefaultFlowCallback,
+    ExportableState as ExportableState,
+    TrainerCallback as TrainerCallback,
+    TrainerControl as TrainerControl,
+    TrainerState as TrainerState,
+)
+from .app.callbacks.early_stopping import EarlyStoppingCallback as EarlyStoppingCallback
+from .app.callbacks.notebook.callback import NotebookProgressCallback as NotebookProgressCallback
+from .app.callbacks.printer import PrinterCallback as PrinterCallback
+from .app.callbacks.progress import ProgressCallback as ProgressCallback
+from .app.deepspeed.making import zero3_init as zero3_init
+from .app.foreign import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
+from .app.last_checkpoint import get_last_checkpoint as get_last_checkpoint
+from .app.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
+from .app.reproducibility import enable_full_determinism as enable_full_determinism, set_seed as set_seed
+from .app.schedules import (
+    get_adafactor_schedule as get_adafactor_schedule,
+    get_constant_schedule as get_constant_schedule,
+    get_constant_schedule_with_warmup as get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup as get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup as get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup as get_cosine_with_min_lr_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup_lr_rate as get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    get_greedy_schedule as get_greedy_schedule,
+    get_inverse_sqrt_schedule as get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup as get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup as get_polynomial_decay_schedule_with_warmup,
+    get_reduce_on_plateau_schedule as get_reduce_on_plateau_schedule,
+    get_scheduler as get_scheduler,
+    get_wsd_schedule as get_wsd_schedule,
+)
+from .app.sequence_to_sequence import (
+    Seq2SeqTrainer as Seq2SeqTrainer,
+    Seq2SeqTrainingArguments as Seq2SeqTrainingArguments,
+)
+from .app.trainer import Trainer as Trainer, TrainOutput as TrainOutput
+from .app.values import (
+    DataCollatorWithPadding as DataCollatorWithPadding,
+    DefaultDataCollator as DefaultDataCollator,
+    EvalLoopOutput as EvalLoopOutput,
+    EvalPrediction as EvalPrediction,
+    PredictionOutput as PredictionOutput,
+    default_data_collator as default_data_collator,
+)
+from .domain.errors import (
+    CheckpointError as CheckpointError,
+    CollectiveError as CollectiveError,
+    ConfigurationError as ConfigurationError,
+    DamagedCheckpointError as DamagedCheckpointError,
+    DataError as DataError,
+    HexloopError as HexloopError,
+    NewerSchemaError as NewerSchemaError,
+    NotFiniteError as NotFiniteError,
+    RunStateError as RunStateError,
+    StorageError as StorageError,
+    StorageFullError as StorageFullError,
+    UnreadableCheckpointError as UnreadableCheckpointError,
+)
+from .domain.events import (
+    AnyEvent as AnyEvent,
+    CheckpointPublished as CheckpointPublished,
+    EpochBegan as EpochBegan,
+    EpochEnded as EpochEnded,
+    Evaluated as Evaluated,
+    EvaluationBegan as EvaluationBegan,
+    EvaluationInterrupted as EvaluationInterrupted,
+    Event as Event,
+    Logged as Logged,
+    MicroStepEnded as MicroStepEnded,
+    Paused as Paused,
+    PredictionStepEnded as PredictionStepEnded,
+    Saved as Saved,
+    SaveFailed as SaveFailed,
+    SaveSkipped as SaveSkipped,
+    SaveWaits as SaveWaits,
+    StepBegan as StepBegan,
+    StepEnded as StepEnded,
+    TrainBegan as TrainBegan,
+    TrainEnded as TrainEnded,
+)
+
+__version__: str
+
+__all__: list[str]

@@ -1,0 +1,70 @@
+"""The public names of hexloop.testing, each with the module that defines it."""
+
+from .adapters.batches.in_memory import (
+    InMemoryBatches as InMemoryBatches,
+    StatefulBatches as StatefulBatches,
+    StreamedBatches as StreamedBatches,
+)
+from .adapters.clock.manual import ManualClock as ManualClock
+from .adapters.collectives.simulated.faults import (
+    Delay as Delay,
+    Drop as Drop,
+    Kill as Kill,
+    RankKilled as RankKilled,
+)
+from .adapters.collectives.simulated.outcome import Outcome as Outcome
+from .adapters.collectives.simulated.world import SimulatedWorld as SimulatedWorld
+from .adapters.collectives.single import SingleProcessCollectives as SingleProcessCollectives
+from .adapters.device.simulated import (
+    SimulatedDevice as SimulatedDevice,
+    SimulatedOutOfMemoryError as SimulatedOutOfMemoryError,
+)
+from .adapters.evaluator.least_squares import LeastSquaresEvaluator as LeastSquaresEvaluator
+from .adapters.hub.folder import FolderHub as FolderHub
+from .adapters.hub.memory import MemoryHub as MemoryHub
+from .adapters.hub.none import NoHub as NoHub
+from .adapters.interrupts.manual import ManualInterrupts as ManualInterrupts
+from .adapters.interrupts.none import NoInterrupts as NoInterrupts
+from .adapters.journal.memory import MemoryJournal as MemoryJournal
+from .adapters.journal.none import NoJournal as NoJournal
+from .adapters.logger.none import NoLogger as NoLogger
+from .adapters.logger.recording import RecordingLogger as RecordingLogger
+from .adapters.losses.plain import PlainLosses as PlainLosses
+from .adapters.parallelism.single import SingleProcess as SingleProcess
+from .adapters.precision.plain import PlainPrecision as PlainPrecision
+from .adapters.precision.simulated_scaling import SimulatedScaling as SimulatedScaling
+from .adapters.scheduler.constant import ConstantRates as ConstantRates
+from .adapters.snapshots.in_memory import InMemorySnapshots as InMemorySnapshots
+from .adapters.storage.faults import Died as Died, Effect as Effect, Fault as Fault, FaultyStorage as FaultyStorage
+from .adapters.storage.local import LocalStorage as LocalStorage
+from .adapters.storage.memory import MemoryStorage as MemoryStorage
+from .adapters.trainable.least_squares.model import LinearModel as LinearModel
+from .adapters.trainable.least_squares.momentum import MomentumOptimizer as MomentumOptimizer
+from .adapters.trainable.least_squares.sharded import (
+    LinearShard as LinearShard,
+    ShardedLeastSquares as ShardedLeastSquares,
+    sharded_least_squares as sharded_least_squares,
+)
+from .adapters.trainable.least_squares.trainable import LeastSquares as LeastSquares, least_squares as least_squares
+from .app.contracts.batches import BatchesContract as BatchesContract
+from .app.contracts.clock import ClockContract as ClockContract
+from .app.contracts.collectives import CollectivesContract as CollectivesContract
+from .app.contracts.device import DeviceContract as DeviceContract
+from .app.contracts.evaluator import EvaluatorContract as EvaluatorContract
+from .app.contracts.exportable import ExportableContract as ExportableContract
+from .app.contracts.hub import HubContract as HubContract
+from .app.contracts.interrupts import InterruptsContract as InterruptsContract
+from .app.contracts.journal import JournalContract as JournalContract
+from .app.contracts.learner import LearnerContract as LearnerContract
+from .app.contracts.logger import LoggerContract as LoggerContract
+from .app.contracts.losses import LossesContract as LossesContract
+from .app.contracts.parallelism import ParallelismContract as ParallelismContract
+from .app.contracts.precision import PrecisionContract as PrecisionContract
+from .app.contracts.scheduler import SchedulerContract as SchedulerContract
+from .app.contracts.snapshots import SnapshotsContract as SnapshotsContract
+from .app.contracts.storage import StorageContract as StorageContract
+from .app.contracts.trainable import TrainableContract as TrainableContract
+from .app.resume_exactness import assert_resume_exact as assert_resume_exact
+from .app.simulated_run import simulated_run as simulated_run
+
+__all__: list[str]
