@@ -11,8 +11,7 @@ from typing import Any, Self
 from hexloop.app.arguments.batches import Batches
 from hexloop.app.arguments.conversion import converter, mapping_or_file
 from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.names import nearest
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError, did_you_mean
 
 
 @dataclasses.dataclass
@@ -68,10 +67,8 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     checked = {}
     for name, value in values.items():
         if name not in _FIELDS:
-            meant = nearest(name, _FIELDS)
-            raise RefusalError(
-                f"it has no key {name!r}", f"did you mean {meant}?" if meant else f"choose among {', '.join(_FIELDS)}"
-            )
+            remedy = did_you_mean(name, _FIELDS, f"choose among {', '.join(_FIELDS)}")
+            raise RefusalError(f"it has no key {name!r}", remedy)
         try:
             checked[name] = converter.structure(value, _KINDS.get(name, bool))
         except RefusalError as refusal:

@@ -10,9 +10,9 @@ from hexloop.app.arguments.construction import problems_of
 from hexloop.app.arguments.introspection import takes
 from hexloop.app.arguments.names import OF_SEQ2SEQ, unknown_argument
 from hexloop.app.arguments.old_names import OLD_NAMES
-from hexloop.app.arguments.problems import RefusalError, problem
 from hexloop.app.arguments.training import TrainingArguments
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import RefusalError, problem
 
 T = TypeVar("T", bound=TrainingArguments)
 

@@ -8,8 +8,8 @@ from hexloop.app.arguments.choices import IntervalStrategy, SaveStrategy, Schedu
 from hexloop.app.arguments.declare import argument, argument_group, rule
 from hexloop.app.arguments.evaluation import Evaluation
 from hexloop.app.arguments.optimization import Optimization
-from hexloop.app.arguments.problems import RefusalError
 from hexloop.app.arguments.saving import Saving
+from hexloop.domain.wording import RefusalError
 
 METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 """The schedules that go by a metric."""

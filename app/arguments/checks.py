@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from hexloop.app.arguments.problems import RefusalError, enumeration
+from hexloop.domain.wording import RefusalError, did_you_mean, enumeration
 
 Check: TypeAlias = Callable[[Any], None]
 
@@ -96,8 +95,5 @@ def assignments(value: str) -> None:
 def unknown_choice(value: object, options: Iterable[str]) -> RefusalError:
     """The refusal of a word that is none of `options`: names the nearest, or all when they are few."""
     known = list(options)
-    near = difflib.get_close_matches(str(value), known, n=1)
-    if near:
-        return RefusalError("there is no such choice", f"did you mean {near[0]!r}?")
     listed = enumeration(map(repr, known), "or") if len(known) <= 12 else f"one of {', '.join(known)}"
-    return RefusalError("there is no such choice", f"choose {listed}")
+    return RefusalError("there is no such choice", did_you_mean(str(value), known, f"choose {listed}", spell=repr))

@@ -18,10 +18,10 @@ from hexloop.app.arguments.documents import Document, KeyPath, Place
 from hexloop.app.arguments.introspection import annotations_of
 from hexloop.app.arguments.names import unknown_argument
 from hexloop.app.arguments.old_names import OLD_NAMES
-from hexloop.app.arguments.problems import enumeration
 from hexloop.app.arguments.structure import from_document
 from hexloop.app.arguments.training import TrainingArguments
 from hexloop.app.arguments.translation import is_old
+from hexloop.domain.wording import enumeration
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 from cattrs import BaseConverter, Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 
-from hexloop.app.arguments.problems import RefusalError
 from hexloop.app.arguments.scalars import to_bool, to_float, to_int, to_literal, to_member, to_text
+from hexloop.domain.wording import RefusalError
 
 Hook: TypeAlias = Callable[[object, Any], Any]
 

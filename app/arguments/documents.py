@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from hexloop.app.arguments.problems import enumeration
+from hexloop.domain.wording import enumeration
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and indices that lead from the top of a document to a value in it."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hexloop.app.arguments.problems import shown
-from hexloop.app.arguments.scalars import TRUTH
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import parse_truth, shown
 
 VARIABLES = {
     "ACCELERATE_USE_CPU": "trains on the processor, as use_cpu does",
@@ -32,8 +31,8 @@ VARIABLES = {
 
 def is_on(name: str) -> bool:
     """The truth value of a variable, False where it is not set. Raises ConfigurationError where it is none."""
-    value = os.environ.get(name, "").strip().lower()
-    truth = {**TRUTH, "": False, "y": True, "t": True, "n": False, "f": False}.get(value)
+    value = os.environ.get(name, "").strip()
+    truth = parse_truth(value or "false")
     if truth is None:
         raise ConfigurationError(
             [f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hexloop.app.arguments.checks import at_least, each_one_of, steps_or_ratio
 from hexloop.app.arguments.choices import IntervalStrategy
 from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.problems import RefusalError
 from hexloop.app.arguments.reporting import Reporting
 from hexloop.app.arguments.scripts import Scripts
+from hexloop.domain.wording import RefusalError
 
 
 @argument_group

@@ -18,9 +18,9 @@ from hexloop.app.arguments.declare import Declaration
 from hexloop.app.arguments.introspection import declarations, default_of, rules
 from hexloop.app.arguments.names import unknown_argument
 from hexloop.app.arguments.old_names import OLD_NAMES
-from hexloop.app.arguments.problems import Problem, RefusalError, problem
 from hexloop.app.arguments.translation import is_old, translated, warn_of_kept
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, RefusalError, problem
 
 
 class Arguments(metaclass=TakingOldNames):

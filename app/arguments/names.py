@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from hexloop.app.arguments.problems import Problem, RefusalError, problem
+from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem
 
 OF_SEQ2SEQ = frozenset(
     {
@@ -24,15 +23,7 @@ def unknown_argument(name: str, value: object, known: Iterable[str]) -> Problem:
     return problem({name: value}, _refusal_of(name, known))
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The name in `known` that `name` is probably a slip of."""
-    return next(iter(difflib.get_close_matches(name.replace("-", "_"), list(known), n=1, cutoff=0.7)), None)
-
-
 def _refusal_of(name: str, known: Iterable[str]) -> RefusalError:
     if name in OF_SEQ2SEQ:
         return RefusalError("only sequence-to-sequence training has this argument", "use Seq2SeqTrainingArguments")
-    meant = nearest(name, known)
-    if meant is None:
-        return RefusalError("there is no argument of that name", "leave it out")
-    return RefusalError("there is no argument of that name", f"did you mean {meant}?")
+    return RefusalError("there is no argument of that name", did_you_mean(name, known, "leave it out", similarity=0.7))

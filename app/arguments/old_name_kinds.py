@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from hexloop.app.arguments.conversion import converter
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 Given: TypeAlias = Mapping[str, Any]
 """Present arguments by name, as far as they were given."""

@@ -9,7 +9,7 @@ from typing import Any
 from hexloop.app.arguments.checks import each_one_of, one_of
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.arguments.old_name_kinds import Given
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 FAIRSCALE = {
     "simple": "shard_grad_op",

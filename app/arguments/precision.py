@@ -5,7 +5,7 @@ from __future__ import annotations
 from hexloop.app.arguments.declare import argument, argument_group, rule
 from hexloop.app.arguments.environment import word
 from hexloop.app.arguments.group import Arguments
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 
 @argument_group

@@ -7,7 +7,7 @@ from typing import Any
 from hexloop.app.arguments.checks import above_zero, at_least, each_one_of
 from hexloop.app.arguments.declare import argument, argument_group, rule
 from hexloop.app.arguments.group import Arguments
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """The signals that may ask a run to stop; loader workers pass over all of them."""

@@ -10,7 +10,7 @@ from hexloop.app.arguments.choices import IntervalStrategy
 from hexloop.app.arguments.conversion import converter
 from hexloop.app.arguments.declare import argument, argument_group, rule
 from hexloop.app.arguments.group import Arguments
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 LOG_LEVELS = {
     "passive": -1,

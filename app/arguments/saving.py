@@ -8,7 +8,7 @@ from hexloop.app.arguments.checks import at_least, steps_or_ratio
 from hexloop.app.arguments.choices import SaveStrategy
 from hexloop.app.arguments.declare import argument, argument_group, rule
 from hexloop.app.arguments.group import Arguments
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 
 @argument_group

@@ -12,17 +12,14 @@ from numbers import Integral, Real
 from typing import Any, get_args
 
 from hexloop.app.arguments.checks import unknown_choice
-from hexloop.app.arguments.problems import RefusalError
-
-TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""What stands for a truth value, in small letters."""
+from hexloop.domain.wording import RefusalError, parse_truth
 
 
 def to_bool(value: object) -> bool:
     """A truth value, or one of the words for it."""
     if isinstance(value, bool):
         return value
-    truth = TRUTH.get(value.lower()) if isinstance(value, str) else None
+    truth = parse_truth(value) if isinstance(value, str) else None
     if truth is None:
         raise RefusalError("it takes a truth value", "give true or false")
     return truth

@@ -9,7 +9,7 @@ from hexloop.app.arguments.choices import FSDPOption
 from hexloop.app.arguments.conversion import mapping_or_file
 from hexloop.app.arguments.declare import argument, argument_group
 from hexloop.app.arguments.group import Arguments
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 NO_WORDS = {"true": "full_shard", "false": None, "": None}
 

@@ -16,10 +16,9 @@ from hexloop.app.arguments.conversion import converter as plain_converter
 from hexloop.app.arguments.documents import Document, KeyPath
 from hexloop.app.arguments.group import Arguments
 from hexloop.app.arguments.introspection import annotations_of, declarations
-from hexloop.app.arguments.names import nearest
-from hexloop.app.arguments.problems import RefusalError, problem, shown
 from hexloop.app.arguments.reading import read_json, read_yaml
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import RefusalError, did_you_mean, problem, shown
 
 T = TypeVar("T")
 
@@ -76,10 +75,7 @@ def _told(error: Exception, path: KeyPath, document: Document) -> Iterator[tuple
 
 
 def _unknown_key(name: str, known: list[str]) -> RefusalError:
-    meant = nearest(name, known)
-    return RefusalError(
-        "there is no such key", f"did you mean {meant}?" if meant else f"choose among {', '.join(known)}"
-    )
+    return RefusalError("there is no such key", did_you_mean(name, known, f"choose among {', '.join(known)}"))
 
 
 def _field_names(cls: type[Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hexloop.app.arguments.introspection import declarations, default_of, names_itself
 from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
-from hexloop.app.arguments.problems import Problem, RefusalError, problem, shown_as
+from hexloop.domain.wording import Problem, RefusalError, problem, shown_as
 
 
 def is_old(cls: type, name: str) -> bool:

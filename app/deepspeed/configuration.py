@@ -12,11 +12,11 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.problems import shown
 from hexloop.app.deepspeed.entries import AUTO, autos_in, entry, remove, section_of
 from hexloop.app.deepspeed.launcher import launched_configuration, launched_value
 from hexloop.app.deepspeed.rules import OF_ARGUMENTS, OF_HIDDEN_SIZE, OF_LENGTH, Length, fill
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import shown
 
 STAGES = (0, 1, 2, 3)
 OFFLOADS = ("none", "cpu", "nvme")

@@ -8,8 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.problems import shown
 from hexloop.app.deepspeed.entries import AUTO, section_of
+from hexloop.domain.wording import shown
 
 
 @frozen

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hexloop.app.arguments.names import nearest
-from hexloop.app.arguments.problems import RefusalError, enumeration, shown
-from hexloop.app.arguments.scalars import TRUTH
+from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, shown
 
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 """What is split over the processes; accelerate's configuration files number them, from 1."""
@@ -23,10 +21,10 @@ Reader = Callable[[Any], Any]
 
 def truth(value: Any) -> bool:
     """A truth value, or a word for one."""
-    found = value if isinstance(value, bool) else {**TRUTH, "y": True, "n": False}.get(str(value).strip().lower())
+    found = parse_truth(str(value))
     if found is None:
         raise RefusalError("it takes a truth value", "write true or false")
-    return bool(found)
+    return found
 
 
 def word_of(choices: tuple[str, ...], numbered: bool = False) -> Reader:
@@ -155,8 +153,7 @@ def read_keys(given: Mapping[str, Any], called: Callable[[str], str], problems: 
         key = name if name in READERS else name.removeprefix("fsdp_")
         key = SPELLINGS.get(key, key)
         if key not in READERS:
-            meant = nearest(key, READERS)
-            remedy = f"did you mean {meant}?" if meant else f"choose among {', '.join(READERS)}."
+            remedy = did_you_mean(key, READERS, f"choose among {', '.join(READERS)}.")
             problems.append(f"You set {called(name)}={shown(value)}, but FSDP has no such setting; {remedy}")
             continue
         if value is None:

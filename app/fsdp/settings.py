@@ -12,9 +12,9 @@ from attrs import frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.launched import launched
-from hexloop.app.arguments.problems import shown
 from hexloop.app.fsdp.keys import STRATEGIES, read_keys
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import shown
 
 PREFIX = "FSDP_"
 """How accelerate's variables begin that say what its `--fsdp_...` options were."""

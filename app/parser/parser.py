@@ -12,7 +12,6 @@ from typing import Any
 from hexloop.app.arguments.documents import Document
 from hexloop.app.arguments.group import Arguments
 from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
-from hexloop.app.arguments.problems import problem
 from hexloop.app.arguments.reading import read_json, read_yaml
 from hexloop.app.arguments.translation import is_old
 from hexloop.app.parser.fields import Field, fields_of
@@ -20,6 +19,7 @@ from hexloop.app.parser.files import words_of_files
 from hexloop.app.parser.options import add_field, add_old_name, add_opposite, is_truth, spellings
 from hexloop.app.parser.unknown import refusal_of_key, unknown_words
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import problem
 
 
 class HfArgumentParser(ArgumentParser):

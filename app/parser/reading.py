@@ -11,9 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
-from hexloop.app.arguments.scalars import TRUTH
+from hexloop.domain.wording import parse_truth
 
-WORDS_OF_TRUTH: Mapping[str, bool] = {**TRUTH, "t": True, "y": True, "f": False, "n": False}
 SEQUENCES = (list, tuple, set, frozenset, Sequence)
 
 
@@ -55,9 +54,10 @@ def reading_of(kind: Any) -> Reading:
 
 def to_truth(word: str) -> bool:
     """A truth value of a word for one, in large or small letters."""
-    if word.lower() not in WORDS_OF_TRUTH:
-        raise ArgumentTypeError(f"{word!r} is no truth value; write one of {', '.join(WORDS_OF_TRUTH)}")
-    return WORDS_OF_TRUTH[word.lower()]
+    truth = parse_truth(word)
+    if truth is None:
+        raise ArgumentTypeError(f"{word!r} is not a truth value; write true or false")
+    return truth
 
 
 def to_mapping(word: str) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hexloop.app.arguments.names import nearest
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError, did_you_mean
 
 
 def unknown_words(words: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -20,13 +19,13 @@ def unknown_words(words: Sequence[str], options: Sequence[str]) -> list[str]:
         if not value and left and not left[0].startswith("-"):
             value = left.pop(0)
         given = f"{name} {value}".strip()
-        meant = nearest(name.lstrip("-"), [option.lstrip("-") for option in options])
-        remedy = f"did you mean --{meant}?" if meant else "leave it out."
+        known = [option.lstrip("-") for option in options]
+        remedy = did_you_mean(name.lstrip("-"), known, "leave it out.", spell="--{}".format, similarity=0.7)
         problems.append(f"You gave {given}, but there is no such option; {remedy}")
     return problems
 
 
 def refusal_of_key(name: str, known: Sequence[str]) -> RefusalError:
     """Why the key `name` is refused, which is none of those `known`."""
-    meant = nearest(str(name), known)
-    return RefusalError("no class has a field of that name", f"did you mean {meant}?" if meant else "leave it out")
+    remedy = did_you_mean(str(name), known, "leave it out", similarity=0.7)
+    return RefusalError("no class has a field of that name", remedy)

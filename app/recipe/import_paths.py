@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from hexloop.app.arguments.problems import RefusalError
-from hexloop.app.recipe.advice import advice
+from hexloop.domain.wording import RefusalError, did_you_mean
 
 
 def resolve(path: str) -> Any:
@@ -25,7 +24,7 @@ def resolve(path: str) -> Any:
         raise RefusalError("that is no import path", "write names with dots between them, as in my_module.MyModel")
     if not _exists(first):
         raise RefusalError(
-            f"there is no module {first}", advice(first, _top_level_modules(), "install it, or set PYTHONPATH")
+            f"there is no module {first}", did_you_mean(first, _top_level_modules(), "install it, or set PYTHONPATH")
         )
     found = _imported(first)
     for depth, name in enumerate(others, 1):
@@ -48,7 +47,9 @@ def _member(owner: Any, owner_path: str, name: str) -> Any:
         return _imported(f"{owner.__name__}.{name}")
     public = [each for each in dir(owner) if not each.startswith("_")]
     kind = "module" if isinstance(owner, ModuleType) else type(owner).__name__
-    raise RefusalError(f"the {kind} {owner_path} has no {name}", advice(name, [*public, *submodules], "check the name"))
+    raise RefusalError(
+        f"the {kind} {owner_path} has no {name}", did_you_mean(name, [*public, *submodules], "check the name")
+    )
 
 
 def _imported(module: str) -> ModuleType:

@@ -11,10 +11,10 @@ from attrs import define, field
 
 from hexloop.app.arguments import Document
 from hexloop.app.arguments.documents import KeyPath
-from hexloop.app.arguments.problems import RefusalError, problem
 from hexloop.app.recipe.import_paths import resolve
 from hexloop.app.recipe.parts import Call, Named, Part, Several, Value
 from hexloop.app.recipe.signatures import misfits
+from hexloop.domain.wording import RefusalError, problem
 
 CALL = "call"
 """The key whose value is called; the keys beside it are what it is called with."""

@@ -19,12 +19,11 @@ from hexloop.app.arguments import (
     read_yaml,
     unknown_options,
 )
-from hexloop.app.arguments.problems import RefusalError, problem
-from hexloop.app.recipe.advice import advice
 from hexloop.app.recipe.part_reading import PartReader, Sort
 from hexloop.app.recipe.parts import Part, Value
 from hexloop.app.recipe.recipe import ARGUMENTS, PARTS, TRAINER, Recipe, is_trainer
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import RefusalError, did_you_mean, problem
 
 KEYS = (*PARTS, TRAINER, ARGUMENTS)
 
@@ -101,7 +100,7 @@ def _unknown_key(name: str, kind: type[TrainingArguments]) -> RefusalError:
     because = "a recipe has no such key"
     if name in kind.__dataclass_fields__:
         return RefusalError(because, f"{name} is an argument, so put it under {ARGUMENTS}")
-    return RefusalError(because, advice(name, KEYS, f"the keys are {', '.join(KEYS)}"))
+    return RefusalError(because, did_you_mean(name, KEYS, f"the keys are {', '.join(KEYS)}"))
 
 
 def _missing_parts(document: Document, source: str, needed: Sequence[str]) -> Iterator[str]:

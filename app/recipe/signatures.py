@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from inspect import Parameter
 from typing import Any
 
-from hexloop.app.arguments.problems import RefusalError, enumeration
-from hexloop.app.recipe.advice import advice
+from hexloop.domain.wording import RefusalError, did_you_mean, enumeration
 
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -34,7 +33,7 @@ def misfits(function: Any, name: str, given: Collection[str]) -> Iterator[tuple[
         for keyword in given:
             if keyword not in named:
                 otherwise = f"it takes {enumeration(named)}" if named else "it takes nothing, so leave it out"
-                yield keyword, RefusalError(f"{name} takes no {keyword}", advice(keyword, named, otherwise))
+                yield keyword, RefusalError(f"{name} takes no {keyword}", did_you_mean(keyword, named, otherwise))
     yield from ((None, refusal) for refusal in _missing(parameters, name, given))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.checks import at_least
 from hexloop.app.arguments.declare import argument, arguments_class
-from hexloop.app.arguments.problems import RefusalError
+from hexloop.domain.wording import RefusalError
 
 
 def generation_configuration(value: object) -> None:

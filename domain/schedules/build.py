@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.schedules.adaptive import Adaptive
-from hexloop.domain.schedules.checks import nearest
+from hexloop.domain.schedules.checks import remedy_of_unknown
 from hexloop.domain.schedules.constant import Constant, ConstantWithWarmup
 from hexloop.domain.schedules.cosine import Cosine, CosineWarmupWithMinLr, CosineWithMinLr, CosineWithRestarts
 from hexloop.domain.schedules.greedy import Greedy
@@ -81,7 +81,7 @@ def _build(
     name: str, table: Mapping[str, Callable[..., Schedule]], run: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Schedule:
     if name not in table:
-        known = nearest(name, [*SHAPES, *ADAPTIVE])
+        known = remedy_of_unknown(name, [*SHAPES, *ADAPTIVE])
         raise ConfigurationError([f"You chose the schedule {name!r}, but there is none of that name; {known}."])
     parameters = signature(table[name]).parameters
     own = [parameter for parameter in parameters if parameter not in run]
@@ -106,7 +106,7 @@ def _not_an_option(name: str, option: str, own: list[str], run: Mapping[str, Any
         return f"{chosen}that is the run's to say; leave it out of lr_scheduler_kwargs."
     if not own:
         return f"{chosen}it has no options; leave it out of lr_scheduler_kwargs."
-    return f"{chosen}it has none of that name; {nearest(option, own)}."
+    return f"{chosen}it has none of that name; {remedy_of_unknown(option, own)}."
 
 
 def _missing(name: str, key: str, run: Mapping[str, Any]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 from attrs import frozen
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import did_you_mean
 
 
 @frozen
@@ -67,8 +67,7 @@ def check(schedule: object, *conflicts: str | None, **kinds: Kind) -> None:
         raise ConfigurationError(problems)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """What to do about an unknown name: the nearest known one, if any is near, and all that there are."""
-    matches = get_close_matches(name, known, n=1)
-    suggestion = f"did you mean {matches[0]!r}? There is " if matches else "choose among "
-    return suggestion + ", ".join(known)
+def remedy_of_unknown(name: str, known: list[str]) -> str:
+    """Return how to fix an unknown name: the closest known one, if any is close, and the list of all."""
+    suggestion = did_you_mean(name, known, "", spell=repr)
+    return f"{suggestion} There is {', '.join(known)}" if suggestion else f"choose among {', '.join(known)}"

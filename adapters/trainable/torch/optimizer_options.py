@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from difflib import get_close_matches
 from typing import Any
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import did_you_mean, parse_truth
 
 SAID_ELSEWHERE = {
     "lr": "lr is not set there; use learning_rate",
@@ -28,8 +28,7 @@ def further_options(optimizer_class: type[Any], text: str | None) -> dict[str, A
         if name in SAID_ELSEWHERE:
             problems.append(f"You chose optim_args={text!r}, but {SAID_ELSEWHERE[name]}.")
         elif name not in parameters:
-            meant = get_close_matches(name, parameters, n=1)
-            remedy = f"did you mean {meant[0]}?" if meant else f"choose among {', '.join(parameters)}."
+            remedy = did_you_mean(name, parameters, f"choose among {', '.join(parameters)}.")
             problems.append(f"You chose optim_args={text!r}, but {optimizer_class.__name__} has no {name}; {remedy}")
         else:
             found[name] = _value(value, parameters[name].default)
@@ -45,7 +44,7 @@ def further_options(optimizer_class: type[Any], text: str | None) -> dict[str, A
 def _value(text: str, default: Any) -> Any:
     """The truth value, number or text that an option's text means, by the kind of its default."""
     if isinstance(default, bool):
-        return text.lower() in ("true", "1", "yes")
+        return bool(parse_truth(text))
     if text.lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[text.lower()]
     for number in (float,) if isinstance(default, float) else (int, float):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
@@ -12,6 +11,7 @@ from torch.optim import SGD, Adagrad, AdamW, RMSprop
 
 from hexloop.adapters.trainable.torch.optimizer_options import further_options
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import did_you_mean
 
 
 @frozen
@@ -51,8 +51,7 @@ def choose_optimizer(
     further arguments that the optimizer does not have.
     """
     if name not in OPTIMIZERS:
-        meant = get_close_matches(name, OPTIMIZERS, n=1)
-        remedy = f"did you mean {meant[0]!r}?" if meant else f"choose one of {', '.join(MADE)}."
+        remedy = did_you_mean(name, OPTIMIZERS, f"choose one of {', '.join(MADE)}.", spell=repr)
         raise ConfigurationError([f"You chose optim={name!r}, but there is no optimizer of that name; {remedy}"])
     optimizer_class, arguments = OPTIMIZERS[name](Wanted(name, learning_rate, betas, epsilon, device_type, model))
     return optimizer_class, {**arguments, **further_options(optimizer_class, further)}

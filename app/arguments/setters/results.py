@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Self
 
 from hexloop.app.arguments.choices import HubStrategy, IntervalStrategy, SaveStrategy
-from hexloop.app.arguments.problems import RefusalError, problem
 from hexloop.app.arguments.setters.chained import ChainedSetters
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import RefusalError, problem
 
 
 class ResultSetters(ChainedSetters):

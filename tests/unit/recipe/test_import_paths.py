@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hexloop.app.arguments.problems import RefusalError
 from hexloop.app.recipe.import_paths import resolve
+from hexloop.domain.wording import RefusalError
 from tests.unit.recipe.small_project import Project
 
 

@@ -1,0 +1,96 @@
+"""How messages about values are worded, and which words stand for true and false.
+
+`RefusalError` states why a single value is refused, without its name. `problem` turns it into a complete sentence for
+`ConfigurationError`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = 80
+
+_TRUTH_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
+    **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),
+}
+
+
+class RefusalError(ValueError):
+    """Raised for a value, or a combination of values, that cannot be used.
+
+    because: why it is refused. remedy: how to fix it.
+    """
+
+    def __init__(self, because: str, remedy: str) -> None:
+        self.because = because
+        self.remedy = remedy
+        super().__init__(f"{because}; {remedy}")
+
+
+class Problem(str):
+    """A sentence for `ConfigurationError`, with the names of the arguments it is about."""
+
+    names: tuple[str, ...]
+
+    def __new__(cls, sentence: str, names: Iterable[str] = ()) -> Problem:
+        """Make a problem from `sentence`, which is about the arguments `names`."""
+        problem = super().__new__(cls, sentence)
+        problem.names = tuple(names)
+        return problem
+
+
+def problem(values: Mapping[str, object], refusal: RefusalError) -> Problem:
+    """Return the sentence that refuses `values`, a mapping from argument names to their values."""
+    listed = enumeration([f"{name}={shown_as(name, value)}" for name, value in values.items()])
+    stop = "" if refusal.remedy.endswith("?") else "."
+    return Problem(f"You chose {listed}, but {refusal}{stop}", values)
+
+
+def shown(value: object) -> str:
+    """Return `value` as messages show it: shortened if long, an enumeration's member as its value."""
+    return _shortened.repr(value.value if isinstance(value, Enum) else value)
+
+
+def shown_as(name: str, value: object) -> str:
+    """Return the value of the argument `name` as messages show it; the text of a token is hidden."""
+    return "'<hidden>'" if name.endswith("_token") and isinstance(value, str) else shown(value)
+
+
+def enumeration(parts: Iterable[object], conjunction: str = "and") -> str:
+    """Return `parts`, of which there is at least one, as an English list: "a", "a and b", "a, b and c"."""
+    *most, last = (str(part) for part in parts)
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
+
+
+def did_you_mean(
+    name: str,
+    known: Iterable[str],
+    otherwise: str,
+    *,
+    spell: Callable[[str], str] = str,
+    similarity: float = 0.6,
+) -> str:
+    """Return "did you mean X?" with the name in `known` that is closest to `name`, or `otherwise` if none is close.
+
+    Letter case is ignored, and dashes equal underscores. spell: how the suggestion is written, e.g. `repr`.
+    similarity: the lowest ratio of matching characters (`difflib.SequenceMatcher.ratio`) that counts as close.
+    """
+    by_plain_name: dict[str, str] = {}
+    for each in known:
+        by_plain_name.setdefault(_plain(each), each)
+    matches = get_close_matches(_plain(name), by_plain_name, n=1, cutoff=similarity)
+    return f"did you mean {spell(by_plain_name[matches[0]])}?" if matches else otherwise
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def parse_truth(text: str) -> bool | None:
+    """Return the truth value that `text` spells, such as "yes" or "0", in any letter case; None if it is none."""
+    return _TRUTH_WORDS.get(text.strip().lower())

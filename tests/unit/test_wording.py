@@ -1,0 +1,86 @@
+"""Wording of messages: suggestions for misspelt names, shown values, lists, truth words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pytest
+
+from hexloop.domain.wording import (
+    RefusalError,
+    did_you_mean,
+    enumeration,
+    parse_truth,
+    problem,
+    shown,
+    shown_as,
+)
+
+
+class Color(StrEnum):
+    """An enumeration whose values are shown."""
+
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("learnign_rate", ["learning_rate", "weight_decay"], "did you mean learning_rate?"),
+        ("learning-rate", ["learning_rate"], "did you mean learning_rate?"),
+        ("ordereddict", ["OrderedDict", "deque"], "did you mean OrderedDict?"),
+        ("xyz", ["learning_rate"], "leave it out"),
+        ("xyz", [], "leave it out"),
+    ],
+)
+def test_suggestions(name: str, known: list[str], expected: str) -> None:
+    """The closest known name is suggested, whatever its case and dashes; otherwise the given remedy is returned."""
+    assert did_you_mean(name, known, "leave it out") == expected
+
+
+def test_suggestions_are_spelled_by_the_caller_who_also_chooses_how_similar_they_are() -> None:
+    """`spell` formats the suggestion; a higher `similarity` rejects distant names."""
+    assert did_you_mean("sdg", ["sgd"], "", spell=repr) == "did you mean 'sgd'?"
+    assert did_you_mean("sdg", ["sgd"], "leave it out", similarity=0.7) == "leave it out"
+
+
+@pytest.mark.parametrize("text", ["true", "Yes", "ON", "1", "t", " y "])
+def test_words_for_true(text: str) -> None:
+    """Words for true are read in any letter case."""
+    assert parse_truth(text) is True
+
+
+@pytest.mark.parametrize("text", ["false", "No", "OFF", "0", "f", "n"])
+def test_words_for_false(text: str) -> None:
+    """Words for false are read in any letter case."""
+    assert parse_truth(text) is False
+
+
+@pytest.mark.parametrize("text", ["", "perhaps", "2"])
+def test_other_words_are_no_truth_values(text: str) -> None:
+    """Anything else is None."""
+    assert parse_truth(text) is None
+
+
+def test_enumerations() -> None:
+    """Lists read as in English."""
+    assert enumeration(["a"]) == "a"
+    assert enumeration(["a", 2], "or") == "a or 2"
+    assert enumeration("abc") == "a, b and c"
+
+
+def test_values_are_shown_short_and_tokens_are_hidden() -> None:
+    """Long text is shortened, a member of an enumeration is shown as its value, the text of a token is hidden."""
+    assert len(shown("x" * 1000)) <= 80
+    assert shown(Color.RED) == "'red'"
+    assert shown_as("hub_token", "secret") == "'<hidden>'"
+    assert shown_as("hub_token", None) == "None"
+    assert shown_as("run_name", "secret") == "'secret'"
+
+
+def test_a_problem_is_a_sentence_that_knows_its_arguments() -> None:
+    """A problem ends in a full stop, or in the question mark of its remedy."""
+    refused = problem({"seed": -1}, RefusalError("it is negative", "choose 0 or more"))
+    assert refused == "You chose seed=-1, but it is negative; choose 0 or more."
+    assert refused.names == ("seed",)
+    assert problem({"a": 1, "b": 2}, RefusalError("no", "did you mean c?")).endswith("c?")
