@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -55,6 +57,38 @@ def test_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     assert {str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")} <= names
     assert names_in_wheel(tmp_path / "from_source") == names_in_wheel(tmp_path / "from_tree")
+
+
+NEEDED_BY_COMMANDS = (
+    *("README.md", "LICENSE", "Makefile", "constraints.txt", "mkdocs.yml", ".ci/run"),
+    *("docs/examples/digits.yaml", "tests/conftest.py"),
+)
+"""What `make train`, `make test` and `make docs` read besides the code and the tests."""
+
+
+@pytest.mark.matrix
+def test_source_distribution_installs_editable_without_links(tmp_path: Path) -> None:
+    """An unpacked source distribution has no links, holds what the commands of README need, and installs editable."""
+    build(tmp_path, "--sdist")
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    tree = tmp_path / source.name.removesuffix(".tar.gz")
+    assert not [path for path in tree.rglob("*") if path.is_symlink()]
+    assert [name for name in NEEDED_BY_COMMANDS if not (tree / name).is_file()] == []
+
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "outer.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")  # torch and the build back end
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--editable", str(tree)]
+    subprocess.run([python, "-m", "pip", "install", *options], check=True, capture_output=True, env=environment)
+    program = "import hexloop.domain.loop as loop, hexloop.testing; hexloop.Trainer; print(loop.__file__)"
+    result = subprocess.run(
+        [python, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert Path(result.stdout.strip()) == tree / "domain" / "loop.py"
 
 
 @pytest.mark.matrix
