@@ -21,7 +21,7 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
     """
     import torch
 
-    from hexloop.adapters.device.torch.cpu import CpuDevice
+    from hexloop.adapters.device.torch.base import CpuDevice
 
     CpuDevice().seed(seed)
     if deterministic:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
-from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP
+from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP, RUN_STATE
 
 KEEPERS = ("optimizer", "scheduler", "scaler", "losses", "data", "random")
 """Who keeps something between steps, besides the model."""

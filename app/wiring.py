@@ -10,14 +10,13 @@ from typing import Any, TypedDict
 
 from attrs import define, evolve
 
-from hexloop.adapters.clock.system import SystemClock
-from hexloop.adapters.hub.none import NoHub
-from hexloop.adapters.interrupts.none import NoInterrupts
-from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts
-from hexloop.adapters.interrupts.several import SeveralInterrupts
+from hexloop.adapters.clock.clocks import SystemClock
+from hexloop.adapters.hub.memory import NoHub
+from hexloop.adapters.interrupts.manual import NoInterrupts
+from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.adapters.journal.json_lines import JsonLinesJournal
-from hexloop.adapters.journal.none import NoJournal
+from hexloop.adapters.journal.memory import NoJournal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.parallelism.single import SingleProcess
@@ -136,7 +135,7 @@ def choose_device(args: TrainingArguments) -> Device:
 
     kind, index = args.device.type, args.device.index or 0
     if kind == "cpu":
-        from hexloop.adapters.device.torch.cpu import CpuDevice
+        from hexloop.adapters.device.torch.base import CpuDevice
 
         return CpuDevice()
     if kind == "cuda" and index < torch.cuda.device_count():

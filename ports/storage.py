@@ -8,11 +8,11 @@ Paths are relative, with "/" between names. Every failure is a hexloop StorageEr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 PAGE = 4096
 """Bytes: a page of memory at the smallest, and a multiple of what disks move at once.
@@ -29,13 +29,22 @@ class Publication(Enum):
     MANIFEST_LAST = "manifest last"
 
 
+def _unknown_time(path: str) -> float | None:
+    return None
+
+
 @frozen
 class StorageCapabilities:
-    """What an adapter promises. `location` is for messages; `local_folder` is its root where it is a folder here."""
+    """What a storage guarantees and can do.
+
+    location: a description for messages. local_folder: the root, if the storage is a folder of this machine.
+    modified: returns when the file at a path was written, in seconds since the epoch; None if that is unknown.
+    """
 
     publication: Publication
     location: str
     local_folder: str | None = None
+    modified: Callable[[str], float | None] = field(default=_unknown_time, eq=False)
 
 
 @frozen

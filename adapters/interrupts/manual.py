@@ -28,3 +28,13 @@ class ManualInterrupts:
         """Ask for a stop; nothing happens where nobody listens."""
         if self._ask is not None:
             self._ask(reason)
+
+
+class NoInterrupts:
+    """Answers the Interrupts port by listening to nothing."""
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """There is nothing to listen to."""
+
+    def stop(self) -> None:
+        """There was nothing to listen to."""

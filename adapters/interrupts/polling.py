@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 from attrs import define, field
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.clock import Clock
+from hexloop.ports.interrupts import Interrupts
 
 
-class Condition(Protocol):
+class StopCondition(Protocol):
     """Something that may come to be."""
 
     def begin(self) -> None:
@@ -81,7 +83,7 @@ class PolledInterrupts:
     It asks once. The thread ends with `stop`, or with the program.
     """
 
-    def __init__(self, condition: Condition, period: float = 1.0) -> None:
+    def __init__(self, condition: StopCondition, period: float = 1.0) -> None:
         self._condition = condition
         self._period = period
         self._ask: Callable[[str], None] | None = None
@@ -119,3 +121,24 @@ class PolledInterrupts:
     def _poll(self, stopped: threading.Event) -> None:
         while not stopped.wait(self._period) and self._ask is not None:
             self.look()
+
+
+class SeveralInterrupts:
+    """Answers the Interrupts port by listening to all of `sources`; whoever asks first is heard, and the others too."""
+
+    def __init__(self, sources: Sequence[Interrupts]) -> None:
+        self.sources = tuple(sources)
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """Listen to all of them, or, where one refuses, to none. Raises what it raises."""
+        with ExitStack() as undo:
+            for source in self.sources:
+                source.start(ask)
+                undo.callback(source.stop)
+            undo.pop_all()
+
+    def stop(self) -> None:
+        """Listen to none of them; every one is stopped, whatever the others do."""
+        with ExitStack() as stack:
+            for source in self.sources:
+                stack.callback(source.stop)

@@ -17,3 +17,13 @@ class MemoryJournal:
 
     def close(self) -> None:
         """The list stays."""
+
+
+class NoJournal:
+    """Answers the Journal port by forgetting."""
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """There is nothing to close."""

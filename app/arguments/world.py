@@ -39,7 +39,7 @@ def join(args: DerivedValues) -> Collectives:
 
 def backend_for(args: DerivedValues) -> str:
     """How the processes' tensors travel. Under FSDP the host's do, too: of what is kept there norms are added up."""
-    from hexloop.adapters.collectives.torch.meeting import backend_of
+    from hexloop.adapters.collectives.torch.collectives import backend_of
 
     return backend_of(args.device.type, args.ddp_backend, bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP"))
 
@@ -48,7 +48,7 @@ def _meet(args: DerivedValues, process: Launched) -> None:
     import torch
     import torch.distributed as dist
 
-    from hexloop.adapters.collectives.torch.meeting import is_built_in, part
+    from hexloop.adapters.collectives.torch.collectives import is_built_in, part
 
     if dist.is_initialized():
         if dist.get_world_size() != process.world_size:

@@ -6,8 +6,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents, state_codec
+from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
+from hexloop.adapters.contents.checkpoint.documents import state_from_chunks
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.storages import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.best import which_has
@@ -69,7 +70,7 @@ def _last(storage: Storage, best: bool) -> Checkpoint:
         )
     if not best:
         return found
-    state = state_codec.read(storage.read(f"{found.name}/{RUN_STATE}"))
+    state = state_from_chunks(storage.read(f"{found.name}/{RUN_STATE}"))
     name = state.best_checkpoint
     if name is None or name == found.name:
         return found

@@ -11,10 +11,8 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.adapters.contents.checkpoint import state_codec
-from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
-from hexloop.adapters.contents.checkpoint.keepers import parts_of, read_document
-from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP
+from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP, RUN_STATE, parts_of
+from hexloop.adapters.contents.checkpoint.documents import read_document, state_from_chunks
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.numbering import state_dict_of
 from hexloop.app.foreign.names import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STATE
@@ -86,7 +84,7 @@ def export_checkpoint(checkpoint: str | os.PathLike[str], to: str | os.PathLike[
 
 
 def _write(source: Source, folder: str) -> None:
-    state = state_codec.read(source.open(RUN_STATE))
+    state = state_from_chunks(source.open(RUN_STATE))
     for path in source.files:
         if path not in OWN and not is_of_run(path):
             _copy(source, path, folder)

@@ -20,7 +20,7 @@ from hexloop.ports.state import Part
 
 def random_parts(folder: str) -> list[Part]:
     """What a device exports, of the streams in the folder; those of this moment, with a warning, where it has none."""
-    from hexloop.adapters.device.torch.cpu import CpuDevice
+    from hexloop.adapters.device.torch.base import CpuDevice
 
     name = next((name for name in (RANDOM, RANDOM_OF_FIRST) if os.path.lexists(os.path.join(folder, name))), None)
     if name is None:

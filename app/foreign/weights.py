@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hexloop.adapters.contents.checkpoint.keepers import parts_of
-from hexloop.adapters.contents.checkpoint.shards import is_weights
+from hexloop.adapters.contents.checkpoint.contents import parts_of
+from hexloop.adapters.contents.checkpoint.safetensors_files import is_weights
 from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.app.foreign.names import WEIGHTS, WEIGHTS_INDEX
 from hexloop.app.foreign.pickled import read_pickled, refuse_irregular

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import asdict, frozen
 
-from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP
+from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.app.training.loaders import global_batch_size, splits
 from hexloop.app.training.peeking import likely_checkpoint
 from hexloop.domain.checkpoints.reading import read_manifest

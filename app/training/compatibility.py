@@ -30,7 +30,7 @@ MAY_CHANGE = frozenset(
 
 
 class RunSetup:
-    """Answers `hexloop.adapters.contents.checkpoint.setup.Setup` for a Trainer's run.
+    """Answers `hexloop.adapters.contents.checkpoint.contents.Setup` for a Trainer's run.
 
     Made before the first step, as a schedule may change the optimizer's options on the way.
     """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from hexloop.adapters.contents.checkpoint.keepers import MIGRATIONS, dealt_files_of
-from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
+from hexloop.adapters.contents.checkpoint.contents import dealt_files_of
+from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
+from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.app.arguments import TrainingArguments

@@ -117,7 +117,7 @@ def last_write(folder: str) -> float:
 
 def write_speed(folder: str) -> tuple[float, float]:
     """Bytes a second of a snapshot through hexloop's local storage, and of plain writing plus fsync."""
-    from hexloop.adapters.snapshots.torch.host_memory import room_for
+    from hexloop.adapters.snapshots.torch import room_for
     from hexloop.adapters.storage.local import LocalStorage
 
     noise = torch.randint(0, 255, (3 << 28,), dtype=torch.uint8)

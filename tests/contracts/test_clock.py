@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.adapters.clock.manual import ManualClock
-from hexloop.adapters.clock.system import SystemClock
+from hexloop.adapters.clock.clocks import ManualClock, SystemClock
 from hexloop.app.contracts.clock import ClockContract
 from hexloop.ports.clock import Clock
 

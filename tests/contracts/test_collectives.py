@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hexloop.adapters.collectives.simulated.faults import Delay
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import Delay, SimulatedWorld
 from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.app.contracts.collectives import CollectivesContract
 from hexloop.ports.collectives import Collectives

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.trainable.least_squares.model import LinearModel

@@ -10,10 +10,9 @@ from types import FrameType
 
 import pytest
 
-from hexloop.adapters.clock.manual import ManualClock
+from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.interrupts.manual import ManualInterrupts
-from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts
-from hexloop.adapters.interrupts.several import SeveralInterrupts
+from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.app.contracts.interrupts import InterruptsContract
 from hexloop.ports.interrupts import Interrupts

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.clock.manual import ManualClock
+from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.journal.json_lines import JsonLinesJournal, read
-from hexloop.adapters.journal.memory import MemoryJournal
-from hexloop.adapters.journal.none import NoJournal
+from hexloop.adapters.journal.memory import MemoryJournal, NoJournal
 from hexloop.app.contracts.journal import JournalContract
 from hexloop.domain.journal import SteadyJournal
 from hexloop.ports.journal import Fact, Journal

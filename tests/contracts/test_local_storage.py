@@ -16,8 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.storage.local import LocalStorage
-from hexloop.adapters.storage.local.writing import BLOCK, WORTH
+from hexloop.adapters.storage.local import BLOCK, WORTH, LocalStorage
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, Stored
 

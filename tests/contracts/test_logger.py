@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.adapters.logger.none import NoLogger
-from hexloop.adapters.logger.recording import RecordingLogger
+from hexloop.adapters.logger.recording import NoLogger, RecordingLogger
 from hexloop.app.contracts.logger import LoggerContract
 from hexloop.ports.logger import Logger, Value
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
-from hexloop.adapters.snapshots.torch import TorchSnapshots
-from hexloop.adapters.snapshots.torch.host_copier import PIECE
+from hexloop.adapters.snapshots.torch import PIECE, TorchSnapshots
 from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.app.contracts.snapshots import SnapshotsContract
 from hexloop.ports.snapshots import Snapshots

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.contents.checkpoint import documents, state_codec
+from hexloop.adapters.contents.checkpoint import documents
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import SCHEMA_VERSION, RunState
 
@@ -81,7 +81,7 @@ states = st.builds(
 @given(states)
 def test_a_state_comes_back(state: RunState) -> None:
     """Every field of a run's state is the same after a way through JSON."""
-    assert state_codec.from_bytes(state_codec.to_bytes(state)) == state
+    assert documents.state_from_bytes(documents.state_to_bytes(state)) == state
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_state_comes_back(state: RunState) -> None:
 )
 def test_a_state_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     """A newer schema, unknown or missing fields and values of the wrong kind are refused with the reason."""
-    document = json.loads(state_codec.to_bytes(RunState())) | changes
+    document = json.loads(documents.state_to_bytes(RunState())) | changes
     with pytest.raises(CheckpointError, match=message):
-        state_codec.from_bytes(json.dumps(document).encode())
+        documents.state_from_bytes(json.dumps(document).encode())
     del document["seed"]
     with pytest.raises(CheckpointError):
-        state_codec.from_bytes(json.dumps(document).encode())
+        documents.state_from_bytes(json.dumps(document).encode())

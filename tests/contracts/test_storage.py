@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hexloop.adapters.storage.digests import DIGESTS
 from hexloop.adapters.storage.faults import FaultyStorage
 from hexloop.adapters.storage.fsspec import FsspecStorage
-from hexloop.adapters.storage.local import DIGESTS, LocalStorage
+from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.adapters.storage.tiered import TieredStorage
 from hexloop.app.contracts.storage import StorageContract

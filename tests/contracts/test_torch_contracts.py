@@ -20,7 +20,7 @@ from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.collectives.single import SingleProcessCollectives
-from hexloop.adapters.device.torch.cpu import CpuDevice
+from hexloop.adapters.device.torch.base import CpuDevice
 from hexloop.adapters.evaluator.torch.evaluator import TorchEvaluator
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
 from hexloop.adapters.losses.torch import TorchLosses

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hexloop.adapters.storage import local
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.adapters.storage.local import storage as local
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState

@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from hexloop.adapters.collectives.torch import TorchCollectives
+from hexloop.adapters.collectives.torch.collectives import part
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY
-from hexloop.adapters.collectives.torch.meeting import part
 from hexloop.app.contracts.collectives import CollectivesContract
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Collectives, Reduction

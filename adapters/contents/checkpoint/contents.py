@@ -1,23 +1,34 @@
-"""The files of a checkpoint: the run's state, and whatever its parts export."""
+"""What a checkpoint and a run are compared by, before anything is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from hexloop.adapters.contents.checkpoint import state_codec
-from hexloop.adapters.contents.checkpoint.keepers import (
+from hexloop.adapters.contents.checkpoint.documents import (
     MIGRATIONS,
     Migrations,
-    dealt_files_of,
     document_file,
-    files_of,
-    parts_of,
     read_document,
+    state_from_chunks,
+    state_to_bytes,
 )
 from hexloop.adapters.contents.checkpoint.rank_files import ONE_RANK, RankFiles
-from hexloop.adapters.contents.checkpoint.setup import RUN_SETUP, AnySetup, Setup
-from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
+from hexloop.adapters.contents.checkpoint.safetensors_files import (
+    MODEL,
+    Stream,
+    dealt_files,
+    is_weights,
+    join,
+    tensor_file,
+    tensor_of_part,
+    tensor_parts,
+    tensor_paths,
+    weight_files,
+    weight_paths,
+)
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.parts import json_part, json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
@@ -25,6 +36,8 @@ from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 
 RUN_STATE = "run_state.json"
+
+RUN_SETUP = "run_setup.json"
 
 
 def _no_files() -> Iterable[File]:
@@ -120,7 +133,7 @@ class CheckpointContents:
             raise CheckpointError(
                 f"The checkpoint holds no {RUN_STATE}, so no run can go on from it; load its weights."
             )
-        state = state_codec.read(open_file(RUN_STATE))
+        state = state_from_chunks(open_file(RUN_STATE))
         setup = read_document(RUN_SETUP, names, open_file, self._migrations)
         found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
@@ -189,7 +202,7 @@ class CheckpointContents:
             return
         if setup := self._setup.document():
             yield document_file(RUN_SETUP, setup, self._migrations)
-        yield File(RUN_STATE, [state_codec.to_bytes(state)])
+        yield File(RUN_STATE, [state_to_bytes(state)])
 
     def _order(self, name: str) -> tuple[bool, int]:
         """The model comes last, the others as they were given."""
@@ -221,3 +234,84 @@ class CheckpointContents:
         ]
         if differing:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
+
+
+class Setup(Protocol):
+    """How a run is set up, and what of it may be otherwise in a checkpoint that it goes on from."""
+
+    def document(self) -> Mapping[str, Any]:
+        """What goes into `run_setup.json`: a JSON object."""
+        ...
+
+    def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
+        """Why this run cannot go on from a checkpoint with that document (empty where it has none), state and weights.
+
+        Each is a whole sentence; what the user accepts is not among them. Nothing is changed.
+        """
+        ...
+
+    def left_new(self, saved: Mapping[str, Any]) -> Collection[str]:
+        """The names of those who are not to load what the checkpoint holds of them."""
+        ...
+
+    def settle(self, saved: Mapping[str, Any], state: RunState) -> None:
+        """Everything is loaded: fit what was loaded, and `state`, to what differs."""
+        ...
+
+
+class AnySetup:
+    """Nothing is written, and nothing compared."""
+
+    def document(self) -> Mapping[str, Any]:
+        """Nothing, so that there is no such file."""
+        return {}
+
+    def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
+        """Any checkpoint will do."""
+        return ()
+
+    def left_new(self, saved: Mapping[str, Any]) -> Collection[str]:
+        """Everybody loads."""
+        return ()
+
+    def settle(self, saved: Mapping[str, Any], state: RunState) -> None:
+        """There is nothing to fit."""
+
+
+def files_of(name: str, parts: list[Part], max_shard_size: int, migrations: Migrations = MIGRATIONS) -> Iterator[File]:
+    """The files of the keeper `name`; none where it keeps nothing. The weights are split above `max_shard_size`."""
+    tensors = join(part for part in parts if part.dtype != JSON)
+    values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
+    if name == MODEL:
+        yield from weight_files(tensors, max_shard_size)
+    elif tensors:
+        yield tensor_file(f"{name}.safetensors", tensors)
+    if values:
+        yield document_file(f"{name}.json", values, migrations)
+
+
+def dealt_files_of(
+    name: str, parts: list[Part], max_shard_size: int, migrations: Migrations, rank: int, writers: int
+) -> Iterator[File]:
+    """The files that a process writes of a keeper whose tensors are dealt out to so many; the first also writes the
+    documents.
+
+    The parts that fall to others hold nothing.
+    """
+    tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
+    yield from dealt_files(name, tensors, max_shard_size, rank, writers)
+    values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
+    if values and rank == 0:
+        yield document_file(f"{name}.json", values, migrations)
+
+
+def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS) -> list[Part]:
+    """The parts that a checkpoint holds of the keeper `name`, whose tensors are not read yet.
+
+    Raises CheckpointError where a file is not what its name says, or of a newer schema version.
+    """
+    paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
+    stream = Stream(open_file)
+    parts = [part for path in paths for part in tensor_parts(stream, path)]
+    values = read_document(f"{name}.json", names, open_file, migrations)
+    return parts + [json_part(part, value) for part, value in values.items()]

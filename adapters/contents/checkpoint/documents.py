@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from attrs import fields
+from cattrs import Converter
+from cattrs.errors import BaseValidationError
+
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.state import SCHEMA_VERSION, Migration, RunState, migrate
 from hexloop.domain.strict_json import joined, read_json
+from hexloop.ports.contents import OpenFile
+from hexloop.ports.files import File
 
 NUMBER = "$number"
 """The only key of an object that stands for a number that JSON lacks; its value is "nan", "inf" or "-inf"."""
@@ -18,6 +25,21 @@ ITEMS = "$items"
 """The only key of an object that stands for a dictionary with keys that JSON lacks; its value is a list of pairs."""
 
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+VERSION = "schema_version"
+"""The entry of a document that says how to read the others."""
+
+Migrations = Mapping[str, Mapping[int, Migration]]
+"""For each file, by its path, the functions that turn the document of one schema version into the next one's.
+
+Versions count from 1, so the present one of a file comes after the last of its functions.
+"""
+
+MIGRATIONS: Migrations = {}
+
+_CONVERTER = Converter()
+
+_NAMES = frozenset(attribute.name for attribute in fields(RunState))
 
 
 def to_bytes(value: Any) -> bytes:
@@ -81,3 +103,59 @@ def _restored(value: Any) -> Any:
     if value.keys() == {ITEMS}:
         return {_restored(key): _restored(inner) for key, inner in value[ITEMS]}
     return {key: _restored(inner) for key, inner in value.items()}
+
+
+def document_file(path: str, values: Mapping[str, Any], migrations: Migrations = MIGRATIONS) -> File:
+    """A JSON object as a file, with its schema version."""
+    if VERSION in values:
+        raise CheckpointError(f"{path} cannot hold an entry named {VERSION!r}, as that is the file's own; rename it.")
+    return File(path, [to_bytes({VERSION: _present(path, migrations), **values})])
+
+
+def read_document(
+    path: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS
+) -> dict[str, Any]:
+    """The entries of a JSON object, brought up to the present schema version; none where there is no such file."""
+    if path not in names:
+        return {}
+    values = read(open_file(path))
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} is not a JSON object.")
+    try:
+        values = migrate(values, migrations.get(path, {}), _present(path, migrations))
+    except CheckpointError as error:
+        raise type(error)(f"{path} cannot be read: {error}") from error
+    del values[VERSION]
+    return values
+
+
+def _present(path: str, migrations: Migrations) -> int:
+    return len(migrations.get(path, {})) + 1
+
+
+def state_to_bytes(state: RunState) -> bytes:
+    """The state as JSON, with its schema version. Raises CheckpointError where it holds what JSON has no place for."""
+    return to_bytes({"schema_version": SCHEMA_VERSION, **_CONVERTER.unstructure(state)})
+
+
+def state_from_chunks(chunks: Iterable[bytes | memoryview]) -> RunState:
+    """The state in a document as it comes from a storage. Raises CheckpointError where it is none, or endless."""
+    return state_from_bytes(document_bytes(chunks))
+
+
+def state_from_bytes(data: bytes) -> RunState:
+    """The state in a JSON document of this or an earlier schema version. Raises CheckpointError where it is neither."""
+    document = from_bytes(data)
+    if not isinstance(document, dict):
+        raise CheckpointError("The saved state is not a JSON object.")
+    values = migrate(document)
+    del values["schema_version"]
+    differing = sorted(values.keys() ^ _NAMES)
+    if differing:
+        raise CheckpointError(
+            f"The saved state has, or lacks, what this hexloop does not expect: {', '.join(differing)}."
+        )
+    try:
+        return _CONVERTER.structure(values, RunState)
+    except (BaseValidationError, TypeError, ValueError) as error:
+        raise CheckpointError(f"The saved state makes no sense: {error!r}.") from error

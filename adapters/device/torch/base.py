@@ -95,3 +95,10 @@ def text_of(state: torch.Tensor) -> str:
 def state_of(text: str) -> torch.Tensor:
     """The generator's state that a text holds."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
+
+
+class CpuDevice(TorchDevice):
+    """The processor."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", DeviceCapabilities("cpu", frozenset({"fp32", "bf16", "fp16"})))

@@ -1,4 +1,4 @@
-"""A Storage of what stands below a URL."""
+"""Chunks of any size as blocks of one size, and what they add up to."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 from itertools import chain
 from typing import IO, Any
 
-from hexloop.adapters.storage.fsspec.blocks import DIGESTS, Summary, blocks
-from hexloop.adapters.storage.fsspec.failures import Answer, reporting, secrets_of, shown_url, with_retries
+from hexloop.adapters.storage.digests import RunningDigest, check_algorithm
+from hexloop.adapters.storage.fsspec.errors import Answer, reporting, secrets_of, shown_url, with_retries
 from hexloop.domain.checkpoints.names import stays_inside
-from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
 BLOCK = 1 << 24
@@ -42,14 +42,10 @@ class FsspecStorage:
         digest: str = "xxh3-128",
         pauses: tuple[float, ...] = PAUSES,
     ) -> None:
-        if digest not in DIGESTS:
-            raise ConfigurationError(
-                [f"You chose the digest {digest!r}, which is not known; choose one of: {', '.join(DIGESTS)}."]
-            )
         from fsspec.core import url_to_fs
 
         self._location, self._secrets = shown_url(url), secrets_of(url, options or {})
-        self._digest, self._pauses = digest, pauses
+        self._digest, self._pauses = check_algorithm(digest), pauses
         with self._reporting("open what is"):
             self._files, root = url_to_fs(url, **(options or {}))
         self._root = str(root).rstrip("/")
@@ -57,13 +53,13 @@ class FsspecStorage:
     @property
     def capabilities(self) -> StorageCapabilities:
         """A folder that appears whole when its manifest does; the location is the URL without what is secret."""
-        return StorageCapabilities(Publication.MANIFEST_LAST, self._location)
+        return StorageCapabilities(Publication.MANIFEST_LAST, self._location, modified=self._modified)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`."""
         full = self._locate(path)
         self._refuse_taken(path)
-        summary = Summary(self._digest)
+        summary = RunningDigest(self._digest)
         parts = blocks(summary.watch(chunks), BLOCK)
         first = next(parts, b"")
         send = self._send_whole if len(first) < BLOCK else self._send_in_parts
@@ -106,13 +102,6 @@ class FsspecStorage:
                 names[full_name.removeprefix(above)] = entry["type"] == "directory"
         return tuple(Entry(name, is_folder) for name, is_folder in sorted(names.items()))
 
-    def modified(self, path: str) -> float | None:
-        """When a file was written, in seconds of the epoch; None where the service does not say."""
-        with suppress(NotImplementedError, OSError):
-            written: datetime = self._files.modified(self._locate(path))
-            return written.timestamp()
-        return None
-
     def move(self, source: str, destination: str) -> None:
         """Copy every file and remove the old ones; see `Storage.move`."""
         old, new, action = self._locate(source), self._locate(destination), f"move {source} to {destination}"
@@ -134,10 +123,17 @@ class FsspecStorage:
 
     def digest(self, path: str) -> Stored:
         """Size and digest of a file, read through."""
-        summary = Summary(self._digest)
+        summary = RunningDigest(self._digest)
         for _ in summary.watch(self.read(path)):
             pass
         return summary.stored()
+
+    def _modified(self, path: str) -> float | None:
+        """When a file was written, in seconds of the epoch; None where the service does not say."""
+        with suppress(NotImplementedError, OSError):
+            written: datetime = self._files.modified(self._locate(path))
+            return written.timestamp()
+        return None
 
     def _send_whole(self, path: str, data: bytes, _: object) -> None:
         full = self._locate(path)
@@ -229,6 +225,22 @@ class FsspecStorage:
 
     def _reporting(self, action: str) -> AbstractContextManager[None]:
         return reporting(action, self._location, self._secrets)
+
+
+def blocks(chunks: Iterable[memoryview], size: int) -> Iterator[bytes]:
+    """The bytes of the chunks, `size` at a time; the last block may be smaller."""
+    held = bytearray()
+    for chunk in chunks:
+        rest = chunk
+        while rest:
+            taken = rest[: size - len(held)]
+            held += taken
+            rest = rest[len(taken) :]
+            if len(held) == size:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held)
 
 
 def _give_up(file: IO[bytes]) -> None:

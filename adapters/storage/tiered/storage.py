@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 from hexloop.adapters.storage.tiered.outbox import OUTBOX, Action, Outbox, exists, is_within
-from hexloop.adapters.storage.tiered.remote import Remote
-from hexloop.adapters.storage.tiered.uploader import Uploader
+from hexloop.adapters.storage.tiered.remote import Remote, Uploader
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
@@ -58,7 +57,8 @@ class TieredStorage:
     def capabilities(self) -> StorageCapabilities:
         """Those of the fast tier; the location names both."""
         fast, slow = self._fast.capabilities, self._slow.capabilities
-        return StorageCapabilities(Publication.RENAME, f"{fast.location}, and then {slow.location}", fast.local_folder)
+        location = f"{fast.location}, and then {slow.location}"
+        return StorageCapabilities(Publication.RENAME, location, fast.local_folder, fast.modified)
 
     @property
     def pending(self) -> tuple[str, ...]:

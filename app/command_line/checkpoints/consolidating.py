@@ -82,8 +82,8 @@ def _files(place: Place, paths: list[str]) -> Iterator[File]:
     """What a model consists of; the weights come last."""
     import sys
 
-    from hexloop.adapters.contents.checkpoint.keepers import files_of, parts_of
-    from hexloop.adapters.contents.checkpoint.shards import MODEL, is_weights
+    from hexloop.adapters.contents.checkpoint.contents import files_of, parts_of
+    from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
     from hexloop.app.run_files import is_of_run
     from hexloop.ports.files import File
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hexloop.adapters.contents.checkpoint import state_codec
+from hexloop.adapters.contents.checkpoint.documents import state_from_chunks
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.survey import STATE
 from hexloop.domain.errors import CheckpointError, StorageError
@@ -17,7 +17,7 @@ NO_METRICS = ("runtime", "per_second")
 def read_state(storage: Storage, name: str) -> RunState | None:
     """Where the run stood; None where the checkpoint does not hold it, or holds what this hexloop cannot read."""
     try:
-        return state_codec.read(storage.read(f"{name}/{STATE}"))
+        return state_from_chunks(storage.read(f"{name}/{STATE}"))
     except (CheckpointError, StorageError):
         return None
 

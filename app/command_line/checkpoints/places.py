@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
-from hexloop.app.storages import is_missing, joined, split_location, storage_for
+from hexloop.app.storages import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside, says_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
@@ -16,15 +14,6 @@ from hexloop.ports.storage import Storage
 
 BY_CHOICE = "blake2b"
 """The digest that a storage computes only where it is told to."""
-
-
-@runtime_checkable
-class Dated(Protocol):
-    """A storage that knows when a file was written."""
-
-    def modified(self, path: str) -> float | None:
-        """Seconds of the epoch; None where it does not know."""
-        ...
 
 
 @frozen
@@ -78,11 +67,5 @@ def is_checkpoint(given: str) -> bool:
 
 
 def written_at(storage: Storage, name: str) -> float | None:
-    """When a checkpoint was written, in seconds of the epoch; None where nobody knows."""
-    folder = storage.capabilities.local_folder
-    try:
-        if folder is not None:
-            return os.stat(joined(folder, f"{name}/{MANIFEST}")).st_mtime
-        return storage.modified(f"{name}/{MANIFEST}") if isinstance(storage, Dated) else None
-    except OSError:
-        return None
+    """Return when a checkpoint was written, in seconds since the epoch; None if the storage does not record it."""
+    return storage.capabilities.modified(f"{name}/{MANIFEST}")

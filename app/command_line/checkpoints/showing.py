@@ -71,8 +71,7 @@ def _document(place: Place, manifest: Manifest, tensors: bool) -> dict[str, Any]
 
 def _tensors(place: Place, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
     """The tensors of each file, in the order of their bytes. Raises CheckpointError where one is no such file."""
-    from hexloop.adapters.contents.checkpoint.stream import Stream
-    from hexloop.adapters.contents.checkpoint.tensors import tensor_parts
+    from hexloop.adapters.contents.checkpoint.safetensors_files import Stream, tensor_parts
 
     stream = Stream(lambda path, start=0: place.storage.read(f"{place.name}/{path}", start))
     found = {}

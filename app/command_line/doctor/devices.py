@@ -25,7 +25,7 @@ def devices() -> list[DeviceFound]:
 def _cpu() -> Iterator[DeviceFound]:
     import torch
 
-    from hexloop.adapters.device.torch.cpu import CpuDevice
+    from hexloop.adapters.device.torch.base import CpuDevice
 
     yield _working(CpuDevice(), f"{os.cpu_count()} cores, {torch.get_num_threads()} of torch's threads")
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.checkpoints.store import CheckpointStore

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.collectives.simulated.faults import Kill, RankKilled
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import Kill, RankKilled, SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.agreement import agreement_for

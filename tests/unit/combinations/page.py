@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hexloop.adapters.device.torch.cpu import CpuDevice
+from hexloop.adapters.device.torch.base import CpuDevice
 from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.combinations import REFUSALS, Refusal, Setting, refusals_of
 from hexloop.app.parallelisms import choose_parallelism

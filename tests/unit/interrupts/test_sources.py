@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.clock.manual import ManualClock
-from hexloop.adapters.interrupts.manual import ManualInterrupts
-from hexloop.adapters.interrupts.none import NoInterrupts
-from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts
-from hexloop.adapters.interrupts.several import SeveralInterrupts
+from hexloop.adapters.clock.clocks import ManualClock
+from hexloop.adapters.interrupts.manual import ManualInterrupts, NoInterrupts
+from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring import choose_interrupts

@@ -9,8 +9,7 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.collectives.simulated.faults import Kill, RankKilled
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import Kill, RankKilled, SimulatedWorld
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.losses.plain import PlainLosses

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.storage.memory import MemoryStorage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.domain.shared_losses import SharedLosses
 from hexloop.ports.collectives import Collectives

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.collectives.simulated.world import SimulatedWorld
+from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.losses.plain import PlainLosses

@@ -8,9 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.adapters.contents.checkpoint import documents
-from hexloop.adapters.contents.checkpoint.shards import INDEX, is_weights, keeper_of
-from hexloop.adapters.contents.checkpoint.stream import Stream
-from hexloop.adapters.contents.checkpoint.tensors import tensor_parts
+from hexloop.adapters.contents.checkpoint.safetensors_files import INDEX, Stream, is_weights, keeper_of, tensor_parts
 from hexloop.app.command_line.checkpoints.places import Place
 from hexloop.domain.checkpoints.reading import Checkpoint, verify
 from hexloop.domain.checkpoints.survey import STATE

@@ -6,7 +6,7 @@ import math
 from math import prod
 from typing import TYPE_CHECKING
 
-from hexloop.adapters.contents.checkpoint.tensors import ITEM_BYTES
+from hexloop.adapters.contents.checkpoint.safetensors_files import ITEM_BYTES
 from hexloop.app.command_line.checkpoints.comparison.differences import Largest, TensorDiffers
 from hexloop.ports.state import Part
 

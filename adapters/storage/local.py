@@ -1,20 +1,20 @@
-"""A folder on a disk of this machine."""
+"""Writing a file whose bytes are not needed in memory again."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import hashlib
+import mmap
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
-from hexloop.adapters.storage.local.writing import FileWriter
+from hexloop.adapters.storage.digests import RunningDigest, check_algorithm
 from hexloop.domain.checkpoints.names import stays_inside
-from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
-from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
+from hexloop.domain.errors import StorageError, StorageFullError
+from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
 
 CHUNK = 1 << 22
 """Bytes that are read at a time."""
@@ -22,22 +22,17 @@ CHUNK = 1 << 22
 PIECE = 1 << 25
 """Bytes that are written and hashed at a time."""
 
-DIGESTS = ("xxh3-128", "blake2b")
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 """What a file system answers that has no such way of syncing: some of FUSE's and of the network's, for folders."""
+
 _ADVICE = {
     errno.ENOENT: "check the name",
     errno.EEXIST: "remove it, or choose another name",
     errno.EACCES: "give this user the right to, or choose another folder",
     errno.EROFS: "choose a folder that can be written to",
 }
-
-
-class _Hash(Protocol):
-    def update(self, data: memoryview, /) -> None: ...
-    def hexdigest(self) -> str: ...
 
 
 class LocalStorage:
@@ -50,17 +45,13 @@ class LocalStorage:
     """
 
     def __init__(self, root: str | os.PathLike[str], digest: str = "xxh3-128") -> None:
-        if digest not in DIGESTS:
-            raise ConfigurationError(
-                [f"You chose the digest {digest!r}, which is not known; choose one of: {', '.join(DIGESTS)}."]
-            )
         self._root = os.path.abspath(os.fspath(root))
-        self._digest = digest
+        self._digest = check_algorithm(digest)
 
     @property
     def capabilities(self) -> StorageCapabilities:
         """A folder that appears whole by one rename."""
-        return StorageCapabilities(Publication.RENAME, self._root, self._root)
+        return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`. What could not be written whole is removed."""
@@ -135,16 +126,20 @@ class LocalStorage:
 
     def digest(self, path: str) -> Stored:
         """Size and digest of a file, read through."""
-        summary, size = self._new_hash(), 0
+        summary = RunningDigest(self._digest)
         for chunk in self.read(path):
             summary.update(chunk)
-            size += len(chunk)
-        return self._stored(size, summary)
+        return summary.stored()
+
+    def _modified(self, path: str) -> float | None:
+        with suppress(OSError):
+            return os.stat(os.path.join(self._root, *path.split("/"))).st_mtime
+        return None
 
     def _fill(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write the chunks and force them to the disk."""
-        summary, size = self._new_hash(), 0
-        with FileWriter(descriptor) as writer:
+        summary = RunningDigest(self._digest)
+        with DirectWriter(descriptor) as writer:
             for chunk in chunks:
                 data = memoryview(chunk).cast("B")
                 for start in range(0, len(data), PIECE):
@@ -152,21 +147,10 @@ class LocalStorage:
                     with self._reporting(f"write {path}"):
                         writer.write(piece)
                     summary.update(piece)
-                    size += len(piece)
             with self._reporting(f"write {path}"):
                 writer.flush()
                 _sync(descriptor)
-        return self._stored(size, summary)
-
-    def _new_hash(self) -> _Hash:
-        if self._digest == "blake2b":
-            return hashlib.blake2b()
-        import xxhash
-
-        return xxhash.xxh3_128()
-
-    def _stored(self, size: int, summary: _Hash) -> Stored:
-        return Stored(size, f"{self._digest}:{summary.hexdigest()}")
+        return summary.stored()
 
     def _locate(self, path: str) -> str:
         """Where `path` is. Raises StorageError where it leads out of the root."""
@@ -247,3 +231,99 @@ def _full_sync() -> int | None:
 
 
 _FULL_SYNC = _full_sync()
+
+BLOCK = 1 << 23
+"""Bytes of which the disk gets a copy at once."""
+
+WORTH = 1 << 20
+"""Bytes that are worth a write of their own."""
+
+_NOT_SO = frozenset({errno.EINVAL, errno.EFAULT})
+"""What answers a write past the cache that would be taken through it: some file systems, and a device's memory."""
+
+
+class DirectWriter:
+    """Writes a file past the cache of the operating system, where that can be done.
+
+    What is written for good need not be kept in memory a second time, and a copy into the cache takes the processor and
+    the memory's bandwidth from whoever computes meanwhile. Only whole pages can go that way, to where a page of the
+    file begins: from where they lie, or, where that is not at the beginning of a page, from a copy of a block. The end
+    of the file goes through the cache. A process that forks meanwhile does no harm, as it would to reading past the
+    cache: nobody changes the bytes before they are written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._block = mmap.mmap(-1, BLOCK)
+        self._view = memoryview(self._block)
+        self._filled = 0
+        self._direct: bool | None = None
+
+    def __enter__(self) -> DirectWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._view.release()
+        with suppress(BufferError):  # what a write has failed of is still seen from the error's traceback
+            self._block.close()
+
+    def write(self, data: memoryview) -> None:
+        """Take the next bytes, contiguous ones. Raises OSError."""
+        while data:
+            if whole := self._in_place(data):
+                self._write_block()
+                self._write(data[:whole])
+                data = data[whole:]
+                continue
+            taken = min(len(data), BLOCK - self._filled)
+            self._view[self._filled : self._filled + taken] = data[:taken]
+            self._filled += taken
+            data = data[taken:]
+            if self._filled == BLOCK:
+                self._write_block()
+
+    def flush(self) -> None:
+        """Write what is left. Raises OSError."""
+        self._direct = self._pass_cache(False)
+        self._write(self._view[: self._filled])
+        self._filled = 0
+
+    def _in_place(self, data: memoryview) -> int:
+        """How many of the bytes can be written from where they lie, to where the file has come to."""
+        if len(data) < WORTH or self._filled % PAGE or _address(data) % PAGE:
+            return 0
+        return len(data) // PAGE * PAGE
+
+    def _write_block(self) -> None:
+        """Write what the block holds, which is whole pages."""
+        if self._direct is None:
+            self._direct = self._pass_cache(True)
+        self._write(self._view[: self._filled])
+        self._filled = 0
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                if error.errno not in _NOT_SO or not self._direct:
+                    raise
+                self._direct = self._pass_cache(False)  # the file system does not take it so, or not from there on
+
+    def _pass_cache(self, wished: bool) -> bool:
+        """Switch the way; gives whether writes go past the cache now."""
+        direct = getattr(os, "O_DIRECT", 0)
+        if not direct:
+            return False
+        import fcntl
+
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        with suppress(OSError):
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | direct if wished else flags & ~direct)
+            return wished
+        return False
+
+
+def _address(data: memoryview) -> int:
+    """Where in memory the bytes begin; where that cannot be told, an address that is no page's."""
+    return 1 if data.readonly else ctypes.addressof(ctypes.c_char.from_buffer(data))

@@ -1,20 +1,36 @@
-"""Copies of tensors in host memory that is allocated once."""
+"""Copies between tensors in host memory."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import evolve
 from torch import Tensor
 
-from hexloop.adapters.snapshots.torch.host_copier import HostCopier
-from hexloop.adapters.snapshots.torch.host_memory import room_for
 from hexloop.ports.state import Part
+from hexloop.ports.storage import PAGE
 
 OPTIMIZER = "optimizer"
 """The owner whose tensors nothing but the optimizer's update changes."""
+
+PIECE = 1 << 25
+"""Bytes that a thread copies at once."""
+
+THREADS = 8
+"""How many threads copy at most; fewer use up what a memory can give."""
+
+ALIGNMENT = 64
+"""Bytes: where a small tensor begins; a line of the processor's cache. One of a page or more begins with a page."""
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class TorchSnapshots:
@@ -117,6 +133,92 @@ class TorchSnapshots:
         return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
 
 
+class HostCopier:
+    """Copies many tensors by as many threads as there are cores, as the run stands still meanwhile.
+
+    torch's own copy shares out every single tensor and waits for the last of its threads each time, which takes ten
+    times as long as the copying where others use the processor too. Here each thread takes the next piece when it has
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[Bytes, Bytes]] = []
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a tensor of the same shape and kind into the contiguous `target`, until `finish` at the latest."""
+        if source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
+            target.copy_(source)
+            return
+        to, of = _array(target), _array(source)
+        self._pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
+
+    def finish(self) -> None:
+        """Copy what was asked for."""
+        self._pieces.reverse()
+        size = sum(len(source) for _, source in self._pieces)
+        count = min(_cores(), size // PIECE, THREADS)
+        others = [threading.Thread(target=self._work, daemon=True) for _ in range(count - 1)]
+        for thread in others:
+            thread.start()
+        self._work()
+        for thread in others:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                target, source = self._pieces.pop()
+            except IndexError:
+                return
+            np.copyto(target, source)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def room_for(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous tensors of the same shapes and kinds, side by side, in pages that are handed out already.
+
+    Where the system has large pages they are used: a copy then spends no time on looking up where pages are. Tensors of
+    a page or more begin with one, as a disk wants it that takes bytes from where they lie.
+    """
+    rooms = [_room(tensor.nbytes) for tensor in tensors]
+    memory = _memory(sum(rooms))
+    memory[::PAGE] = 0
+    largest_first = sorted(range(len(rooms)), key=lambda place: -rooms[place])
+    starts = dict(zip(largest_first, accumulate((rooms[place] for place in largest_first), initial=0), strict=False))
+    return [
+        memory[starts[place] : starts[place] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for place, tensor in enumerate(tensors)
+    ]
+
+
+def _room(size: int) -> int:
+    """What a tensor of so many bytes takes up."""
+    unit = PAGE if size >= PAGE else ALIGNMENT
+    return -(-size // unit) * unit
+
+
+def _memory(size: int) -> Tensor:
+    """So many bytes."""
+    if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system that was built without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _array(tensor: Tensor) -> Bytes:
+    """The memory of a contiguous tensor."""
+    array: Bytes = tensor.view(-1).view(torch.uint8).numpy()
+    return array
+
+
 def _bytes(tensor: Tensor) -> memoryview:
     """A contiguous tensor's memory."""
-    return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+    return _array(tensor).data if tensor.numel() else memoryview(b"")
