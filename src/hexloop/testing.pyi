@@ -5,15 +5,10 @@ from .adapters.batches.in_memory import (
     StatefulBatches as StatefulBatches,
     StreamedBatches as StreamedBatches,
 )
-from .adapters.clock.manual import ManualClock as ManualClock
-from .adapters.collectives.simulated.faults import (
-    Delay as Delay,
-    Drop as Drop,
-    Kill as Kill,
-    RankKilled as RankKilled,
-)
-from .adapters.collectives.simulated.outcome import Outcome as Outcome
-from .adapters.collectives.simulated.world import SimulatedWorld as SimulatedWorld
+from .adapters.clock.clocks import ManualClock as ManualClock
+from .adapters.collectives.simulated import Delay as Delay, Drop as Drop, Kill as Kill, RankKilled as RankKilled
+from .adapters.collectives.simulated import Outcome as Outcome
+from .adapters.collectives.simulated import SimulatedWorld as SimulatedWorld
 from .adapters.collectives.single import SingleProcessCollectives as SingleProcessCollectives
 from .adapters.device.simulated import (
     SimulatedDevice as SimulatedDevice,
@@ -22,12 +17,12 @@ from .adapters.device.simulated import (
 from .adapters.evaluator.least_squares import LeastSquaresEvaluator as LeastSquaresEvaluator
 from .adapters.hub.folder import FolderHub as FolderHub
 from .adapters.hub.memory import MemoryHub as MemoryHub
-from .adapters.hub.none import NoHub as NoHub
+from .adapters.hub.memory import NoHub as NoHub
 from .adapters.interrupts.manual import ManualInterrupts as ManualInterrupts
-from .adapters.interrupts.none import NoInterrupts as NoInterrupts
+from .adapters.interrupts.manual import NoInterrupts as NoInterrupts
 from .adapters.journal.memory import MemoryJournal as MemoryJournal
-from .adapters.journal.none import NoJournal as NoJournal
-from .adapters.logger.none import NoLogger as NoLogger
+from .adapters.journal.memory import NoJournal as NoJournal
+from .adapters.logger.recording import NoLogger as NoLogger
 from .adapters.logger.recording import RecordingLogger as RecordingLogger
 from .adapters.losses.plain import PlainLosses as PlainLosses
 from .adapters.parallelism.single import SingleProcess as SingleProcess
