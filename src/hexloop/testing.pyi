@@ -41,25 +41,25 @@ from .adapters.trainable.least_squares.sharded import (
     sharded_least_squares as sharded_least_squares,
 )
 from .adapters.trainable.least_squares.trainable import LeastSquares as LeastSquares, least_squares as least_squares
-from .app.contracts.batches import BatchesContract as BatchesContract
-from .app.contracts.clock import ClockContract as ClockContract
-from .app.contracts.collectives import CollectivesContract as CollectivesContract
-from .app.contracts.device import DeviceContract as DeviceContract
-from .app.contracts.evaluator import EvaluatorContract as EvaluatorContract
-from .app.contracts.exportable import ExportableContract as ExportableContract
-from .app.contracts.hub import HubContract as HubContract
-from .app.contracts.interrupts import InterruptsContract as InterruptsContract
-from .app.contracts.journal import JournalContract as JournalContract
-from .app.contracts.learner import LearnerContract as LearnerContract
-from .app.contracts.logger import LoggerContract as LoggerContract
-from .app.contracts.losses import LossesContract as LossesContract
-from .app.contracts.parallelism import ParallelismContract as ParallelismContract
-from .app.contracts.precision import PrecisionContract as PrecisionContract
-from .app.contracts.scheduler import SchedulerContract as SchedulerContract
-from .app.contracts.snapshots import SnapshotsContract as SnapshotsContract
-from .app.contracts.storage import StorageContract as StorageContract
-from .app.contracts.trainable import TrainableContract as TrainableContract
-from .app.resume_exactness import assert_resume_exact as assert_resume_exact
-from .app.simulated_run import simulated_run as simulated_run
+from .app.testing.contracts.data import BatchesContract as BatchesContract
+from .app.testing.contracts.environment import ClockContract as ClockContract
+from .app.testing.contracts.processes import CollectivesContract as CollectivesContract
+from .app.testing.contracts.devices import DeviceContract as DeviceContract
+from .app.testing.contracts.data import EvaluatorContract as EvaluatorContract
+from .app.testing.contracts.state import ExportableContract as ExportableContract
+from .app.testing.contracts.storage import HubContract as HubContract
+from .app.testing.contracts.environment import InterruptsContract as InterruptsContract
+from .app.testing.contracts.observers import JournalContract as JournalContract
+from .app.testing.contracts.learning import LearnerContract as LearnerContract
+from .app.testing.contracts.observers import LoggerContract as LoggerContract
+from .app.testing.contracts.learning import LossesContract as LossesContract
+from .app.testing.contracts.processes import ParallelismContract as ParallelismContract
+from .app.testing.contracts.devices import PrecisionContract as PrecisionContract
+from .app.testing.contracts.learning import SchedulerContract as SchedulerContract
+from .app.testing.contracts.state import SnapshotsContract as SnapshotsContract
+from .app.testing.contracts.storage import StorageContract as StorageContract
+from .app.testing.contracts.learning import TrainableContract as TrainableContract
+from .app.testing.resume_exactness import assert_resume_exact as assert_resume_exact
+from .app.testing.simulated_run import simulated_run as simulated_run
 
 __all__: list[str]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hexloop.adapters.batches.in_memory import InMemoryBatches, StatefulBatches, StreamedBatches
-from hexloop.app.contracts.batches import BatchesContract
+from hexloop.app.testing.contracts.data import BatchesContract
 from hexloop.domain.order.permutation import KeyedPermutation
 from hexloop.domain.order.sequential import Sequential
 

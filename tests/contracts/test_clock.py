@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hexloop.adapters.clock.clocks import ManualClock, SystemClock
-from hexloop.app.contracts.clock import ClockContract
+from hexloop.app.testing.contracts.environment import ClockContract
 from hexloop.ports.clock import Clock
 
 

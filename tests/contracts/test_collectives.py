@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from hexloop.adapters.collectives.simulated import Delay, SimulatedWorld
 from hexloop.adapters.collectives.single import SingleProcessCollectives
-from hexloop.app.contracts.collectives import CollectivesContract
+from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.ports.collectives import Collectives
 
 Result = TypeVar("Result")

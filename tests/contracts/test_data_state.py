@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.adapters.batches.torch.data_state import capture, contents, is_stateful, parts_of, state_from
-from hexloop.app.contracts.parts import kept
+from hexloop.app.testing.contracts.state import kept
 from hexloop.domain.errors import DataError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=9)

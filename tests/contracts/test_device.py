@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hexloop.adapters.device.simulated import SimulatedDevice, SimulatedOutOfMemoryError
-from hexloop.app.contracts.device import DeviceContract
+from hexloop.app.testing.contracts.devices import DeviceContract
 from hexloop.ports.device import Device
 
 

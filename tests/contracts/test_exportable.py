@@ -12,7 +12,7 @@ from hexloop.adapters.trainable.least_squares.model import LinearModel
 from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
 from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
-from hexloop.app.contracts.exportable import ExportableContract, Kept
+from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.ports.collectives import Collectives
 from tests.contracts.least_squares import PLANE, ROWS, small_trainable
 

@@ -8,7 +8,7 @@ import pytest
 
 from hexloop.adapters.hub.folder import FolderHub
 from hexloop.adapters.hub.memory import MemoryHub
-from hexloop.app.contracts.hub import HubContract
+from hexloop.app.testing.contracts.storage import HubContract
 from hexloop.ports.hub import Hub
 
 

@@ -14,7 +14,7 @@ from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.interrupts.manual import ManualInterrupts
 from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
-from hexloop.app.contracts.interrupts import InterruptsContract
+from hexloop.app.testing.contracts.environment import InterruptsContract
 from hexloop.ports.interrupts import Interrupts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.trainable.least_squares.scalar import Scalar, detached
-from hexloop.app.contracts.losses import LossesContract
+from hexloop.app.testing.contracts.learning import LossesContract
 
 
 class TestPlainLosses(LossesContract[float]):

@@ -10,7 +10,7 @@ from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
 from hexloop.adapters.trainable.least_squares.scalar import Scalar
 from hexloop.adapters.trainable.least_squares.squares import Row
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares
-from hexloop.app.contracts.parallelism import ParallelismContract
+from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.ports.parallelism import Parallelism
 from tests.contracts.least_squares import ROWS
 

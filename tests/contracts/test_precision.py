@@ -9,7 +9,7 @@ from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.trainable.least_squares.scalar import Scalar
 from hexloop.adapters.trainable.least_squares.squares import Row
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares
-from hexloop.app.contracts.precision import PrecisionContract
+from hexloop.app.testing.contracts.devices import PrecisionContract
 from hexloop.ports.precision import Precision
 from tests.contracts.least_squares import ROWS, small_trainable
 

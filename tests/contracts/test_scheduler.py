@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hexloop.adapters.scheduler.constant import ConstantRates
-from hexloop.app.contracts.scheduler import SchedulerContract
+from hexloop.app.testing.contracts.learning import SchedulerContract
 from hexloop.domain.best import BestMetric
 from hexloop.domain.schedules.greedy import Greedy
 from hexloop.domain.schedules.plateau import ReduceLROnPlateau

@@ -9,7 +9,7 @@ import torch
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import PIECE, TorchSnapshots
 from hexloop.adapters.trainable.torch.tensors import part_of
-from hexloop.app.contracts.snapshots import SnapshotsContract
+from hexloop.app.testing.contracts.state import SnapshotsContract
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import Part
 from hexloop.ports.storage import PAGE

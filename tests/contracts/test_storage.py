@@ -15,7 +15,7 @@ from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.adapters.storage.tiered import TieredStorage
-from hexloop.app.contracts.storage import StorageContract
+from hexloop.app.testing.contracts.storage import StorageContract
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 

@@ -32,16 +32,11 @@ from hexloop.adapters.trainable.torch.loss import ModelLoss
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
-from hexloop.app.contracts.batches import BatchesContract
-from hexloop.app.contracts.device import DeviceContract
-from hexloop.app.contracts.evaluator import EvaluatorContract
-from hexloop.app.contracts.exportable import ExportableContract, Kept
-from hexloop.app.contracts.learner import LearnerContract
-from hexloop.app.contracts.losses import LossesContract
-from hexloop.app.contracts.parallelism import ParallelismContract
-from hexloop.app.contracts.precision import PrecisionContract
-from hexloop.app.contracts.scheduler import SchedulerContract
-from hexloop.app.contracts.trainable import TrainableContract
+from hexloop.app.testing.contracts.data import BatchesContract, EvaluatorContract
+from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContract
+from hexloop.app.testing.contracts.learning import LearnerContract, LossesContract, SchedulerContract, TrainableContract
+from hexloop.app.testing.contracts.processes import ParallelismContract
+from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.domain.best import BestMetric
 from hexloop.domain.step import StandardLearner
 from hexloop.ports.batches import Batches

@@ -90,7 +90,7 @@ def test_an_impurity_of_a_trainer_is_found() -> None:
         assert_resume_exact(impure_trainer, stops=[5], fresh_process=False)
     text = str(raised.value)
 
-    assert "cut after step 5 and resumed is not the whole run: they part at step 6: the batch differs in 'x';" in text
+    assert "after step 5 and resumed differs from the uninterrupted run from step 6 on: the batch differs in 'x';" in text
     assert "the loss is " in text
     assert "At the end model: layers.0.bias differs in 8 of 8 values, by at most " in text
     assert "state_dict" in text
@@ -98,13 +98,13 @@ def test_an_impurity_of_a_trainer_is_found() -> None:
 
 def test_an_impurity_is_found_at_a_step_that_is_drawn() -> None:
     """Without steps of the caller's a few are drawn; in a new process, with fakes."""
-    with pytest.raises(AssertionError, match=r"they part at step \d: the batch differs; .*At the end model: "):
+    with pytest.raises(AssertionError, match=r"from step \d on: the batch differs; .*At the end model: "):
         assert_resume_exact(impure_fakes)
 
 
 def test_a_job_that_is_never_the_same_is_told_from_one_that_resumes_differently() -> None:
     """Its runs part at the first step, before anything was cut."""
-    with pytest.raises(AssertionError, match=r"gives another run each time: two runs .* part at step 1, before any"):
+    with pytest.raises(AssertionError, match=r"The job is not deterministic: two runs .* differ at step 1, before any"):
         assert_resume_exact(unsteady_fakes, stops=[9], fresh_process=False)
 
 
@@ -128,7 +128,7 @@ def test_steps_that_the_run_does_not_have_are_refused(stops: Any) -> None:
 
 def test_a_run_that_saves_nothing_is_refused() -> None:
     """There would be nothing to resume from."""
-    with pytest.raises(ValueError, match="give it a CheckpointStore on the folder"):
+    with pytest.raises(ValueError, match="use a CheckpointStore on the folder"):
         assert_resume_exact(lambda folder: simulated_run(LINE), stops=[1])
 
 

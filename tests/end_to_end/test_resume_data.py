@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, IterableDataset
 from hexloop import EarlyStoppingCallback, Trainer, default_data_collator
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.app.resume_exactness.differences import first_difference
-from hexloop.app.resume_exactness.driving import Cut, Record, record_run, step_is
+from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
+from hexloop.app.testing.resume_differences import first_difference
 from hexloop.app.training.passing_bar import PassingBar
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import StepBegan, StepEnded
@@ -35,8 +35,8 @@ def assert_exact(make: Any, step: int | None = None, cut: Cut | None = None) -> 
     storage = MemoryStorage()
     first = record_run(make(storage), cut=cut or step_is(step or 1))
     rest = record_run(make(storage), resume=True)
-    kept = {number: each for number, each in first.steps.items() if number <= rest.began_at}
-    joined = Record(kept | rest.steps, rest.began_at, rest.values, rest.tensors)
+    kept = {number: each for number, each in first.steps.items() if number <= rest.started_at}
+    joined = RunRecord(kept | rest.steps, rest.started_at, rest.values, rest.tensors)
     assert first_difference(whole, joined, [0]) is None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.resume_exactness.differences import first_difference
+from hexloop.app.testing.resume_differences import first_difference
 from tests.end_to_end.resume.cases import FACTORS, SCHEDULES, allowed
 from tests.end_to_end.resume.covering import Choice, all_pairs, covering_array, pairs_of
 from tests.end_to_end.resume.halves import read
@@ -51,7 +51,7 @@ def assert_all_resume_exactly(cases: list[tuple[int, Choice]], folder: Path) -> 
         assert len(parts) == (3 if case["way"] == "cut twice" else 2)
         for part in parts:
             noted = read(folder / str(number), part)
-            steps = {step: each for step, each in steps.items() if step <= noted.began_at} | noted.steps
+            steps = {step: each for step, each in steps.items() if step <= noted.started_at} | noted.steps
         noted.steps = steps
         found = first_difference(read(folder / str(number), "whole"), noted, [0])
         if found is not None:

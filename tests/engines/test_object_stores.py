@@ -11,7 +11,7 @@ from fsspec.core import url_to_fs
 
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.fsspec import storage as fsspec_storage
-from hexloop.app.contracts.storage import StorageContract
+from hexloop.app.testing.contracts.storage import StorageContract
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Storage

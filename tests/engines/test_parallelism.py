@@ -18,7 +18,7 @@ from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.loss import ModelLoss
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
 from hexloop.adapters.trainable.torch.world import exact_world
-from hexloop.app.contracts.parallelism import ParallelismContract
+from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.ports.parallelism import Parallelism, Sharding
 from tests.engines.processes import in_processes
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hexloop.adapters.collectives.torch import TorchCollectives
 from hexloop.adapters.collectives.torch.collectives import part
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY
-from hexloop.app.contracts.collectives import CollectivesContract
+from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Collectives, Reduction
 from tests.engines.processes import in_processes

@@ -14,7 +14,6 @@ import pytest
 
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.contracts.storage import StorageContract
 from hexloop.app.storages import (
     as_location,
     is_elsewhere,
@@ -24,6 +23,7 @@ from hexloop.app.storages import (
     split_location,
     storage_for,
 )
+from hexloop.app.testing.contracts.storage import StorageContract
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.storage import Storage
 

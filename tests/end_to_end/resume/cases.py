@@ -8,7 +8,7 @@ from typing import Any
 
 from hexloop import EarlyStoppingCallback, Trainer, TrainerCallback
 from hexloop.app.callbacks import ExportableState
-from hexloop.app.resume_exactness.driving import Cut, step_is
+from hexloop.app.testing.recording import Cut, step_is
 from hexloop.domain.events import AnyEvent, EpochEnded, PredictionStepEnded
 from tests.end_to_end.resume.covering import Choice
 from tests.end_to_end.resume.data import DATA, NOISE, TRAINERS

@@ -11,13 +11,13 @@ import json
 import sys
 from pathlib import Path
 
-from hexloop.app.resume_exactness.driving import Record, record_run
-from hexloop.app.resume_exactness.fresh import from_json, to_json
+from hexloop.app.testing.recording import RunRecord, record_run
+from hexloop.app.testing.recording import from_json, to_json
 from tests.end_to_end.resume.cases import interruptions, make_trainer
 from tests.end_to_end.resume.covering import Choice
 
 
-def read(folder: Path, part: str) -> Record:
+def read(folder: Path, part: str) -> RunRecord:
     """What a process noted of a case."""
     return from_json((folder / f"{part}.json").read_text())
 

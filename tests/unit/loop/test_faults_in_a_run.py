@@ -8,8 +8,8 @@ import pytest
 
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.app.resume_exactness.differences import first_difference
-from hexloop.app.resume_exactness.driving import record_run
+from hexloop.app.testing.recording import record_run
+from hexloop.app.testing.resume_differences import first_difference
 from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore

@@ -12,8 +12,8 @@ import pytest
 from attrs import frozen
 
 from hexloop.adapters.trainable.least_squares.squares import Row
-from hexloop.app.resume_exactness.differences import first_difference
-from hexloop.app.resume_exactness.driving import Cut, Record, record_run, step_is
+from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
+from hexloop.app.testing.resume_differences import first_difference
 from hexloop.domain import evaluation
 from hexloop.domain.best import BestMetric
 from hexloop.domain.boundary import heed
@@ -233,11 +233,11 @@ def cut_after(step: int) -> Way:
     return lambda last: [(step_is(step), False)]
 
 
-def joined(steps: dict[int, Any], rest: Record) -> dict[int, Any]:
-    return {step: noted for step, noted in steps.items() if step <= rest.began_at} | rest.steps
+def joined(steps: dict[int, Any], rest: RunRecord) -> dict[int, Any]:
+    return {step: noted for step, noted in steps.items() if step <= rest.started_at} | rest.steps
 
 
-def interrupted(kind: Kind, way: Way, last: int) -> Record:
+def interrupted(kind: Kind, way: Way, last: int) -> RunRecord:
     """What is noted of a run that was interrupted and then brought to its end."""
     storage, steps = MemoryStorage(), dict[int, Any]()
     for number, (cut, stop) in enumerate(way(last)):
@@ -252,7 +252,7 @@ PRODUCT = list(product(DATA, [*SHAPES, *ADAPTIVE], STEPS, [False, True], [False,
 
 
 def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
-    whole: dict[Kind, Record] = {}
+    whole: dict[Kind, RunRecord] = {}
     for *each, way in chosen:
         kind = Kind(*each)
         if kind not in whole:

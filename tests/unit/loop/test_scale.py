@@ -14,7 +14,7 @@ from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.app.simulated_run import simulated_run
+from hexloop.app.testing.simulated_run import simulated_run
 from hexloop.domain.agreement import SharedAgreement
 from hexloop.domain.checkpoints.dealing import deal
 from hexloop.domain.checkpoints.reading import verify

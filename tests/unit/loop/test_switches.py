@@ -14,7 +14,7 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.app.simulated_run import simulated_run
+from hexloop.app.testing.simulated_run import simulated_run
 from hexloop.domain.agreement import SharedAgreement, agreement_for
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.control import Control

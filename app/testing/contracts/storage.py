@@ -1,4 +1,4 @@
-"""What a storage does."""
+"""Contract suites of the Storage and Hub ports."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain.errors import StorageError
+from hexloop.ports.files import File
+from hexloop.ports.hub import Hub
 from hexloop.ports.storage import Entry, Publication, Storage
 
 CHUNKS = (b"one", memoryview(b"two"), b"", bytes(100_000))
 DATA = b"".join(CHUNKS)
 
-# One storage, emptied by the test itself, serves all examples of it; and many classes inherit the test on purpose.
+# All examples of a test share one storage, which the test empties itself, and many classes inherit the test.
 AS_INHERITED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
 
 
 def check_bytes(storage: Storage, path: str, expected: bytes, start: int = 0) -> None:
-    """A file holds the bytes expected, from `start` on; where not, says how many are alike.
+    """Check that a file has the expected bytes from `start` on; if not, report how many are equal.
 
-    Without pytest's own comparison, which draws all of a hundred thousand bytes where CI is set, and takes minutes.
+    pytest's own comparison is not used: if CI is set, it formats all of the hundred thousand bytes, for minutes.
     """
     found = b"".join(storage.read(path, start))
     if found != expected:
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, expected, strict=False)))
-        pytest.fail(f"{path} from byte {start} on: {len(found)} bytes for {len(expected)}, the first {alike} right")
+        equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, expected, strict=False)))
+        pytest.fail(f"{path} from byte {start} on: {len(found)} bytes for {len(expected)}, the first {equal} right")
 
 
 class StorageContract:
-    """The suite of the Storage port."""
+    """Contract suite of the Storage port."""
 
     @pytest.fixture
     def storage(self) -> Storage:
-        """The adapter under test: a storage in which nothing is stored."""
+        """The adapter under test: an empty storage."""
         raise NotImplementedError
 
     def test_what_is_written_is_read(self, storage: Storage) -> None:
-        """The chunks of a file, bytes or views, come back joined."""
+        """Reading a file returns its chunks, bytes or memoryviews, joined."""
         storage.write("folder/deeper/file", CHUNKS)
 
         check_bytes(storage, "folder/deeper/file", DATA)
 
     @pytest.mark.parametrize("start", [0, 1, 3, len(DATA) - 1, len(DATA), len(DATA) + 1])
     def test_a_file_is_read_from_any_byte_on(self, storage: Storage, start: int) -> None:
-        """What comes before is left out; from its end on a file has no bytes."""
+        """Reading skips the bytes before `start`; from the end of the file on, there are none."""
         storage.write("folder/file", CHUNKS)
 
         check_bytes(storage, "folder/file", DATA[start:], start)
 
     def test_an_empty_file_is_a_file(self, storage: Storage) -> None:
-        """A file without chunks exists and has no bytes."""
+        """A file without chunks exists and is empty."""
         assert storage.write("empty", []).size == 0
         check_bytes(storage, "empty", b"")
         assert storage.list("") == (Entry("empty", False),)
@@ -60,7 +62,7 @@ class StorageContract:
     @given(chunks=st.lists(st.binary(max_size=50), max_size=5))
     @settings(max_examples=25, deadline=None, suppress_health_check=AS_INHERITED)
     def test_a_digest_tells_the_bytes_and_not_the_chunks(self, storage: Storage, chunks: list[bytes]) -> None:
-        """Size and digest are those of the joined bytes, the same at writing and at reading through."""
+        """Size and digest depend only on the joined bytes, and are the same when writing and when reading."""
         storage.remove("folder")
         joined = storage.write("folder/joined", [b"".join(chunks)])
         stored = storage.write("folder/chunks", chunks)
@@ -74,7 +76,7 @@ class StorageContract:
         assert bytes.fromhex(digest)
 
     def test_names_are_listed_in_order(self, storage: Storage) -> None:
-        """A folder lists its own files and folders, sorted by name; a folder that is not there lists none."""
+        """A folder lists its direct files and folders, sorted by name; a missing folder lists none."""
         for path in ("b/2", "b/1/x", "c", "a/1"):
             storage.write(path, [b"."])
 
@@ -85,7 +87,7 @@ class StorageContract:
         assert storage.list("c") == ()
 
     def test_a_file_is_never_overwritten(self, storage: Storage) -> None:
-        """A write to a path that is taken, by a file or a folder, raises StorageError and changes nothing."""
+        """Writing to the path of an existing file or folder raises StorageError and changes nothing."""
         storage.write("folder/file", CHUNKS)
 
         for path in ("folder/file", "folder", "folder/file/below"):
@@ -96,7 +98,7 @@ class StorageContract:
         assert storage.list("folder") == (Entry("file", False),)
 
     def test_a_write_that_fails_leaves_no_file(self, storage: Storage) -> None:
-        """Where the chunks break off, their own error comes through and the path is free."""
+        """If the chunks raise an error, it propagates, and no file exists at the path."""
 
         def breaking_off() -> Iterator[bytes]:
             yield b"some"
@@ -111,7 +113,7 @@ class StorageContract:
         check_bytes(storage, "folder/file", b"again")
 
     def test_what_is_not_there_cannot_be_read(self, storage: Storage) -> None:
-        """Reading a file that is not there, or a folder, raises a StorageError that names it."""
+        """Reading a missing file, or a folder, raises a StorageError with its path."""
         storage.write("folder/file", CHUNKS)
 
         for path in ("missing", "folder/missing", "folder"):
@@ -121,7 +123,7 @@ class StorageContract:
                 storage.digest(path)
 
     def test_a_folder_moves_with_all_that_is_in_it(self, storage: Storage) -> None:
-        """After a move everything is under the new name, in folders made as needed, and nothing under the old."""
+        """A move puts all contents under the new name, creating parent folders, and leaves nothing under the old."""
         storage.write("old/file", CHUNKS)
         storage.write("old/deeper/file", [b"deep"])
 
@@ -132,7 +134,7 @@ class StorageContract:
         check_bytes(storage, "new/place/deeper/file", b"deep")
 
     def test_a_file_moves(self, storage: Storage) -> None:
-        """A file has its new name and not its old one, and its neighbours stay."""
+        """A moved file has its new name only, and its neighbours are unaffected."""
         storage.write("folder/a", [b"a"])
         storage.write("folder/ab", [b"ab"])
 
@@ -142,7 +144,7 @@ class StorageContract:
         check_bytes(storage, "folder/c", b"a")
 
     def test_a_move_never_overwrites(self, storage: Storage) -> None:
-        """A move onto a name that is taken, or of something that is not there, raises StorageError and does nothing."""
+        """Moving onto an existing path, or moving a missing one, raises StorageError and changes nothing."""
         storage.write("a/file", [b"a"])
         storage.write("b/file", [b"b"])
 
@@ -155,7 +157,7 @@ class StorageContract:
         assert storage.list("") == (Entry("a", True), Entry("b", True))
 
     def test_what_is_removed_is_gone(self, storage: Storage) -> None:
-        """A file, or a folder with all that is in it, is gone, and its neighbours stay; its path can be used again."""
+        """Removing deletes a file, or a folder with its contents, and nothing else; the path can be used again."""
         for path in ("a/1", "a/deeper/2", "ab/3", "c"):
             storage.write(path, [b"."])
 
@@ -167,11 +169,74 @@ class StorageContract:
 
     @pytest.mark.parametrize("path", ["../file", "folder/../../file", "/file", "folder//file", "."])
     def test_no_path_leads_out(self, storage: Storage, path: str) -> None:
-        """A path that could mean a file outside of the storage raises StorageError."""
+        """A path that could lead outside the storage raises StorageError."""
         with pytest.raises(StorageError):
             storage.write(path, [b"."])
 
     def test_the_capabilities_say_how_a_folder_appears_and_where(self, storage: Storage) -> None:
-        """The capabilities name one kind of publication, and a location for messages."""
+        """The capabilities state how folders are published, and a location for messages."""
         assert storage.capabilities.publication in Publication
         assert storage.capabilities.location
+
+
+def content(files: Iterator[File]) -> dict[str, bytes]:
+    """Return the bytes of each file by path."""
+    return {file.path: b"".join(file.chunks) for file in files}
+
+
+class HubContract:
+    """Contract suite of the Hub port."""
+
+    @pytest.fixture
+    def hub(self) -> Hub:
+        """The adapter under test: a hub without "someone/model" and "someone/other"."""
+        raise NotImplementedError
+
+    def test_what_is_published_can_be_fetched(self, hub: Hub) -> None:
+        """The fetched files have the published paths and bytes, however they were chunked."""
+        hub.publish(
+            "someone/model",
+            [File("config.json", [b"{", memoryview(b"}")]), File("folder/weights", [bytes(1000)]), File("empty", [])],
+            "first",
+        )
+
+        fetched = content(hub.fetch("someone/model"))
+        assert fetched == {"config.json": b"{}", "folder/weights": bytes(1000), "empty": b""}
+
+    def test_the_newest_version_is_fetched_unless_another_is_named(self, hub: Hub) -> None:
+        """Versions have distinct names and never change; the last one published is the newest."""
+        names = [hub.publish("someone/model", [File(f"file {n}", [bytes([n])])], f"number {n}") for n in range(12)]
+
+        assert len(set(names)) == 12
+        assert content(hub.fetch("someone/model")) == {"file 11": b"\x0b"}
+        for number, name in enumerate(names):
+            assert content(hub.fetch("someone/model", name)) == {f"file {number}": bytes([number])}
+
+    def test_models_are_kept_apart(self, hub: Hub) -> None:
+        """Publishing one model does not change another."""
+        hub.publish("someone/model", [File("a", [b"1"])], "one")
+        hub.publish("someone/other", [File("b", [b"2"])], "two")
+
+        assert content(hub.fetch("someone/model")) == {"a": b"1"}
+        assert content(hub.fetch("someone/other")) == {"b": b"2"}
+
+    def test_what_was_not_published_is_refused(self, hub: Hub) -> None:
+        """An unknown name or version raises a StorageError with that name."""
+        with pytest.raises(StorageError, match="someone/model"):
+            hub.fetch("someone/model")
+        hub.publish("someone/model", [File("a", [b"1"])], "one")
+        with pytest.raises(StorageError, match="no such version"):
+            hub.fetch("someone/model", "no such version")
+
+    def test_a_failure_publishes_nothing(self, hub: Hub) -> None:
+        """If a file cannot be read to its end, the newest version is unchanged."""
+
+        def breaking_off() -> Iterator[bytes]:
+            yield b"some"
+            raise EOFError
+
+        hub.publish("someone/model", [File("a", [b"1"])], "one")
+        with pytest.raises(EOFError):
+            hub.publish("someone/model", [File("a", [b"2"]), File("b", breaking_off())], "two")
+
+        assert content(hub.fetch("someone/model")) == {"a": b"1"}

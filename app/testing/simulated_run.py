@@ -1,4 +1,4 @@
-"""A whole run out of fakes: the loop that trains real models, on a linear model of floats."""
+"""A complete run of the production training loop on fakes: a linear model of Python floats."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ def simulated_run(
     storage: Storage | None = None,
     **parts: Any,
 ) -> Run[Sequence[Row], Scalar]:
-    """A run that fits y = w . x + b to rows of features and target, ready for `hexloop.domain.loop.train`.
+    """Return a run that fits y = w . x + b to rows of features and target, to pass to `hexloop.domain.loop.train`.
 
-    trainable: the model, at first one with all weights zero that this function makes.
-    batch_size to learning_rate are the reference library's arguments: rows in sequential order, a rate that falls along
-    a straight line to zero, gradients clipped to 1, a log every 500 steps; the clock stands still.
-    precision: the number format, at first plain floats. storage: where checkpoints go, at first nowhere.
-    parts: whatever else `Run` has (triggers, report, checkpoints, ...), or another answer to one of the ports above.
+    trainable: the model; by default one with all weights zero.
+    batch_size to learning_rate have the meaning that they have in transformers' arguments. The rows are read in
+    sequential order, the learning rate decays linearly to zero, gradients are clipped to 1, every 500th step is
+    logged, and the clock stands still.
+    precision: plain floats by default. storage: where checkpoints are saved; by default nowhere.
+    parts: other fields of `Run` (triggers, report, checkpoints, ...), or other adapters for the ports above.
     """
     trainable = trainable or least_squares(len(rows[0][0]), learning_rate)
     precision = precision or PlainPrecision()

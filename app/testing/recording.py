@@ -1,4 +1,4 @@
-"""A run, driven from its beginning or from a checkpoint, and what is noted of it."""
+"""Records of runs: everything that two runs are compared by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, SupportsFloat, cast
 
-from attrs import define, field
+from attrs import asdict, define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -20,58 +20,73 @@ from hexloop.domain.state import RunState
 from hexloop.ports.files import File
 
 Cut = Callable[[AnyEvent], bool]
-"""Whether the run is to be saved and cut at this event."""
+"""Return whether to save a checkpoint and interrupt the run at this event."""
 
-CLOCK_AND_MEMORY = ("runtime", "per_second", "_mem_cpu_", "_mem_gpu_")
+CLOCK = ("runtime", "per_second")
+MEMORY = ("_mem_cpu_", "_mem_gpu_")
+"""Suffixes and substrings of the names of time and memory readings."""
+
 NOT_COMPARED = ("run", "parent_checkpoint", "best_checkpoint", "gradient_norm")
-"""What tells one run or its folders from another, or is noted for its checkpoints alone."""
+"""Fields of the run state that differ between two equal runs, or that are kept for checkpoints only."""
 
 DATA = ("data", "batches")
-"""Data may describe one place in two ways. What they give is compared at every step."""
+"""Files that may describe the same data position in two ways. The data themselves are compared at every step."""
 
 
 @define
-class Record:
-    """What two runs are compared by; all of it is JSON.
+class RunRecord:
+    """What two runs are compared by. All values are JSON.
 
-    steps: what each step saw and gave. began_at: the step after which the recording began.
-    values: by its name, what is not a tensor at the end. tensors: (dtype, shape, bytes in base64) at the end.
+    steps: the inputs and results of each step. started_at: the step after which the recording started.
+    values: everything at the end that is not a tensor, by name.
+    tensors: (dtype, shape, bytes in base64) of each tensor at the end.
     """
 
     steps: dict[int, dict[str, Any]] = field(factory=dict)
-    began_at: int = 0
+    started_at: int = 0
     values: dict[str, Any] = field(factory=dict)
     tensors: dict[str, tuple[str, list[int], str]] = field(factory=dict)
 
     @property
     def last_step(self) -> int:
-        """The last step that was taken."""
-        return max(self.steps, default=self.began_at)
+        """The last step of the run."""
+        return max(self.steps, default=self.started_at)
+
+
+def to_json(record: RunRecord) -> str:
+    """Return the record as JSON."""
+    return json.dumps(asdict(record))
+
+
+def from_json(text: str) -> RunRecord:
+    """Return the record that `to_json` wrote."""
+    document = json.loads(text)
+    return RunRecord(**{**document, "steps": {int(step): recorded for step, recorded in document["steps"].items()}})
 
 
 def step_is(step: int) -> Cut:
-    """At the end of a step."""
+    """Return a `Cut` that interrupts the run at the end of a step."""
     return lambda event: isinstance(event, StepEnded) and event.step == step
 
 
-def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop: bool = False) -> Record:
-    """Drive a Trainer or a Run to its end, or to the first event that `cut` names.
+def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop: bool = False) -> RunRecord:
+    """Drive a Trainer or a Run to its end, or to the first event at which `cut` returns True, and record it.
 
-    There a checkpoint is asked for, and the run is left as soon as it is complete; with `stop` it is stopped instead,
-    which is a way of ending it.
+    At that event a checkpoint is requested, and the run is abandoned as soon as it is complete. With `stop`, the run is
+    stopped in the regular way instead.
     """
-    record, batches, asked = Record(), list[dict[str, str]](), None
+    record, batches, asked = RunRecord(), list[dict[str, str]](), None
     with closing(_events(subject, resume)) as events:
         for event in events:
             run = subject if isinstance(subject, Run) else subject._session.run
             if isinstance(event, TrainBegan):
-                record.began_at = event.step
-                run.counters = [*run.counters, lambda batch: batches.append(dict(_fingerprints("", batch)))]
+                record.started_at = event.step
+                run.counters = [*run.counters, lambda batch: batches.append(dict(_digests("", batch)))]
             elif isinstance(event, StepEnded):
-                record.steps[event.step] = _noted(event, run.state, batches)
+                record.steps[event.step] = _step_record(event, run.state, batches)
                 batches.clear()
             elif isinstance(event, TrainEnded) and cut is None:
-                _note_end(record, subject, run)
+                _record_end(record, subject, run)
             if cut is not None and asked is None and cut(event):
                 asked = run.requests.request_save()
                 if stop:
@@ -79,7 +94,7 @@ def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop:
             if asked is not None and asked.done and not stop:
                 break
     if asked is not None:
-        asked.wait(60)  # whoever asked learns here why there is no checkpoint
+        asked.wait(60)  # raises the reason if the checkpoint was not written
     return record
 
 
@@ -97,13 +112,13 @@ def _events(subject: Any, resume: bool) -> Generator[AnyEvent, None, None]:
 def _store(run: Run[Any, Any]) -> CheckpointStore:
     if not isinstance(run.checkpoints, CheckpointStore):
         raise ValueError(
-            f"The job made a run whose checkpoints is {type(run.checkpoints).__name__}, so nothing can be resumed; "
-            "give it a CheckpointStore on the folder that the job is given."
+            f"The job's run cannot be resumed: its checkpoints is a {type(run.checkpoints).__name__}; use a "
+            "CheckpointStore on the folder that the job is given."
         )
     return run.checkpoints
 
 
-def _noted(event: StepEnded, state: RunState, batches: list[dict[str, str]]) -> dict[str, Any]:
+def _step_record(event: StepEnded, state: RunState, batches: list[dict[str, str]]) -> dict[str, Any]:
     norm = cast("SupportsFloat | None", event.gradient_norm)
     return {
         "batch": list(batches),
@@ -114,14 +129,14 @@ def _noted(event: StepEnded, state: RunState, batches: list[dict[str, str]]) -> 
     }
 
 
-def _fingerprints(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each tensor of a batch by its name, as a digest; what is no tensor by how it prints."""
+def _digests(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield each tensor of a batch by name with a digest of its bytes, and other values with a digest of their repr."""
     if isinstance(value, Mapping):
         for name, each in value.items():
-            yield from _fingerprints(f"{path}.{name}" if path else str(name), each)
+            yield from _digests(f"{path}.{name}" if path else str(name), each)
     elif isinstance(value, list | tuple) and any(hasattr(each, "detach") for each in value):
         for number, each in enumerate(value):
-            yield from _fingerprints(f"{path}[{number}]", each)
+            yield from _digests(f"{path}[{number}]", each)
     elif hasattr(value, "detach"):
         import torch
 
@@ -131,8 +146,8 @@ def _fingerprints(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
-def _note_end(record: Record, subject: Any, run: Run[Any, Any]) -> None:
-    """Everything that a checkpoint would hold now."""
+def _record_end(record: RunRecord, subject: Any, run: Run[Any, Any]) -> None:
+    """Record everything that a checkpoint would contain now."""
     for file in _files(subject, run):
         data = b"".join(bytes(chunk) for chunk in file.chunks)
         name, _, kind = file.path.rpartition(".")
@@ -149,14 +164,14 @@ def _files(subject: Any, run: Run[Any, Any]) -> Iterable[File]:
     if isinstance(subject, Run):
         return _store(subject).contents.files(run.state)
     from hexloop.app.callbacks import export_states
-    from hexloop.app.resume_exactness.trainers import exportables
+    from hexloop.app.training.checkpoints import exportables
 
     run.state.callbacks = export_states(subject.callback_handler.callbacks)
-    return CheckpointContents(exportables(subject)).files(run.state)
+    return CheckpointContents(exportables(subject, run)).files(run.state)
 
 
 def _tensors(data: bytes) -> Iterator[tuple[str, str, list[int], str]]:
-    """The tensors of a safetensors file: an 8-byte length, a JSON header of that length, then the tensors' bytes."""
+    """Yield the tensors of a safetensors file: an 8-byte length, a JSON header of that length, then the data."""
     start = 8 + int.from_bytes(data[:8], "little")
     for name, entry in json.loads(data[8:start]).items():
         if name != "__metadata__":
@@ -165,10 +180,10 @@ def _tensors(data: bytes) -> Iterator[tuple[str, str, list[int], str]]:
 
 
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
-    """The run's state without what two equal runs differ in."""
+    """Return the run state without what differs between two equal runs."""
     history = [{name: value for name, value in entry.items() if not _is_reading(name)} for entry in state["history"]]
     return {name: value for name, value in state.items() if name not in NOT_COMPARED} | {"history": history}
 
 
 def _is_reading(name: str) -> bool:
-    return name.endswith(CLOCK_AND_MEMORY[:2]) or any(word in name for word in CLOCK_AND_MEMORY[2:])
+    return name.endswith(CLOCK) or any(part in name for part in MEMORY)

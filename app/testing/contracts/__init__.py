@@ -1,6 +1,6 @@
-"""What every adapter of a port has to do, as tests: one suite a port.
+"""Contract suites: tests that every adapter of a port must pass, one class per port.
 
-An adapter's own test is a subclass whose fixture gives the adapter:
+To test an adapter, subclass its suite and provide the adapter in a fixture:
 
     class TestMyStorage(StorageContract):
         @pytest.fixture
@@ -16,5 +16,5 @@ import pkgutil
 
 import pytest
 
-# Without this a failing assertion in a suite would not show its values.
+# Without this, a failing assertion in a suite would not show its values.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))

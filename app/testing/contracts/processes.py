@@ -1,0 +1,219 @@
+"""Contract suites of the ports that connect processes: Collectives and Parallelism."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import pytest
+
+from hexloop.domain.errors import CollectiveError
+from hexloop.ports.collectives import Collectives, Json, Reduction
+from hexloop.ports.parallelism import Parallelism
+from hexloop.ports.trainable import Trainable
+
+Result = TypeVar("Result")
+
+LATE = 0.02
+"""Seconds by which the last rank is late to a barrier."""
+
+VALUES: tuple[Json, ...] = (None, True, 0, -(2**60), 0.1, "text \u00e9 \n", [], [1, [2.5]], {}, {"a": {"b": [None]}})
+
+
+class CollectivesContract:
+    """Contract suite of the Collectives port."""
+
+    world_size = 1
+    """The number of ranks that `run` uses."""
+
+    def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
+        """Call the function on every rank of a new world and return the results by rank. Raises what a rank raises."""
+        raise NotImplementedError
+
+    def test_ranks_are_numbered(self) -> None:
+        """Each rank knows its number and the world size."""
+        size = self.world_size
+
+        assert self.run(lambda rank: (rank.rank, rank.world_size)) == [(number, size) for number in range(size)]
+
+    @pytest.mark.parametrize("reduction", Reduction)
+    def test_numbers_are_reduced_one_by_one(self, reduction: Reduction) -> None:
+        """Every rank gets the element-wise sum, maximum or minimum of the ranks' numbers."""
+
+        def reduce(rank: Collectives) -> tuple[float, ...]:
+            return rank.start_reduction([rank.rank, -rank.rank, 0.5], reduction).result()
+
+        last = self.world_size - 1
+        total = last * (last + 1) / 2
+        expected = {
+            Reduction.SUM: (total, -total, 0.5 * self.world_size),
+            Reduction.MAXIMUM: (last, 0, 0.5),
+            Reduction.MINIMUM: (0, -last, 0.5),
+        }
+        assert self.run(reduce) == [expected[reduction]] * self.world_size
+
+    def test_several_reductions_may_be_under_way(self) -> None:
+        """Each pending reduction returns its own result, in any order and any number of times."""
+
+        def reduce(rank: Collectives) -> list[tuple[float, ...]]:
+            pending = [rank.start_reduction([number], Reduction.SUM) for number in range(4)]
+            rank.barrier("in between")
+            return [reduction.result() for reduction in (*reversed(pending), *pending)]
+
+        sums = [(number * self.world_size,) for number in (3, 2, 1, 0, 0, 1, 2, 3)]
+        assert self.run(reduce) == [sums] * self.world_size
+
+    def test_no_numbers_can_be_reduced(self) -> None:
+        """A reduction of an empty list returns an empty tuple."""
+        reduced = self.run(lambda rank: rank.start_reduction([], Reduction.SUM).result())
+
+        assert reduced == [()] * self.world_size
+
+    def test_everybody_has_what_everybody_said(self) -> None:
+        """`gather` returns the values of all ranks, of any JSON type and in rank order, on every rank."""
+
+        def gather(rank: Collectives) -> list[list[Json]]:
+            return [rank.gather([rank.rank, value]) for value in VALUES]
+
+        expected = [[[number, value] for number in range(self.world_size)] for value in VALUES]
+        assert self.run(gather) == [expected] * self.world_size
+
+    def test_everybody_hears_one(self) -> None:
+        """`broadcast` returns the value of its source on every rank, whatever the others pass."""
+
+        def broadcast(rank: Collectives) -> list[Json]:
+            return [rank.broadcast({"from": rank.rank}, source) for source in range(self.world_size)]
+
+        assert self.run(broadcast) == [[{"from": source} for source in range(self.world_size)]] * self.world_size
+
+    def test_a_barrier_holds_until_all_are_there(self, tmp_path: Path) -> None:
+        """After a barrier, every rank sees what all ranks did before it, whichever of them is late."""
+
+        def meet(rank: Collectives) -> list[int]:
+            found = []
+            for late in range(rank.world_size):
+                if rank.rank == late:
+                    time.sleep(LATE)
+                (tmp_path / f"{late} {rank.rank}").touch()
+                rank.barrier(f"all are here, {late} last")
+                found.append(len(list(tmp_path.glob(f"{late} *"))))
+            return found
+
+        assert self.run(meet) == [[self.world_size] * self.world_size] * self.world_size
+
+    def test_two_threads_agree_without_mixing(self) -> None:
+        """Operations of a second thread on `apart()` do not mix with those of the first."""
+
+        def agree(rank: Collectives) -> tuple[list[Json], list[Json]]:
+            apart = rank.apart()
+            heard: list[Json] = []
+            beside = threading.Thread(target=lambda: heard.extend(apart.gather(["beside", rank.rank])))
+            beside.start()
+            own = rank.gather(["own", rank.rank])
+            beside.join()
+            return own, heard
+
+        ranks = range(self.world_size)
+        expected = ([["own", rank] for rank in ranks], [["beside", rank] for rank in ranks])
+        assert self.run(agree) == [expected] * self.world_size
+
+    def test_the_others_hear_why_a_rank_fails(self) -> None:
+        """A rank that waits for a failed rank gets an error with the cause that the failed rank reported."""
+
+        def wait_for_the_last(rank: Collectives) -> str:
+            if rank.rank == rank.world_size - 1:
+                rank.tell_failure("ValueError: the labels are no labels")
+                return "ValueError: the labels are no labels"
+            try:
+                rank.gather(None)
+            except CollectiveError as error:
+                return str(error)
+            return "answered"
+
+        told = self.run(wait_for_the_last)
+        assert all("ValueError: the labels are no labels" in said for said in told)
+
+
+Batch = TypeVar("Batch")
+Loss = TypeVar("Loss")
+Model = TypeVar("Model")
+
+
+class ParallelismContract(Generic[Model, Batch, Loss]):
+    """Contract suite of the Parallelism port, for a single process and for each rank of a larger world."""
+
+    tolerance = 1e-6
+    """Relative tolerance for rounding."""
+
+    def make(self) -> Parallelism[Loss]:
+        """Return a new adapter under test."""
+        raise NotImplementedError
+
+    def model(self) -> Model:
+        """Return a new model, always with the same weights."""
+        raise NotImplementedError
+
+    def optimizer(self, model: Model) -> Any:
+        """Return an optimizer of the model's parameters."""
+        raise NotImplementedError
+
+    def trainable(self, model: Model, optimizer: Any) -> Trainable[Batch, Loss]:
+        """Return a Trainable for the model and its optimizer."""
+        raise NotImplementedError
+
+    def batch(self) -> Batch:
+        """Return a batch for the model that has nonzero gradients."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def parallelism(self) -> Parallelism[Loss]:
+        """The adapter under test."""
+        return self.make()
+
+    def prepared(self, parallelism: Parallelism[Loss]) -> Trainable[Batch, Loss]:
+        """Return a new, prepared model."""
+        return self.trainable(*parallelism.prepare(self.model(), self.optimizer))
+
+    def test_the_optimizer_is_made_of_the_wrapped_model(self, parallelism: Parallelism[Loss]) -> None:
+        """The factory is called once, with the model that `prepare` returns, and its optimizer is returned too."""
+        made: list[tuple[Model, Any]] = []
+
+        def make_optimizer(model: Model) -> Any:
+            made.append((model, self.optimizer(model)))
+            return made[-1][1]
+
+        model, optimizer = parallelism.prepare(self.model(), make_optimizer)
+
+        assert len(made) == 1
+        assert made[0][0] is model
+        assert made[0][1] is optimizer
+
+    def test_the_users_model_can_be_had_back(self, parallelism: Parallelism[Loss]) -> None:
+        """`unwrap` returns the same model object that was passed to `prepare`."""
+        model = self.model()
+        wrapped, _ = parallelism.prepare(model, self.optimizer)
+
+        assert parallelism.unwrap(wrapped) is model
+
+    def test_gradients_pile_up_over_a_window(self, parallelism: Parallelism[Loss]) -> None:
+        """After the last micro-batch of a window, the gradients are the sum over its micro-batches."""
+        norms = []
+        for count in (1, 3):
+            trainable = self.prepared(parallelism)
+            for index in range(count):
+                parallelism.synchronise(index == count - 1)
+                parallelism.backward(trainable.loss(self.batch(), trainable.count_items([self.batch()])))
+            norms.append(float(cast(Any, trainable.clip(1e30))))
+
+        assert norms[0] > 0
+        assert norms[1] == pytest.approx(3 * norms[0], rel=self.tolerance)
+
+    def test_it_says_what_it_is(self, parallelism: Parallelism[Loss]) -> None:
+        """It has a name, and it shards weights only if it spans several processes."""
+        capabilities = parallelism.capabilities
+
+        assert capabilities.name
+        assert capabilities.processes or not capabilities.sharded
