@@ -115,7 +115,7 @@ def test_a_function_within_a_function_runs_in_this_process() -> None:
         return pure_fakes(folder)
 
     assert_resume_exact(job, stops=[4])
-    with pytest.raises(ValueError, match="a new process cannot import the job"):
+    with pytest.raises(ValueError, match="needs a job that a new process can import"):
         assert_resume_exact(job, stops=[4], fresh_process=True)
 
 
