@@ -90,7 +90,9 @@ def test_an_impurity_of_a_trainer_is_found() -> None:
         assert_resume_exact(impure_trainer, stops=[5], fresh_process=False)
     text = str(raised.value)
 
-    assert "after step 5 and resumed differs from the uninterrupted run from step 6 on: the batch differs in 'x';" in text
+    assert (
+        "after step 5 and resumed differs from the uninterrupted run from step 6 on: the batch differs in 'x';" in text
+    )
     assert "the loss is " in text
     assert "At the end model: layers.0.bias differs in 8 of 8 values, by at most " in text
     assert "state_dict" in text

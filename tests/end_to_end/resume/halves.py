@@ -11,8 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from hexloop.app.testing.recording import RunRecord, record_run
-from hexloop.app.testing.recording import from_json, to_json
+from hexloop.app.testing.recording import RunRecord, from_json, record_run, to_json
 from tests.end_to_end.resume.cases import interruptions, make_trainer
 from tests.end_to_end.resume.covering import Choice
 
