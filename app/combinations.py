@@ -9,7 +9,7 @@ from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.environment import is_on
-from hexloop.app.fsdp import fsdp_is_asked_for
+from hexloop.app.engines import is_requested
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.parallelism import ParallelismCapabilities
 
@@ -42,7 +42,11 @@ OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
 
 
 def _uses_deepspeed(setting: Setting) -> bool:
-    return bool(setting.args.deepspeed) or is_on("ACCELERATE_USE_DEEPSPEED")
+    return is_requested("deepspeed", setting.args)
+
+
+def _uses_fsdp(setting: Setting) -> bool:
+    return is_requested("fsdp", setting.args)
 
 
 def _optimizer(args: TrainingArguments) -> str:
@@ -93,7 +97,7 @@ REFUSALS = (
         "pip install 'hexloop[deepspeed]'",
     ),
     Refusal(
-        lambda setting: _uses_deepspeed(setting) and fsdp_is_asked_for(setting.args),
+        lambda setting: _uses_deepspeed(setting) and _uses_fsdp(setting),
         "DeepSpeed and FSDP",
         "both spread the same model",
         "leave one of them out",
@@ -111,7 +115,7 @@ REFUSALS = (
         "choose another, such as adamw_torch",
     ),
     Refusal(
-        lambda setting: fsdp_is_asked_for(setting.args) and setting.args.world_size == 1,
+        lambda setting: _uses_fsdp(setting) and setting.args.world_size == 1,
         "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) in a run of one process",
         "there is nothing to spread the model over",
         "start several, as with `torchrun --nproc-per-node 2`, or leave it out",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from attrs import frozen
 
 from hexloop.app.arguments import DebugOption, TrainingArguments
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.arguments.introspection import default_of
-from hexloop.app.fsdp import fsdp_is_asked_for
+from hexloop.app.engines import ENGINES
+from hexloop.ports.engine import EngineRow
 
 LOGGER = logging.getLogger("hexloop")
 
@@ -22,6 +24,10 @@ class Remark:
     names: tuple[str, ...]
     when: Callable[[TrainingArguments], bool]
     because: str
+
+
+def _unrequested(row: EngineRow[TrainingArguments], args: TrainingArguments) -> bool:
+    return not row.requested(args)
 
 
 REMARKS = (
@@ -59,7 +65,11 @@ REMARKS = (
         ("use_seedable_sampler",), lambda args: True, "the order of samples always follows from the seed and the epoch"
     ),
     Remark(("non_blocking",), lambda args: True, "batches in page-locked memory are always copied without waiting"),
-    Remark(("fsdp_config",), lambda args: not fsdp_is_asked_for(args), "it is about FSDP, and fsdp is not given"),
+    *(
+        Remark(row.options, partial(_unrequested, row), f"it configures the engine {row.name}, which is not chosen")
+        for row in ENGINES
+        if row.options
+    ),
     Remark(
         ("liger_kernel_config",),
         lambda args: not args.use_liger_kernel,

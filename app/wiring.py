@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from attrs import define, evolve
 
 from hexloop.adapters.clock.clocks import SystemClock
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.hub.memory import NoHub
 from hexloop.adapters.interrupts.manual import NoInterrupts
 from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
@@ -19,13 +20,11 @@ from hexloop.adapters.journal.json_lines import JsonLinesJournal
 from hexloop.adapters.journal.memory import NoJournal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
-from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.world import join
 from hexloop.app.combinations import refused_combinations
-from hexloop.app.deepspeed.configuration import deepspeed_configuration
-from hexloop.app.parallelisms import choose_parallelism
+from hexloop.app.engines import engine_for
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.app.storages import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
@@ -33,6 +32,7 @@ from hexloop.domain.journal import SteadyJournal
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
+from hexloop.ports.engine import Engine
 from hexloop.ports.hub import Hub
 from hexloop.ports.interrupts import Interrupts
 from hexloop.ports.journal import Journal
@@ -74,6 +74,8 @@ class Adapters:
     clock: Clock
     interrupts: Interrupts
     journal: Journal
+    engine: Engine[TrainingArguments, Any]
+    """What the arguments chose, also where another parallelism was injected."""
 
 
 def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
@@ -90,12 +92,12 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         storage = injected.get("storage") or storage_for(args.output_dir or "trainer_output")
     except ConfigurationError as error:
         raise ConfigurationError([*error.problems, *problems]) from error
+    engine = engine_for(args)
     precision = injected.get("precision") or choose_precision(args, device)
-    parallelism = injected.get("parallelism") or _parallelism(args, device, problems)
+    parallelism = injected.get("parallelism") or _parallelism(engine, args, device, problems)
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
         args.surroundings = evolve(args.surroundings, n_gpu=1)
-    deepspeed = deepspeed_configuration(args)
-    problems += [] if deepspeed is None else deepspeed.problems
+    problems += engine.problems(args)
     problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
     clock = injected.get("clock") or SystemClock()
     interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems)
@@ -114,13 +116,16 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         clock=clock,
         interrupts=interrupts,
         journal=SteadyJournal(journal, clock),
+        engine=engine,
     )
 
 
-def _parallelism(args: TrainingArguments, device: Device, problems: list[str]) -> Parallelism[Any]:
-    """The engine that the arguments name; a single process, and what is wrong among `problems`, where it cannot be."""
+def _parallelism(
+    engine: Engine[TrainingArguments, Any], args: TrainingArguments, device: Device, problems: list[str]
+) -> Parallelism[Any]:
+    """The engine's adapter; a single process, and what is wrong among `problems`, where it cannot be."""
     try:
-        return choose_parallelism(args, device)
+        return engine.make(args, device)
     except ConfigurationError as error:
         problems += error.problems
         return SingleProcess()
@@ -165,9 +170,8 @@ def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
     from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 
     device_type = device.name.partition(":")[0]
-    deepspeed = deepspeed_configuration(args)
-    if deepspeed is not None:  # its engine keeps the weights in a half format, and scales losses, by itself
-        return PlainPrecision(deepspeed.half or precision_name(args))
+    if (applied := engine_for(args).precision(args)) is not None:
+        return PlainPrecision(applied)
     if args.mixed_precision == "bf16":
         return Bf16Precision(device_type)
     if args.mixed_precision == "fp16":

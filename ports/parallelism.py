@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from attrs import frozen
+
+from hexloop.ports.learner import Learner
+from hexloop.ports.state import Exportable, Part
+from hexloop.ports.trainable import Trainable
 
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
 Loss_contra = TypeVar("Loss_contra", contravariant=True)
 Model_contra = TypeVar("Model_contra", contravariant=True)
 Array = TypeVar("Array")
+Batch = TypeVar("Batch")
+Loss = TypeVar("Loss")
 
 
 @frozen
@@ -20,8 +26,9 @@ class ParallelismCapabilities:
 
     `name` is the adapter's usual name, `processes` whether it spans several, `sharded` whether a process holds only a
     part of the weights, `compiles` whether the prepared model may be compiled afterwards, `owns_update` whether the
-    prepared model clips its gradients and takes the optimizer's step itself, so that it needs a learner of its own,
-    `several_devices` whether a process computes on all devices that it sees, each a part of the batch.
+    prepared model clips its gradients and takes the optimizer's step itself (the adapter has `OwnUpdate`),
+    `owns_state` whether weights or moments are kept elsewhere than in the model and its optimizer (the adapter has
+    `OwnState`), `several_devices` whether a process computes on all devices that it sees, each a part of the batch.
     """
 
     name: str
@@ -30,6 +37,7 @@ class ParallelismCapabilities:
     compiles: bool = True
     owns_update: bool = False
     several_devices: bool = False
+    owns_state: bool = False
 
 
 class Parallelism(Protocol[Loss_contra]):
@@ -130,4 +138,50 @@ class Sharding(Parallelism[Loss_contra], Protocol[Loss_contra, Model_contra, Arr
     @property
     def layout(self) -> Layout[Model_contra, Array]:
         """Where the tensors of the model lie that was prepared last."""
+        ...
+
+
+class OwnUpdate(Parallelism[Loss_contra], Protocol[Loss_contra]):
+    """What an adapter has besides, where its capabilities say that it owns the update."""
+
+    def learner(
+        self,
+        model: object,
+        trainable: Trainable[Batch, Loss],
+        before_optimizer_step: Callable[[], None],
+        after_optimizer_step: Callable[[], None],
+    ) -> Learner[Batch, Loss]:
+        """Return the learner over the prepared model; it calls the two functions around each optimizer step."""
+        ...
+
+
+class ModelState(Exportable, Protocol):
+    """The weights of a model, which can be compared with saved ones."""
+
+    def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
+        """Return how saved tensors differ from the model's: missing, unknown, other shapes and, if asked, types."""
+        ...
+
+
+class OwnState(Parallelism[Loss_contra], Protocol[Loss_contra]):
+    """What an adapter has besides, where its capabilities say that it owns the state. `model` is the prepared one.
+
+    Parts have the names and the form in which one process exports a plain model and its optimizer, so that a run may
+    resume under another engine.
+    """
+
+    def model_state(self, model: object, writers: int) -> ModelState:
+        """Return what exports and loads the weights; `writers`: from how many processes tensors leave."""
+        ...
+
+    def optimizer_state(self, model: object, optimizer: object) -> Exportable:
+        """Return what exports and loads the moments. Raises CheckpointError if the engine's state is unknown."""
+        ...
+
+    def group_sizes(self, model: object, optimizer: object) -> Sequence[int]:
+        """Return how many of the model's parameters each of the optimizer's groups has."""
+        ...
+
+    def spreads_optimizer(self, model: object) -> bool:
+        """Return whether each process keeps only a part of the moments."""
         ...

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.deepspeed.configuration import DeepSpeedConfiguration, deepspeed_configuration
+from hexloop.app.deepspeed.making import sharded_init, told_to_transformers
 from hexloop.app.deepspeed.rules import Length
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
+from hexloop.ports.engine import Engine, RunFacts
 from hexloop.ports.parallelism import Parallelism
-from hexloop.ports.trainable import Trainable
-
-if TYPE_CHECKING:
-    from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
-    from hexloop.app.trainer import Trainer
-
-Tell = Callable[[], None]
 
 
-def deepspeed_parallelism(
-    args: TrainingArguments, device: Device, configuration: DeepSpeedConfiguration
-) -> Parallelism[Any]:
-    """An engine by this configuration, on this device."""
+def deepspeed_parallelism(args: TrainingArguments, device: Device) -> Parallelism[Any]:
+    """An engine by the configuration of the arguments, on this device."""
     import torch
 
-    from hexloop.adapters.parallelism.deepspeed import DeepSpeed
+    from hexloop.adapters.engines.deepspeed.engine import DeepSpeed
+
+    configuration = _configuration(args)
 
     def for_model(model: Any) -> dict[str, Any]:
         values, problems = configuration.for_model(model)
@@ -39,31 +34,31 @@ def deepspeed_parallelism(
     )
 
 
-def deepspeed_learner(trainer: Trainer, engine: Any, trainable: Trainable[Any, Any], *tell: Tell) -> DeepSpeedLearner:
-    """The learner over an engine; `tell` is called before and after the optimizer's step."""
-    from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
-
-    parallelism = trainer.adapters.parallelism
-    return DeepSpeedLearner(engine, trainable, parallelism.synchronise, parallelism.backward, *tell)
+def problems(args: TrainingArguments) -> Sequence[str]:
+    """What is wrong with the configuration, or contradicts the arguments."""
+    return _configuration(args).problems
 
 
-def refuse_deepspeed(trainer: Trainer, total_steps: int) -> None:
-    """Raise ConfigurationError for what of DeepSpeed's configuration does not fit the model, the data or the parts."""
-    configuration = deepspeed_configuration(trainer.args)
-    if configuration is None:
-        return
-    problems = [*configuration.problems, *configuration.for_model(trainer.model)[1]]
-    problems += configuration.for_length(_length(trainer.args, total_steps))[1]
-    if configuration.optimizer is not None and not trainer.makes_optimizer:
-        problems.append(
+def check(args: TrainingArguments, facts: RunFacts) -> Sequence[str]:
+    """What of the configuration does not fit the model, the length of the run, or what the Trainer was given."""
+    configuration = _configuration(args)
+    found = [*configuration.problems, *configuration.for_model(facts.model)[1]]
+    found += configuration.for_length(_length(args, facts.total_steps))[1]
+    if configuration.optimizer is not None and not facts.standard_optimizer:
+        found.append(
             "You chose an optimizer in DeepSpeed's configuration and gave the Trainer another; leave one of them out."
         )
-    if configuration.scheduler is not None and not trainer.makes_scheduler:
-        problems.append(
+    if configuration.scheduler is not None and not facts.standard_schedule:
+        found.append(
             "You chose a scheduler in DeepSpeed's configuration and gave the Trainer another; leave one of them out."
         )
-    if problems:
-        raise ConfigurationError(problems)
+    return found
+
+
+def precision(args: TrainingArguments) -> str:
+    """The number format of the run: the engine keeps the weights in a half format, and scales losses, by itself."""
+    chosen = _configuration(args).half or args.mixed_precision
+    return chosen if chosen != "no" else "tf32" if args.tf32 else "fp32"
 
 
 def deepspeed_schedule(args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
@@ -71,8 +66,8 @@ def deepspeed_schedule(args: TrainingArguments, optimizer: Any, total_steps: int
 
     Raises ConfigurationError where DeepSpeed has none of that name, or refuses its parameters.
     """
-    configuration = deepspeed_configuration(args)
-    if configuration is None or configuration.scheduler is None:
+    configuration = _configuration(args)
+    if configuration.scheduler is None:
         return None
     from deepspeed.runtime import lr_schedules
 
@@ -91,5 +86,33 @@ def deepspeed_schedule(args: TrainingArguments, optimizer: Any, total_steps: int
         ) from error
 
 
+def _configuration(args: TrainingArguments) -> DeepSpeedConfiguration:
+    return deepspeed_configuration(args) or DeepSpeedConfiguration({})
+
+
 def _length(args: TrainingArguments, total_steps: int) -> Length:
     return Length(total_steps, args.get_warmup_steps(total_steps))
+
+
+def _unprepared(parameter: Any) -> str | None:
+    if not hasattr(parameter, "ds_id"):
+        return None
+    return (
+        "You asked to evaluate or save a model that ZeRO 3 spread as it was made, but no run has prepared it yet; "
+        "train first, or make it outside of zero3_init."
+    )
+
+
+ENGINE: Engine[TrainingArguments, Any] = Engine(
+    "deepspeed",
+    deepspeed_parallelism,
+    problems=problems,
+    check=check,
+    precision=precision,
+    schedule=deepspeed_schedule,
+    model_init=told_to_transformers,
+    sharded_init=sharded_init,
+    consolidates=lambda args: _configuration(args).consolidates,
+    element_count=lambda parameter: getattr(parameter, "ds_numel", parameter.numel()),
+    unprepared=_unprepared,
+)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.world import join
 from hexloop.app.deepspeed.configuration import DeepSpeedConfiguration, deepspeed_configuration
 from hexloop.domain.errors import ConfigurationError
 
 
 @contextmanager
-def zero3_init(args: TrainingArguments) -> Iterator[None]:
-    """Within, the parameters of every module are spread over the processes as it is made, where ZeRO 3 is chosen.
+def sharded_init(args: TrainingArguments, meet: Callable[[], object]) -> Iterator[None]:
+    """Within, ZeRO 3 spreads the parameters of every module as it is created. `meet` waits for the other processes.
 
-    Every process draws the same weights as without, one module's at a time. Models of transformers are made by
-    `from_pretrained` or `from_config` there: their own classes fill in weights when the whole is there. Where ZeRO 3 is
-    not chosen nothing happens. Collective. Raises ConfigurationError where DeepSpeed's configuration cannot work.
+    Without ZeRO 3 nothing happens. Raises ConfigurationError where DeepSpeed's configuration cannot work.
     """
     configuration = _of_stage_3(args)
     if configuration is None:
         yield
         return
-    from hexloop.adapters.parallelism.deepspeed import spreading
+    from hexloop.adapters.engines.deepspeed.launcher import spreading
 
-    join(args)
+    meet()
     with told_to_transformers(args), spreading(configuration.before_model()):
         yield
 
@@ -41,7 +38,7 @@ def told_to_transformers(args: TrainingArguments) -> Iterator[None]:
     if configuration is None:
         yield
         return
-    from hexloop.adapters.parallelism.deepspeed import begin
+    from hexloop.adapters.engines.deepspeed.launcher import begin
 
     begin(args.device, args.local_process_index)
     if "transformers" not in sys.modules:

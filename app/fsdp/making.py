@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.fsdp.settings import FsdpSettings, read_fsdp
+from hexloop.app.fsdp.settings import FsdpSettings, fsdp_consolidates, read_fsdp
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
+from hexloop.ports.engine import Engine
 from hexloop.ports.parallelism import Parallelism
 
 
@@ -20,7 +21,7 @@ def make_fsdp(args: TrainingArguments, device: Device) -> Parallelism[Any]:
 def _second(args: TrainingArguments, device: Device, settings: FsdpSettings) -> Parallelism[Any]:
     import torch
 
-    from hexloop.adapters.parallelism.torch.fsdp2 import Fsdp2, Fsdp2Options
+    from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2, Fsdp2Options
 
     options = Fsdp2Options(
         units=_units(settings),
@@ -38,7 +39,7 @@ def _second(args: TrainingArguments, device: Device, settings: FsdpSettings) -> 
 def _first(args: TrainingArguments, device: Device, settings: FsdpSettings) -> Parallelism[Any]:
     import torch
 
-    from hexloop.adapters.parallelism.torch.fsdp1 import Fsdp1, Fsdp1Options
+    from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1, Fsdp1Options
 
     if settings.offload and device.name == "cpu":
         raise ConfigurationError(
@@ -64,7 +65,7 @@ def _first(args: TrainingArguments, device: Device, settings: FsdpSettings) -> P
 
 
 def _units(settings: FsdpSettings) -> Any:
-    from hexloop.adapters.parallelism.torch.sharding_options import Units
+    from hexloop.adapters.engines.fsdp.units import Units
 
     if settings.policy == "no_wrap":
         return Units(())
@@ -75,7 +76,7 @@ def _formats(args: TrainingArguments, settings: FsdpSettings) -> Any:
     """As they are given; else mixed precision gathers weights in its half format, and adds gradients up in float32."""
     import torch
 
-    from hexloop.adapters.parallelism.torch.sharding_options import Formats
+    from hexloop.adapters.engines.fsdp.units import Formats
 
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     given = settings.formats
@@ -85,3 +86,8 @@ def _formats(args: TrainingArguments, settings: FsdpSettings) -> Any:
     return Formats(
         chosen.get("param_dtype"), chosen.get("reduce_dtype"), chosen.get("buffer_dtype"), chosen.get("output_dtype")
     )
+
+
+ENGINE: Engine[TrainingArguments, Any] = Engine(
+    "fsdp", make_fsdp, consolidates=fsdp_consolidates, exchanges_host_tensors=True
+)

@@ -10,7 +10,6 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.launched import launched
 from hexloop.app.fsdp.keys import STRATEGIES, read_keys
 from hexloop.domain.errors import ConfigurationError
@@ -59,11 +58,6 @@ class FsdpSettings:
     mesh: tuple[int, int] | None = None
     formats: Mapping[str, str] | None = None
     synchronise_each: bool = True
-
-
-def fsdp_is_asked_for(args: TrainingArguments) -> bool:
-    """Whether the arguments, or accelerate's launcher, turn FSDP on."""
-    return bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP")
 
 
 def fsdp_consolidates(args: TrainingArguments) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from hexloop.adapters.batches.in_memory import InMemoryBatches
 from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.losses.plain import PlainLosses
-from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.trainable.least_squares.scalar import Scalar

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attrs import evolve
 
-from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
 from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.deepspeed.engine import deepspeed_schedule
-from hexloop.app.deepspeed.making import told_to_transformers
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
 from hexloop.app.training.hooks import is_overridden, standard
@@ -33,7 +31,7 @@ class Making(TrainerAttributes):
         """A fresh model from `model_init`, which may take the trial of a search."""
         assert self.model_init is not None
         takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
-        with told_to_transformers(self.args):
+        with self.adapters.engine.model_init(self.args):
             model = self.model_init(trial) if takes_trial else self.model_init()
         if model is None:
             raise ConfigurationError(["model_init returned None; let it return the model."])
@@ -101,7 +99,7 @@ class Making(TrainerAttributes):
         """The learning-rate schedule, made now where there is none."""
         if self.lr_scheduler is None:
             target = self.optimizer if optimizer is None else optimizer
-            own = deepspeed_schedule(self.args, target, num_training_steps)
+            own = self.adapters.engine.schedule(self.args, target, num_training_steps)
             self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps) if own is None else own
             self._scheduler_of_run = self.lr_scheduler  # also where the user asks: a run has another length
         return self.lr_scheduler
@@ -155,7 +153,7 @@ class Making(TrainerAttributes):
     def get_num_trainable_parameters(self) -> int:
         """How many numbers are trained."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)  # DeepSpeed's are spread
+        return sum(map(self.adapters.engine.element_count, trained))
 
     def get_learning_rates(self) -> list[float]:
         """The rate of each parameter group. Raises ConfigurationError where there is no optimizer yet."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.app.callbacks import TrainerControl, export_states, restore_states
 from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
@@ -31,7 +30,6 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
-from hexloop.domain.step import StandardLearner
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage
@@ -132,21 +130,6 @@ class RunCheckpoints:
         own = any(is_overridden(self._trainer, name) for name in ("save_model", "_save", "_save_checkpoint"))
         heard = self._trainer.callback_handler.overriding("on_save") or own
         self._store.behind = self._trainer.args.save_async and not heard
-
-
-def prepare_after_first_update(
-    standard: StandardLearner[Any, Any] | DeepSpeedLearner, checkpoints: RunCheckpoints
-) -> None:
-    """Make room for snapshots once the optimizer has its state, which it makes in its first update."""
-    tell = standard.after_optimizer_step
-
-    def tell_and_prepare() -> None:
-        standard.after_optimizer_step = tell
-        if tell is not None:
-            tell()
-        checkpoints.prepare()
-
-    standard.after_optimizer_step = tell_and_prepare
 
 
 def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> CheckpointStore:

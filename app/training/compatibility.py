@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from hexloop.adapters.trainable.torch.layouts import TorchLayout
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.training.learning_rates import make_schedule
 from hexloop.app.training.loaders import global_batch_size
-from hexloop.app.training.sharded import own_class, own_name
+from hexloop.app.training.sharded import layout_of, own_class
 from hexloop.app.training.states import group_sizes, model_state
 from hexloop.domain.run import Run
 from hexloop.domain.scheduling import ScheduledRates
@@ -106,7 +107,7 @@ class RunSetup:
                     _options(group, size)
                     for group, size in zip(optimizer.param_groups, group_sizes(trainer), strict=True)
                 ],
-                "without_decay": _without_decay(model),
+                "without_decay": _without_decay(model, layout_of(trainer)),
             },
         }
 
@@ -193,10 +194,11 @@ class RunSetup:
         return f", a {saved['model']}," if "model" in saved else ""
 
 
-def _without_decay(model: Any) -> list[str]:
+def _without_decay(model: Any, layout: TorchLayout) -> list[str]:
+    names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
     decayed = frozenset(decayed_names(model))
-    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
-    return [own_name(name) for name in trained if name not in decayed]
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [names[id(parameter)] for name, parameter in trained if name not in decayed]
 
 
 def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
-from hexloop.app.deepspeed.engine import deepspeed_learner
 from hexloop.app.training.hooks import OverriddenBatchSamples, OverriddenTrainingStep, is_overridden
 from hexloop.app.training.losses import loss_in_force, preparing
 from hexloop.app.training.sharded import layout_of
 from hexloop.app.training.worlds import parallelism_of, world_of
 from hexloop.domain.step import StandardLearner
 from hexloop.ports.learner import Learner
+from hexloop.ports.parallelism import OwnUpdate
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -42,10 +41,34 @@ def prepare(trainer: Trainer, model: Any, total_steps: int) -> Any:
     return wrapped
 
 
+class AfterStep:
+    """What a learner calls after each optimizer step; `first` is called once, after the first one."""
+
+    def __init__(self, each: Callable[[], None]) -> None:
+        self._each = self._call = each
+
+    def __call__(self) -> None:
+        """Call what there is to call."""
+        self._call()
+
+    def first(self, call: Callable[[], None]) -> None:
+        """Let `call` follow the next optimizer step."""
+
+        def call_both() -> None:
+            self._call = self._each
+            self._each()
+            call()
+
+        self._call = call_both
+
+
 def make_learner(
-    trainer: Trainer, wrapped: Any
-) -> tuple[StandardLearner[Any, Any] | DeepSpeedLearner, Learner[Any, Any]]:
-    """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden."""
+    trainer: Trainer, wrapped: Any, after: Callable[[], None]
+) -> tuple[Learner[Any, Any], Learner[Any, Any]]:
+    """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden.
+
+    after: called after each optimizer step.
+    """
     choice = preparing(trainer, loss_in_force(trainer))
     trainable = TorchTrainable(
         wrapped,
@@ -59,10 +82,10 @@ def make_learner(
         layout=layout_of(trainer),
         inner=trainer.model,
     )
-    before, after = _before_optimizer_step(trainer), lambda: trainer._dispatcher.call("on_optimizer_step")
-    standard: StandardLearner[Any, Any] | DeepSpeedLearner
-    if trainer.adapters.parallelism.capabilities.owns_update:
-        standard = deepspeed_learner(trainer, wrapped, trainable, before, after)
+    before, parallelism = _before_optimizer_step(trainer), trainer.adapters.parallelism
+    standard: Learner[Any, Any]
+    if parallelism.capabilities.owns_update:
+        standard = cast("OwnUpdate[Any]", parallelism).learner(wrapped, trainable, before, after)
     else:
         standard = StandardLearner(trainable, trainer.adapters.precision, parallelism_of(trainer), before, after)
     learner: Any = standard

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, frozen
 
 from hexloop.adapters.batches.torch.transfer import transfer_to
-from hexloop.adapters.learner.deepspeed import DeepSpeedLearner
-from hexloop.app.deepspeed.engine import refuse_deepspeed
 from hexloop.app.training.accumulation import same_global_batch
 from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import Observer, attached
@@ -20,7 +18,6 @@ from hexloop.app.training.checkpoints import (
     RunCheckpoints,
     callbacks_state,
     make_store,
-    prepare_after_first_update,
     refuse_unwritable,
     restore,
 )
@@ -28,7 +25,7 @@ from hexloop.app.training.counters import OperationMeter, TokenCounter
 from hexloop.app.training.hooks import computing_in_format, is_overridden
 from hexloop.app.training.inputs import named_by_position, named_on
 from hexloop.app.training.journaling import RunJournal, journal_of
-from hexloop.app.training.learners import make_learner, prepare
+from hexloop.app.training.learners import AfterStep, make_learner, prepare
 from hexloop.app.training.live import Control as LiveControl
 from hexloop.app.training.live import begin_control
 from hexloop.app.training.loaders import check_batch, stop_workers
@@ -41,10 +38,11 @@ from hexloop.app.training.sharing import refuse_too_many_processes, training_bat
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
 from hexloop.domain.agreement import agreement_for
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.plan import Plan
 from hexloop.domain.run import Run
-from hexloop.domain.step import StandardLearner
 from hexloop.ports.batches import Batches
+from hexloop.ports.engine import RunFacts
 from hexloop.ports.learner import Learner
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class Session:
 
     run: Run[Any, Any]
     control: LiveControl
-    standard: StandardLearner[Any, Any] | DeepSpeedLearner
+    standard: Learner[Any, Any]
     learner: Learner[Any, Any]
     checkpoints: RunCheckpoints
     counters: Sequence[TokenCounter | OperationMeter] = ()
@@ -91,14 +89,15 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         refuse_unlike(trainer)
         refuse_separate_folders(trainer)
         wrapped = prepare(trainer, parts.model, parts.plan.total_steps)
-        standard, learner = make_learner(trainer, wrapped)
+        after_step = AfterStep(partial(trainer._dispatcher.call, "on_optimizer_step"))
+        standard, learner = make_learner(trainer, wrapped, after_step)
         if is_overridden(trainer, "training_step") and trainer.adapters.precision.name in HALF_FORMATS:
             undo.enter_context(computing_in_format(wrapped, trainer.adapters.precision))
         run = make_run(trainer, parts.plan, parts.batches, learner, run_name)
         store = make_store(trainer, run, trainer.adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
         run.agreement = agreement_for(trainer._requests, trainer.adapters.collectives, checkpoints.writing)
-        prepare_after_first_update(standard, checkpoints)
+        after_step.first(checkpoints.prepare)  # makes room for snapshots once the optimizer has its state
         trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, parts.control, standard, learner, checkpoints, settling(trainer, run, learner))
         run.further_figures = partial(_figures, trainer, session)
@@ -142,10 +141,17 @@ def _make_parts(trainer: Trainer, resume_from: str | bool | None, undo: ExitStac
         refuse_optimizer(trainer, plan.total_steps)
     if plan is not None:
         with refusals:
-            refuse_deepspeed(trainer, plan.total_steps)
+            _check_engine(trainer, plan.total_steps)
     refusals.settle()
     assert plan is not None  # or what kept it from being made was refused
     return Parts(control, model, loader, batches, plan, journal, observers)
+
+
+def _check_engine(trainer: Trainer, total_steps: int) -> None:
+    """Raise ConfigurationError for what of the engine's options does not fit the run."""
+    facts = RunFacts(trainer.model, total_steps, trainer.makes_optimizer, trainer.makes_scheduler)
+    if problems := trainer.adapters.engine.check(trainer.args, facts):
+        raise ConfigurationError(problems)
 
 
 def _announce(trainer: Trainer, run: Run[Any, Any]) -> None:

@@ -10,9 +10,6 @@ from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
 from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.app.arguments import TrainingArguments
-from hexloop.app.deepspeed.configuration import deepspeed_configuration
-from hexloop.app.fsdp.settings import fsdp_consolidates
 from hexloop.domain.errors import RunStateError
 from hexloop.ports.parallelism import Sharding
 
@@ -39,11 +36,8 @@ def refuse_unprepared(trainer: Trainer) -> None:
     if is_sharded(trainer):
         return
     parameters = list(trainer.model.parameters())
-    if any(hasattr(parameter, "ds_id") for parameter in parameters):
-        raise RunStateError(
-            "You asked to evaluate or save a model that ZeRO 3 spread as it was made, but no run has prepared it yet; "
-            "train first, or make it outside of zero3_init."
-        )
+    for reason in filter(None, map(trainer.adapters.engine.unprepared, parameters)):
+        raise RunStateError(reason)
     if any(parameter.is_meta for parameter in parameters):
         raise RunStateError(
             "You asked to evaluate or save a model that lies on torch's meta device, and has no weights here before a "
@@ -60,23 +54,13 @@ def layout_of(trainer: Trainer) -> TorchLayout:
 
 def writers_of(trainer: Trainer) -> int:
     """How many processes write the weights where they are spread: all, or one that is asked to put them together."""
-    return 1 if _consolidates(trainer.args) else trainer.adapters.collectives.world_size
-
-
-def _consolidates(args: TrainingArguments) -> bool:
-    if deepspeed := deepspeed_configuration(args):
-        return deepspeed.consolidates
-    return fsdp_consolidates(args)
+    adapters = trainer.adapters
+    return 1 if adapters.engine.consolidates(trainer.args) else adapters.collectives.world_size
 
 
 def own_class(model: Any) -> type[Any]:
-    """The model's class, without the one that `fully_shard` puts before it."""
+    """Return the model's class, without those that torch.distributed puts before it."""
     return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
-
-
-def own_name(name: str) -> str:
-    """A parameter's name in the model that the user passed in, without what FSDP 1 puts into it."""
-    return name.replace("_fsdp_wrapped_module.", "")
 
 
 def save_sharded(trainer: Trainer, folder: str) -> None:

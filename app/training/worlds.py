@@ -12,7 +12,7 @@ from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
 from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.ports.collectives import Reduction
-from hexloop.ports.parallelism import Parallelism
+from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -75,12 +75,26 @@ class MeetingEachBatch:
 
     inner: Parallelism[Any]
 
+    @property
+    def capabilities(self) -> ParallelismCapabilities:
+        """Those of the other."""
+        return self.inner.capabilities
+
+    def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Let the other prepare the model."""
+        return self.inner.prepare(model, make_optimizer)
+
     def synchronise(self, last_of_window: bool) -> None:
         """Let gradients meet in the next backward pass."""
         self.inner.synchronise(True)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def backward(self, loss: Any) -> None:
+        """Let the other add the gradients."""
+        self.inner.backward(loss)
+
+    def unwrap(self, model: Any) -> Any:
+        """Let the other unwrap the model."""
+        return self.inner.unwrap(model)
 
 
 def parallelism_of(trainer: Trainer) -> Parallelism[Any]:

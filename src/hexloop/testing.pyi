@@ -25,7 +25,7 @@ from .adapters.journal.memory import NoJournal as NoJournal
 from .adapters.logger.recording import NoLogger as NoLogger
 from .adapters.logger.recording import RecordingLogger as RecordingLogger
 from .adapters.losses.plain import PlainLosses as PlainLosses
-from .adapters.parallelism.single import SingleProcess as SingleProcess
+from .adapters.engines.single.engine import SingleProcess as SingleProcess
 from .adapters.precision.plain import PlainPrecision as PlainPrecision
 from .adapters.precision.simulated_scaling import SimulatedScaling as SimulatedScaling
 from .adapters.scheduler.constant import ConstantRates as ConstantRates

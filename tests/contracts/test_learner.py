@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.trainable.least_squares.scalar import Scalar

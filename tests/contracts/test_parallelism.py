@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.trainable.least_squares.model import LinearModel
 from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
 from hexloop.adapters.trainable.least_squares.scalar import Scalar

@@ -21,10 +21,10 @@ from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.transfer import transfer_to
 from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.evaluator.torch.evaluator import TorchEvaluator
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
 from hexloop.adapters.losses.torch import TorchLosses
-from hexloop.adapters.parallelism.single import SingleProcess
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.scheduler.torch import TorchScheduler

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from hexloop import Trainer, TrainerCallback, default_data_collator
-from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.engines.single.engine import SingleProcess
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 

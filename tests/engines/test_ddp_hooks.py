@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 
-from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
+from hexloop.adapters.engines.ddp.engine import Ddp, DdpOptions
 from tests.engines.processes import in_processes
 
 Hook = Callable[[Any, Any], Any]

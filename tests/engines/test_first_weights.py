@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.parallelism.torch.fsdp1 import Fsdp1, Fsdp1Options
-from hexloop.adapters.parallelism.torch.fsdp2 import Fsdp2, Fsdp2Options
-from hexloop.adapters.parallelism.torch.sharding_options import Units
+from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1, Fsdp1Options
+from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2, Fsdp2Options
+from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import Parallelism
 from tests.engines.processes import in_processes

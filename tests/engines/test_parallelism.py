@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hexloop.adapters.parallelism.torch.ddp import Ddp, DdpOptions
-from hexloop.adapters.parallelism.torch.fsdp1 import Fsdp1, Fsdp1Options
-from hexloop.adapters.parallelism.torch.fsdp2 import Fsdp2, Fsdp2Options
-from hexloop.adapters.parallelism.torch.sharding_options import Units
+from hexloop.adapters.engines.ddp.engine import Ddp, DdpOptions
+from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1, Fsdp1Options
+from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2, Fsdp2Options
+from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.loss import ModelLoss
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable

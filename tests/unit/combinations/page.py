@@ -13,7 +13,7 @@ from typing import Any
 from hexloop.adapters.device.torch.base import CpuDevice
 from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.combinations import REFUSALS, Refusal, Setting, refusals_of
-from hexloop.app.parallelisms import choose_parallelism
+from hexloop.app.engines import engine_for
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.wiring import precision_name
 from hexloop.ports.device import DeviceCapabilities
@@ -102,7 +102,7 @@ def _cells(chosen: Chosen) -> Iterator[str]:
 def _refusals(processes: int, chosen: Chosen) -> list[Refusal]:
     arguments = Seq2SeqTrainingArguments("out", use_cpu=True, **chosen)
     arguments.surroundings = Surroundings(processes)
-    parallelism = choose_parallelism(arguments, CpuDevice())
+    parallelism = engine_for(arguments).make(arguments, CpuDevice())
     return refusals_of(Setting(arguments, GPU, precision_name(arguments), parallelism.capabilities))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hexloop.adapters.parallelism.deepspeed.gradients import adding_up, left_in_place
+from hexloop.adapters.engines.deepspeed.engine import adding_up, left_in_place
 
 
 def zero(stage: int, **further: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hexloop.adapters.parallelism.deepspeed.surroundings import number_for
+from hexloop.adapters.engines.deepspeed.launcher import number_for
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from hexloop import TrainingArguments
 from hexloop.app.arguments.surroundings import Surroundings
-from hexloop.app.fsdp import FsdpSettings, read_fsdp
+from hexloop.app.fsdp.settings import FsdpSettings, read_fsdp
 from hexloop.domain.errors import ConfigurationError
 
 

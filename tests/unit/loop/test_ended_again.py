@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.adapters.parallelism.single import SingleProcess
+from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.domain.events import StepEnded, TrainBegan
 from hexloop.domain.loop import train

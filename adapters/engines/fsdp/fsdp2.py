@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from hexloop.adapters.parallelism.torch.first_weights import give_memory, same_as_first
-from hexloop.adapters.parallelism.torch.sharding_options import Formats, Units, recompute
+from hexloop.adapters.engines.fsdp.units import Formats, Units, give_memory, recompute, same_as_first
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
 

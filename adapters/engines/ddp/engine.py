@@ -10,6 +10,9 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hexloop.adapters.engines.arguments import EngineArguments
+from hexloop.ports.device import Device
+from hexloop.ports.engine import Engine
 from hexloop.ports.parallelism import ParallelismCapabilities
 
 Hook = tuple[object, Callable[..., Any]]
@@ -134,3 +137,17 @@ def settle_buckets(wrapped: DistributedDataParallel) -> None:
         module._forward_pre_hooks.update(hooks[1])
         for parameter in parameters:
             parameter.grad = None
+
+
+def make_ddp(args: EngineArguments, device: Device) -> Ddp:
+    """Return the adapter for the processes of the run, with the options in the arguments."""
+    options = DdpOptions(
+        find_unused_parameters=args.ddp_find_unused_parameters,
+        bucket_cap_mb=args.ddp_bucket_cap_mb,
+        broadcast_buffers=args.ddp_broadcast_buffers,
+        static_graph=args.ddp_static_graph,
+    )
+    return Ddp(torch.device(device.name), args.world_size, options)
+
+
+ENGINE: Engine[EngineArguments, Tensor] = Engine("ddp", make_ddp)

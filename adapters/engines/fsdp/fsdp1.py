@@ -23,8 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from hexloop.adapters.parallelism.torch.first_weights import give_memory, same_as_first
-from hexloop.adapters.parallelism.torch.sharding_options import Formats, Units, recompute
+from hexloop.adapters.engines.fsdp.units import Formats, Units, give_memory, recompute, same_as_first
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 

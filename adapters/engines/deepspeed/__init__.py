@@ -1,0 +1,1 @@
+"""DeepSpeed's engine, with ZeRO stages 0 to 3."""

@@ -1,1 +1,0 @@
-"""Engines that own a step of training whole."""

@@ -1,1 +1,0 @@
-"""Answers the Parallelism port with torch's own engines."""
