@@ -116,6 +116,7 @@ def make_evaluator(
         trainer.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
         ranks_of(trainer),
+        modes=None if trainer._session is None else trainer._session.modes,
     )
 
 

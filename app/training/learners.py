@@ -63,11 +63,11 @@ class AfterStep:
 
 
 def make_learner(
-    trainer: Trainer, wrapped: Any, after: Callable[[], None]
+    trainer: Trainer, wrapped: Any, after: Callable[[], None], restore_modes: Callable[[], None]
 ) -> tuple[Learner[Any, Any], Learner[Any, Any]]:
     """The standard learner, and the one that the loop gets: the same, unless `training_step` is overridden.
 
-    after: called after each optimizer step.
+    after: called after each optimizer step. restore_modes: puts modules back in the modes from before an evaluation.
     """
     choice = preparing(trainer, loss_in_force(trainer))
     trainable = TorchTrainable(
@@ -81,6 +81,7 @@ def make_learner(
         world=world_of(trainer, choice.normalises),
         layout=layout_of(trainer),
         inner=trainer.model,
+        restore_modes=restore_modes,
     )
     before, parallelism = _before_optimizer_step(trainer), trainer.adapters.parallelism
     standard: Learner[Any, Any]

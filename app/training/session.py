@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, frozen
 
 from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.evaluator.torch.modes import Modes
 from hexloop.app.training.accumulation import same_global_batch
 from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import Observer, attached
@@ -58,6 +59,7 @@ class Session:
     standard: Learner[Any, Any]
     learner: Learner[Any, Any]
     checkpoints: RunCheckpoints
+    modes: Modes
     counters: Sequence[TokenCounter | OperationMeter] = ()
 
     def settle_counters(self) -> None:
@@ -90,7 +92,8 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         refuse_separate_folders(trainer)
         wrapped = prepare(trainer, parts.model, parts.plan.total_steps)
         after_step = AfterStep(partial(trainer._dispatcher.call, "on_optimizer_step"))
-        standard, learner = make_learner(trainer, wrapped, after_step)
+        modes = Modes()
+        standard, learner = make_learner(trainer, wrapped, after_step, modes.restore)
         if is_overridden(trainer, "training_step") and trainer.adapters.precision.name in HALF_FORMATS:
             undo.enter_context(computing_in_format(wrapped, trainer.adapters.precision))
         run = make_run(trainer, parts.plan, parts.batches, learner, run_name)
@@ -99,7 +102,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         run.agreement = agreement_for(trainer._requests, trainer.adapters.collectives, checkpoints.writing)
         after_step.first(checkpoints.prepare)  # makes room for snapshots once the optimizer has its state
         trainer.control.should_training_stop = False  # an earlier run left it on
-        session = Session(run, parts.control, standard, learner, checkpoints, settling(trainer, run, learner))
+        session = Session(run, parts.control, standard, learner, checkpoints, modes, settling(trainer, run, learner))
         run.further_figures = partial(_figures, trainer, session)
         undo.callback(trainer.end_session)
         _attach(trainer, session, parts.loader)

@@ -11,6 +11,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from hexloop.adapters.evaluator.torch.losses import BatchLosses
+from hexloop.adapters.evaluator.torch.modes import Modes
 from hexloop.adapters.evaluator.torch.outputs import EvalPrediction
 from hexloop.adapters.evaluator.torch.predictions import Collected, InBatches, Joined
 from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
@@ -65,7 +66,11 @@ def _as_they_are(logits: Any, labels: Any) -> Any:
 
 @define
 class TorchEvaluator:
-    """Answers the Evaluator port; after `metrics`, `predictions`, `label_ids` and `samples` can be read."""
+    """Implements the Evaluator port; after `metrics`, `predictions`, `label_ids` and `samples` can be read.
+
+    modes: keeps the modes that the modules had before; the caller restores them before the next training step. If
+    None, `end` restores them.
+    """
 
     model: nn.Module
     loader: Iterable[Any]
@@ -76,10 +81,11 @@ class TorchEvaluator:
     preprocess_logits: Callable[[Any, Any], Any] = _as_they_are
     options: EvaluationOptions = field(factory=EvaluationOptions)
     ranks: Ranks = field(factory=OneRank)
+    modes: Modes | None = None
     samples: int = field(default=0, init=False)
     predictions: Any = field(default=None, init=False)
     label_ids: Any = field(default=None, init=False)
-    _modes: list[tuple[nn.Module, bool]] = field(factory=list, init=False)
+    _own_modes: Modes = field(factory=Modes, init=False)
     _losses: BatchLosses = field(factory=BatchLosses, init=False)
     _logits: Collected = field(init=False)
     _labels: Collected = field(init=False)
@@ -95,11 +101,10 @@ class TorchEvaluator:
         yield from map(self.transfer, self.loader)
 
     def begin(self) -> None:
-        """Switch dropout and the like off, and cast where asked to."""
-        self._modes = [(module, module.training) for module in self.model.modules()]
+        """Put the model in evaluation mode, and cast it if `options.dtype` is set."""
         if self.options.dtype is not None:
             self.model.to(dtype=self.options.dtype)
-        self.model.eval()
+        (self.modes or self._own_modes).enter_evaluation(self.model)
         self._forget()
 
     def step(self, batch: Any) -> int:
@@ -136,12 +141,8 @@ class TorchEvaluator:
         return prefixed | {f"{prefix}{name}": value for name, value in named.items() if name not in prefixed}
 
     def end(self) -> None:
-        """Put every module back in the mode that it was in."""
-        if self._modes and self._modes[0][1]:
-            self.model.train()  # which a module may have made more of than a switch
-        for module, training in self._modes:
-            module.training = training
-        self._modes = []
+        """Put every module back in the mode that it was in, unless the caller does that."""
+        self._own_modes.restore()
 
     def _forget(self) -> None:
         self.samples = self._batches = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ class TorchTrainable:
     """Answers the Trainable port for a module and an optimizer.
 
     model: the module as it is called in training (wrapped, compiled). inner: the one within it that code of the user's
-    holds, and may leave in evaluation mode; the model itself where None.
+    holds, and may leave in evaluation mode; the model itself where None. restore_modes: puts the modules back in
+    the modes that they had before an evaluation, if there was one.
     compute_loss: from module and batch to loss. `normalises` says that it divides by the item count that it is given;
     what it gives otherwise is a mean, which `exact` weighs by its items within its window; without, each batch of the
     window weighs the same.
@@ -42,10 +43,12 @@ class TorchTrainable:
         world: World = ALONE,
         layout: TorchLayout = WHOLE,
         inner: nn.Module | None = None,
+        restore_modes: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._inner = model if inner is None else inner
+        self._restore_modes = restore_modes
         self._compute_loss = compute_loss
         self._normalises = normalises
         self._exact = exact
@@ -88,7 +91,9 @@ class TorchTrainable:
     def enter_training_mode(self) -> None:
         """Put the whole model in training mode where it was left in the other. A part of it alone is let alone."""
         if not self._inner.training:
-            self.model.train()
+            self._restore_modes()
+            if not self._inner.training:
+                self.model.train()
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Write one rate into each parameter group."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch.utils.data import DataLoader
 
+import hexloop
 from hexloop import Trainer, TrainerCallback
 from hexloop.domain.events import EvaluationBegan, PredictionStepEnded, StepEnded
 from tests.end_to_end.small.models import Net, Noisy, net, rows
-from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
+from tests.end_to_end.small.trainers import DEFAULTS, same_weights, small_trainer, weights
 
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
 
@@ -190,12 +192,56 @@ def test_modules_are_put_back_in_the_mode_that_each_was_in(tmp_path: Path) -> No
     trainer = small_trainer(tmp_path, parts={"model": model, "eval_dataset": rows(4)})
     stream = trainer.stream()
     for event in stream:
-        if type(event) is StepEnded:
+        if type(event) is StepEnded and event.step == 1:
             model.layers[0].training = False
             trainer.evaluate()
+            assert not model.training
+            trainer.evaluate()
+        elif type(event) is StepEnded:
             assert [module.training for module in model.layers] == [False, True, False, True]
             break
     stream.close()
+
+
+class Modes:
+    """Stores whether the model is in training mode, with what a callback is called for."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bool]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        kind = "loss" if "loss" in logs else "eval" if "eval_loss" in logs else "end"
+        self.seen.append((f"log {kind}", kwargs["model"].training))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("evaluate", kwargs["model"].training))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("update", kwargs["model"].training))
+
+
+@pytest.mark.parametrize("library", [hexloop, transformers], ids=["hexloop", "transformers"])
+def test_logs_after_an_evaluation_are_written_in_evaluation_mode(tmp_path: Path, library: Any) -> None:
+    """`Trainer.log`, on_log and on_evaluate see the mode that they see in transformers, until the next update."""
+
+    class Logging(library.Trainer):  # type: ignore[misc]
+        logged: ClassVar[list[bool]] = []
+
+        def log(self, logs: dict[str, float], *rest: Any) -> None:
+            self.logged.append(self.model.training)
+            super().log(logs, *rest)
+
+    modes: Any = type("Modes", (Modes, library.TrainerCallback), {})()
+    given: dict[str, Any] = {**DEFAULTS, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+    arguments = library.TrainingArguments(output_dir=str(tmp_path), **given)
+    trainer = Logging(model=net(0.3), args=arguments, train_dataset=rows(8), eval_dataset=rows(4), callbacks=[modes])
+    trainer.train()
+
+    step = [("update", True), ("log loss", True), ("log eval", False), ("evaluate", False)]
+    assert modes.seen == [*step, *step, ("log end", False)]
+    assert Logging.logged == [True, False, True, False, False]
+    assert not trainer.model.training
 
 
 def test_a_model_that_is_evaluated_outside_of_a_run_stays_at_rest(tmp_path: Path) -> None:
