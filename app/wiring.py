@@ -28,7 +28,7 @@ from hexloop.app.engines import engine_for
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.app.storages import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.journal import SteadyJournal
+from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
@@ -115,7 +115,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         loggers=loggers,
         clock=clock,
         interrupts=interrupts,
-        journal=SteadyJournal(journal, clock),
+        journal=FailSafeJournal(journal, clock),
         engine=engine,
     )
 

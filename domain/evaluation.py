@@ -1,11 +1,14 @@
-"""The evaluation loop."""
+"""Evaluation: the loop over held-out data, its speed metrics, and which result is the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import TypeVar
 
+from attrs import frozen
+
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import (
     AnyEvent,
     Evaluated,
@@ -14,34 +17,14 @@ from hexloop.domain.events import (
     Logged,
     PredictionStepEnded,
 )
-from hexloop.domain.speed import speed_metrics
+from hexloop.domain.state import RunState
 from hexloop.ports.clock import Clock
 from hexloop.ports.evaluator import Evaluator
 
 Batch = TypeVar("Batch")
 
-Heed = Callable[[], Iterator[AnyEvent]]
-"""Does what somebody asked of the run, in the middle of an evaluation."""
-
-
-def predict(
-    evaluator: Evaluator[Batch], step: int, heed: Heed, interrupted: Callable[[], bool]
-) -> Generator[AnyEvent, None, tuple[int, int] | None]:
-    """Predict every held-out batch; gives back how many samples and batches, None where the run was stopped."""
-    samples = number = 0
-    evaluator.begin()
-    try:
-        with closing(evaluator.batches()) as batches:
-            for number, batch in enumerate(batches, 1):
-                samples += evaluator.step(batch)
-                yield PredictionStepEnded(step, number)
-                yield from heed()
-                if interrupted():
-                    yield EvaluationInterrupted(step)
-                    return None
-    finally:
-        evaluator.end()
-    return samples, number
+ApplyRequests = Callable[[], Iterator[AnyEvent]]
+"""Applies pending requests to the run in the middle of an evaluation."""
 
 
 def evaluate(
@@ -51,16 +34,16 @@ def evaluate(
     step: int,
     clock: Clock,
     report: Callable[[dict[str, float]], None],
-    heed: Heed,
+    apply_requests: ApplyRequests,
     interrupted: Callable[[], bool],
 ) -> Generator[AnyEvent, None, dict[str, float] | None]:
-    """Evaluate on all held-out data, report the metrics with the speed, and give them back.
+    """Evaluate on all held-out data, report the metrics and the speed, and return them.
 
-    None where the run was stopped in its middle: nothing was reported then, and it has to start over.
+    Returns None, and reports nothing, if a stop interrupted the evaluation; it then starts over on resume.
     """
     began = clock.monotonic()
     yield EvaluationBegan(step)
-    outcome = yield from predict(evaluator, step, heed, interrupted)
+    outcome = yield from predict(evaluator, step, apply_requests, interrupted)
     if outcome is None:
         return None
     samples, batches = outcome
@@ -70,3 +53,97 @@ def evaluate(
     yield Logged(step, metrics)
     yield Evaluated(step, metrics)
     return metrics
+
+
+def predict(
+    evaluator: Evaluator[Batch], step: int, apply_requests: ApplyRequests, interrupted: Callable[[], bool]
+) -> Generator[AnyEvent, None, tuple[int, int] | None]:
+    """Predict every held-out batch and return the numbers of samples and batches, or None if a stop interrupted it."""
+    samples = number = 0
+    evaluator.begin()
+    try:
+        with closing(evaluator.batches()) as batches:
+            for number, batch in enumerate(batches, 1):
+                samples += evaluator.step(batch)
+                yield PredictionStepEnded(step, number)
+                yield from apply_requests()
+                if interrupted():
+                    yield EvaluationInterrupted(step)
+                    return None
+    finally:
+        evaluator.end()
+    return samples, number
+
+
+def speed_metrics(
+    prefix: str, seconds: float, samples: float | None = None, steps: float | None = None, tokens: float | None = None
+) -> dict[str, float]:
+    """Return `<prefix>_runtime` in seconds, and samples, steps and tokens per second where they are known.
+
+    Names and rounding are those of transformers: 4 decimals for the runtime, 3 for the rates. No rates if `seconds` is
+    0.
+    """
+    figures = {f"{prefix}_runtime": round(seconds, 4)}
+    if seconds == 0:
+        return figures
+    for name, count in (("samples", samples), ("steps", steps), ("tokens", tokens)):
+        if count is not None:
+            figures[f"{prefix}_{name}_per_second"] = round(count / seconds, 3)
+    return figures
+
+
+@frozen
+class BestMetric:
+    """The metric that decides which evaluation is the best. With an empty name, no evaluations are compared.
+
+    prefix: the prefix of the names of evaluation metrics ("eval_"); `name` may be given with or without it.
+    """
+
+    name: str = ""
+    greater_is_better: bool = False
+    prefix: str = "eval_"
+
+    @property
+    def full_name(self) -> str:
+        """The name under which evaluations report the metric."""
+        return self.name if self.name.startswith(self.prefix) else self.prefix + self.name
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """Return the metric's value. Raises ConfigurationError, listing the available metrics, if it is missing."""
+        if self.full_name not in metrics:
+            raise ConfigurationError(
+                [
+                    f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}. "
+                    f"Choose one of: {', '.join(sorted(metrics)) or '(none)'}."
+                ]
+            )
+        return metrics[self.full_name]
+
+    def observe(self, state: RunState, metrics: Mapping[str, float]) -> bool:
+        """Return whether an evaluation is the best so far, and if so, record it in `state`."""
+        if not self.name:
+            return False
+        value = self.value(metrics)
+        best = state.best_metric
+        if best is None:
+            best = float("-inf") if self.greater_is_better else float("inf")
+            state.best_metric = best
+        if not (value > best if self.greater_is_better else value < best):
+            return False
+        state.best_metric = value
+        state.best_step = state.step
+        return True
+
+
+def patience_after(
+    metric: float, best: float | None, counter: int, *, greater_is_better: bool, threshold: float = 0.0
+) -> int:
+    """Return how many evaluations in a row did not improve, after one that measured `metric`.
+
+    best: the best metric before it, None for the first evaluation. counter: the count before it.
+    threshold: an improvement must exceed `best` by more than this. NaN never is an improvement.
+    """
+    if best is None:
+        return 0
+    better = metric > best if greater_is_better else metric < best
+    return 0 if better and abs(metric - best) > threshold else counter + 1

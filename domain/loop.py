@@ -1,38 +1,65 @@
-"""The loop: what happens in training, in order."""
+"""The training loop: `train` on top, then what happens at a step boundary (log, evaluate, save, requests)."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import warnings
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import TypeVar
 
-from hexloop.domain.boundary import begin, end_epoch, end_pass, finish, settle
-from hexloop.domain.events import AnyEvent, EpochBegan, MicroStepEnded, StepBegan, StepEnded
+from hexloop.domain.errors import DataError
+from hexloop.domain.evaluation import speed_metrics
+from hexloop.domain.events import (
+    AnyEvent,
+    EpochBegan,
+    EpochEnded,
+    Logged,
+    MicroStepEnded,
+    Paused,
+    StepBegan,
+    StepEnded,
+    TrainBegan,
+    TrainEnded,
+)
 from hexloop.domain.run import Run
+from hexloop.domain.triggers import Interval
 
 Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")
 
 
 def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
-    """Train until the plan's last step, or until somebody stops the run.
+    """Train until the plan's last step or until a stop is requested, and yield an event for everything that happens.
 
-    Between two events nothing is open: `next` may come from another thread each time. However the generator ends, what
-    the run holds is released, and then the original exception goes on; nothing is yielded or saved on that way.
+    In pseudocode::
+
+        start the run: set the learning rates, finish the boundary that a resumed run was interrupted at
+        for each epoch:
+            for each window of micro-batches:
+                for each micro-batch:
+                    loss = learner.micro_step(batch)    # forward, backward
+                learner.update()                        # clip, optimizer step
+                count the step, advance the learning rates, check the triggers
+                log, evaluate and save what is due; apply stop, save and pause requests
+            log, evaluate and save what is due at the end of the epoch
+        finish the run: wait for the last save, log the totals, load the best weights
+
+    Each `next` may come from a different thread. However the generator ends, everything that the run holds is released
+    and the original exception propagates; nothing is yielded or saved on that path.
     """
     try:
-        yield from begin(run)
+        yield from start_run(run)
         while not run.control.should_training_stop:
             yield from _train_epoch(run)
             if not run.stopped:
                 yield from end_epoch(run)
-        yield from finish(run)
+        yield from finish_run(run)
     finally:
         run.close()
 
 
 def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
-    """What is left of the present pass over the data. A window of micro-batches ends in one update."""
+    """Train on the rest of the current epoch: one optimizer step per window of micro-batches."""
     state, control, learner = run.state, run.control, run.learner
     count_items, add_loss = learner.count_items, run.losses.add
     if state.step >= run.plan.total_steps:
@@ -40,7 +67,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
         return
     control.should_epoch_stop = False
     yield EpochBegan(state.step, state.epoch)
-    control.set_due([])
+    control.set_due_actions([])
     with closing(run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
         for window in epoch_windows:
             yield StepBegan(state.step)
@@ -54,12 +81,195 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
                 if not last_of_window:
                     yield MicroStepEnded(state.step, share)
             run.gradient_norm, taken = learner.update(run.max_norm)
-            run.note_step(window, taken)
+            run.record_step(window, taken)
             yield StepEnded(state.step, shares, run.gradient_norm, taken)
             if run.anything_due():
-                yield from settle(run)
+                yield from run_due_actions(run)
             if control.should_training_stop:
                 return
             if control.should_epoch_stop:
                 break
     end_pass(run)
+
+
+def start_run(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Set the learning rates, and run the actions that were still due at the boundary a resumed run stopped at."""
+    state, control = run.state, run.control
+    run.start_timing()
+    run.gradient_norm = state.gradient_norm
+    run.scheduler.start(state.updates)
+    yield TrainBegan(state.step)
+    set_by_callbacks = control.due_actions()  # visible to callbacks until the first step, and never acted on
+    control.set_due_actions(state.due)
+    state.due = []
+    if run.evaluate_first and state.step == 0:
+        yield from run.evaluate()  # seen by neither the schedule nor the best metric
+    yield from run_due_actions(run)
+    if run.stopped:
+        return
+    if control.should_training_stop:  # a callback that stopped the run before stopped it again
+        if state.batches and not state.epoch_ended:
+            yield from end_epoch(run)
+    elif state.epoch_ended:
+        if state.step >= run.plan.total_steps or (state.pass_complete and run.plan.is_last(state.epoch)):
+            control.should_training_stop = True
+        elif state.pass_complete:
+            state.begin_next_epoch()
+        else:  # the plan ended in the middle of the epoch, and is longer now
+            state.epoch_ended = False
+    if not control.should_training_stop:
+        control.set_due_actions(set_by_callbacks)
+
+
+def end_epoch(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Run the actions that are due at the end of the epoch, then move the state to the next epoch."""
+    state, control = run.state, run.control
+    state.epoch_ended = True
+    if state.batches == run.plan.batches_per_epoch:
+        state.pass_complete = True
+    run.triggers.after_epoch(state, run.plan, control)
+    yield EpochEnded(state.step, state.epoch)
+    yield from run_due_actions(run)
+    if run.plan.is_last(state.epoch):
+        control.should_training_stop = True
+    if not control.should_training_stop:
+        state.begin_next_epoch()
+
+
+def run_due_actions(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Log, evaluate and save what is due at this boundary, then apply requests."""
+    yield from log_evaluate_save(run)
+    if run.agreement.waiting and not run.stopped:
+        yield from apply_requests(run)
+    if not run.stopped:
+        run.control.set_due_actions([])
+
+
+def log_evaluate_save(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Run the due actions in this order. A callback that handles an earlier action may make a later one due."""
+    control, agreement = run.control, run.agreement
+    if run.checkpoints.has_news:
+        yield from _resolving_saves(run, run.checkpoints.collect())
+    agreement.start_boundary(control)
+    if control.should_log:
+        control.should_log = False
+        yield from _log(run)
+        agreement.after_action(control)
+    if control.should_evaluate:
+        yield from _evaluate(run)
+        agreement.after_action(control)
+    if control.should_save and not run.stopped:
+        control.should_save = False
+        yield from save(run, requested=agreement.is_single_process and run.requests.current.save)
+        agreement.after_action(control)
+
+
+def apply_requests(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Apply the requests that all ranks agreed on: save, pause, stop."""
+    requested = run.agreement.agreed_requests()
+    if requested.collect:
+        yield from _resolving_saves(run, run.checkpoints.collect())
+    while True:
+        if requested.stop:  # before the save, which must not be skipped, because it is the run's last
+            run.stopped = run.control.should_training_stop = True
+        if requested.save:
+            yield from save(run, requested=True)
+            run.agreement.after_action(run.control)
+        if requested.stop or not requested.pause:
+            return
+        yield from _resolving_saves(run, run.checkpoints.finish())  # no later boundary would collect it
+        yield Paused(run.state.step)
+        requested = run.agreement.agreed_requests()
+
+
+def save(run: Run[Batch, Loss], requested: bool) -> Iterator[AnyEvent]:
+    """Save a checkpoint of the current state, with the actions that are still due, and resolve the save requests."""
+    state = run.state
+    state.due = run.control.due_actions()
+    state.gradient_norm = None if run.gradient_norm is None else float(run.gradient_norm)
+    required = requested or run.stopped or state.step >= run.plan.total_steps
+    if requested:
+        run.take_save_requests()
+    yield from _resolving_saves(run, run.checkpoints.save(state, required))
+    state.due = []
+
+
+def _resolving_saves(run: Run[Batch, Loss], events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+    """Yield the events of saves, after resolving the save requests that they complete."""
+    for event in events:
+        run.resolve_save_requests(event)
+        yield event
+
+
+def _log(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Log the mean loss of the steps since the last log, and the last step's gradient norm and learning rate."""
+    state = run.state
+    steps = state.step - state.logged_step
+    if steps == 0:
+        return
+    total = run.losses.drain()
+    values = {"loss": total / steps}
+    if run.gradient_norm is not None:
+        values["grad_norm"] = float(run.gradient_norm)
+    if state.learning_rate is not None:
+        values["learning_rate"] = state.learning_rate
+    state.loss_total += total
+    state.logged_step = state.step
+    run.report(values)
+    yield Logged(state.step, values)
+
+
+def _evaluate(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
+    """Evaluate, pass the metrics to the schedule, and update the best metric.
+
+    An evaluation that was interrupted by a stop stays due.
+    """
+    control = run.control
+    metrics = yield from run.evaluate()
+    if metrics is None:
+        return
+    control.should_evaluate = False
+    run.scheduler.observe(metrics)
+    improved = run.best.observe(run.state, metrics)
+    if run.triggers.save.interval is Interval.BEST:
+        control.should_save = improved
+
+
+def end_pass(run: Run[Batch, Loss]) -> None:
+    """Mark the current pass over the data as complete.
+
+    If it had no batch at all, raise DataError before the first step, and stop the run with a warning after it.
+    """
+    state = run.state
+    state.pass_complete = True
+    if state.batches > 0:
+        return
+    if state.step == 0:
+        raise DataError("The training data yielded no batches: it is empty. Provide at least one sample.")
+    warnings.warn(
+        f"The training data yielded no batches in epoch {state.epoch}, so training stops after step {state.step} "
+        f"of {run.plan.total_steps}. Pass data that can be iterated more than once, or set a smaller max_steps.",
+        stacklevel=2,
+    )
+    run.control.should_training_stop = True
+
+
+def finish_run(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
+    """Wait for the last save, log the totals of the run, and load the best weights if the run is to end with them."""
+    state, start = run.state, run.start
+    yield from _resolving_saves(run, run.checkpoints.finish())
+    state.loss_total += run.losses.drain()
+    metrics = speed_metrics(
+        "train",
+        run.clock.monotonic() - start.at,
+        samples=state.samples - start.samples,
+        steps=state.step - start.step,
+    )
+    further = run.further_figures()
+    metrics["total_flos"] = state.operations
+    metrics["train_loss"] = state.loss_total / max(state.step, 1)
+    metrics |= further
+    run.report(metrics)
+    yield Logged(state.step, metrics)
+    run.checkpoints.load_best(state)
+    yield TrainEnded(state.step, metrics, run.stopped, run.requests.reasons if run.stopped else ())

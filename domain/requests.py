@@ -1,20 +1,23 @@
-"""What anybody may ask of a live run, from any thread: stop, save, pause, go on."""
+"""Requests to a live run, from any thread (stop, save, pause, resume), and how all ranks agree to apply them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from hexloop.domain.errors import HexloopError
+from hexloop.domain.triggers import ControlFlags
+from hexloop.ports.collectives import Collectives, Pending, Reduction
 
 
 @frozen
-class Asked:
-    """What is to be done at a boundary, as all processes of the run agree.
+class AgreedRequests:
+    """What all ranks do at a boundary.
 
-    collect: hear what became of the save that was in flight when they were asked.
+    collect: report the outcome of the save that was in flight when the ranks exchanged their requests.
     """
 
     stop: bool = False
@@ -23,28 +26,30 @@ class Asked:
     collect: bool = False
 
 
-NOTHING_ASKED = Asked()
+NO_REQUESTS = AgreedRequests()
 
-LOOK_AGAIN = 0.5
-"""Seconds after which whoever waits through a pause looks for himself whether it is over."""
+ALL_WRITTEN = AgreedRequests(collect=True)
+
+PAUSE_POLL_SECONDS = 0.5
+"""How often a thread that waits through a pause checks by itself whether the pause is over."""
 
 
 class SaveRequest:
-    """A save that somebody asked for. `wait` returns when it is on the storage for good."""
+    """A requested save. `wait` returns when the checkpoint is durable."""
 
     def __init__(self) -> None:
-        self._settled = threading.Event()
+        self._resolved = threading.Event()
         self._name: str | None = None
         self._error: Exception | None = None
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait for the checkpoint and give back its name.
+        """Wait for the checkpoint and return its name.
 
-        Raises TimeoutError after `timeout` seconds, the save's own error if it failed, and HexloopError if the run
-        ended before it came to it.
+        Raises TimeoutError after `timeout` seconds, the error of the save if it failed, and HexloopError if the run
+        ended before it saved.
         """
-        if not self._settled.wait(timeout):
-            raise TimeoutError(f"The save that was asked for is not done after {timeout} s; wait longer.")
+        if not self._resolved.wait(timeout):
+            raise TimeoutError(f"The requested save did not finish within {timeout} s. Pass a longer timeout.")
         if self._error is not None:
             raise self._error
         assert self._name is not None
@@ -52,26 +57,27 @@ class SaveRequest:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-        return self._settled.is_set()
+        """Whether `wait` would return or raise immediately."""
+        return self._resolved.is_set()
 
     def succeed(self, name: str) -> None:
-        """The checkpoint `name` is durable."""
+        """Complete the request: the checkpoint `name` is durable."""
         self._name = name
-        self._settled.set()
+        self._resolved.set()
 
     def fail(self, error: Exception) -> None:
-        """There will be no such checkpoint."""
+        """Complete the request with an error."""
         self._error = error
-        self._settled.set()
+        self._resolved.set()
 
 
 @frozen
 class Requests:
-    """The letter box of a run. Any thread may call any method at any time; none waits but `wait_while_paused`.
+    """The pending requests to a run. Any thread may call any method at any time; only `wait_while_paused` waits.
 
-    Nothing here takes a lock that the same thread cannot take again, so that a signal handler may ask as well.
-    pending: what is asked for, always the same set; others only read it. The loop looks into it at each step.
+    Signal handlers may call these methods too: every lock is re-entrant.
+    pending: the names of the pending requests. It is always the same set and must only be read; the loop reads it at
+    every step.
     """
 
     pending: set[str] = field(factory=set, init=False)
@@ -80,51 +86,51 @@ class Requests:
     _reasons: list[str] = field(factory=list, init=False)
 
     @property
-    def asked(self) -> Asked:
-        """What is asked for now."""
-        asked = self.pending
-        return Asked("stop" in asked, "save" in asked, "pause" in asked) if asked else NOTHING_ASKED
+    def current(self) -> AgreedRequests:
+        """The requests that are pending now, in this process."""
+        pending = self.pending
+        return AgreedRequests("stop" in pending, "save" in pending, "pause" in pending) if pending else NO_REQUESTS
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why a stop was asked for, by each who did."""
+        """The reason of each stop request."""
         return tuple(self._reasons)
 
     def request_stop(self, reason: str = "", save: bool = False) -> None:
-        """End the run at the next step boundary, or within a running evaluation; with `save`, save there first."""
+        """End the run at the next step boundary, or during an evaluation. With `save`, save a checkpoint first."""
         self._reasons.append(reason)
-        self._ask(*(("save", "stop") if save else ("stop",)))
+        self._add(*(("save", "stop") if save else ("stop",)))
 
     def request_save(self) -> SaveRequest:
-        """Save at the next step boundary."""
+        """Save a checkpoint at the next step boundary."""
         request = SaveRequest()
         self._saves.append(request)
-        self._ask("save")
+        self._add("save")
         return request
 
     def pause(self) -> None:
-        """Stand still at the next step boundary."""
-        self._ask("pause")
+        """Pause the run at the next step boundary."""
+        self._add("pause")
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume the run after a pause."""
         self.pending.discard("pause")
-        self._tell()
+        self._notify()
 
     def wait_while_paused(self, timeout: float | None = None) -> bool:
-        """Wait until nobody wants the run to stand still; False where `timeout` seconds passed first."""
+        """Wait until the run is no longer paused. Return False if `timeout` seconds passed before that."""
         with self._changed:
             if timeout is not None:
-                return self._changed.wait_for(self._may_go_on, timeout)
-            # A signal handler that asks in this very thread, just before it waits, wakes nobody: look again.
-            while not self._changed.wait_for(self._may_go_on, LOOK_AGAIN):
+                return self._changed.wait_for(self._may_continue, timeout)
+            # A signal handler that runs in this thread just before the wait notifies no one, hence the polling.
+            while not self._changed.wait_for(self._may_continue, PAUSE_POLL_SECONDS):
                 pass
             return True
 
     def take_saves(self) -> list[SaveRequest]:
-        """The saves asked for and not yet done; whoever takes them settles them.
+        """Return the pending save requests and remove them; the caller completes them.
 
-        A save that is asked for meanwhile is taken along, or is still asked for afterwards.
+        A request that arrives during this call is either returned or stays pending.
         """
         self.pending.discard("save")
         taken = []
@@ -132,25 +138,167 @@ class Requests:
             taken.append(self._saves.pop(0))
         return taken
 
-    def give_back(self, saves: Iterable[SaveRequest]) -> None:
-        """Saves that were taken and did not come about are asked for again."""
+    def return_saves(self, saves: Iterable[SaveRequest]) -> None:
+        """Make requests that were taken but not completed pending again."""
         self._saves.extend(saves)
 
     def clear(self) -> None:
-        """Forget everything, as when the run has ended; saves that were never come to fail."""
+        """Remove all requests when the run has ended. Saves that are still pending fail."""
         for request in self.take_saves():
-            request.fail(HexloopError("The run ended before it came to the save that was asked for."))
+            request.fail(HexloopError("The run ended before it reached the requested save."))
         self.pending.clear()
         self._reasons.clear()
-        self._tell()
+        self._notify()
 
-    def _ask(self, *what: str) -> None:
-        self.pending.update(what)  # at once, so that no boundary sees half of it
-        self._tell()
+    def _add(self, *names: str) -> None:
+        self.pending.update(names)  # in one call, so that no boundary sees only some of them
+        self._notify()
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         return "pause" not in self.pending or "stop" in self.pending
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+class Agreement(Protocol):
+    """How ranks agree on what to do at a boundary. Every rank calls it at every boundary where `waiting` is true."""
+
+    @property
+    def is_single_process(self) -> bool:
+        """Whether there is one process, which acts immediately on its own requests and saves."""
+        ...
+
+    @property
+    def waiting(self) -> Collection[str] | bool:
+        """A true value if `agreed_requests` must be called at this boundary. Read at every step."""
+        ...
+
+    def start_boundary(self, control: ControlFlags) -> None:
+        """Set `control` to what all ranks do at the boundary that starts now."""
+        ...
+
+    def after_action(self, control: ControlFlags) -> None:
+        """Set `control` to what all ranks do next, after an action in which callbacks may have changed the flags."""
+        ...
+
+    def agreed_requests(self) -> AgreedRequests:
+        """Return the requests that all ranks apply at this boundary."""
+        ...
+
+
+@define
+class LocalAgreement:
+    """The Agreement of a single process: its own requests and flags apply immediately."""
+
+    requests: Requests
+    is_single_process = True
+    waiting: Collection[str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.waiting = self.requests.pending
+
+    def start_boundary(self, control: ControlFlags) -> None:
+        """No-op: the flags of this process apply as they are."""
+
+    def after_action(self, control: ControlFlags) -> None:
+        """No-op: the flags of this process apply as they are."""
+
+    def agreed_requests(self) -> AgreedRequests:
+        """Return the pending requests of this process."""
+        return self.requests.current
+
+
+def _never_writing() -> bool:
+    return False
+
+
+@define
+class SharedAgreement:
+    """The Agreement of several processes: one fixed-size reduction, started at one boundary and read at the next.
+
+    A request is applied at most two boundaries after it was made, at the same step on every rank, and no step waits for
+    the reduction. It also tells when all ranks have written the save that was in flight.
+
+    The control flags are part of the reduction. A rank that has a flag set waits for the result: a flag that is set on
+    all ranks, for example by a trigger or a metric, takes effect immediately. A flag that is set on some ranks only
+    takes effect on all ranks at the start of the next boundary, when the others have received it.
+
+    writing: returns whether this process has a save in flight.
+    """
+
+    requests: Requests
+    collectives: Collectives
+    writing: Callable[[], bool] = _never_writing
+    is_single_process = False
+    _in_flight: Pending | None = field(default=None, init=False)
+    _agreed: AgreedRequests = field(default=NO_REQUESTS, init=False)
+    _is_exchanged: bool = field(default=False, init=False)
+    _partly_set: set[str] = field(factory=set, init=False)
+
+    @property
+    def waiting(self) -> bool:
+        """Always True: another rank may have a request."""
+        return True
+
+    def start_boundary(self, control: ControlFlags) -> None:
+        """Set the flags that only some ranks had set at the last boundary, then exchange the current ones."""
+        self._receive()
+        control.assign(self._partly_set, True)
+        self._partly_set.clear()
+        self._exchange(control)
+
+    def after_action(self, control: ControlFlags) -> None:
+        """Exchange the flags that are set now."""
+        self._receive()
+        self._exchange(control)
+
+    def agreed_requests(self) -> AgreedRequests:
+        """Return the requests of all ranks as of their last exchange. Raises CollectiveError."""
+        if not self._is_exchanged:
+            self._receive()
+            self._send([])
+        agreed, self._agreed, self._is_exchanged = self._agreed, NO_REQUESTS, False
+        return agreed
+
+    def _exchange(self, control: ControlFlags) -> None:
+        """Send this rank's flags, and clear those that are not set on all ranks until the next boundary."""
+        own = control.set_names()
+        votes = self._send(own)
+        self._is_exchanged = True
+        if own:
+            counts = zip(ControlFlags.NAMES, votes.result()[4:], strict=True)
+            control.assign([name for name, count in counts if count < self.collectives.world_size], False)
+
+    def _send(self, flags: Collection[str]) -> Pending:
+        """Start to sum the requests and flags of all ranks."""
+        own = self.requests.current
+        votes = [own.stop, own.save and not self._agreed.save, own.pause, self.writing()]
+        votes += [name in flags for name in ControlFlags.NAMES]
+        self._in_flight = self.collectives.start_reduction(list(map(float, votes)), Reduction.SUM)
+        return self._in_flight
+
+    def _receive(self) -> None:
+        """Read the result of the last reduction."""
+        if self._in_flight is None:
+            return
+        votes, agreed = self._in_flight.result(), self._agreed
+        if agreed is NO_REQUESTS and not any(votes):  # as after most steps
+            self._agreed = ALL_WRITTEN
+            return
+        stop, save, pause, writing, *flags = votes
+        self._agreed = AgreedRequests(
+            agreed.stop or stop > 0, agreed.save or save > 0, agreed.pause or pause > 0, writing == 0
+        )
+        counts = zip(ControlFlags.NAMES, flags, strict=True)
+        self._partly_set |= {name for name, count in counts if 0 < count < self.collectives.world_size}
+
+
+def make_agreement(
+    requests: Requests, collectives: Collectives, writing: Callable[[], bool] = _never_writing
+) -> Agreement:
+    """Return the cheapest Agreement for this number of processes. `writing`: see `SharedAgreement`."""
+    if collectives.world_size == 1:
+        return LocalAgreement(requests)
+    return SharedAgreement(requests, collectives, writing)

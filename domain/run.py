@@ -1,22 +1,19 @@
-"""A run: its state, and those who take part in it."""
+"""A run: its state, the ports that training uses, and the bookkeeping of each step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Generic, Protocol, SupportsFloat, TypeVar
 
 from attrs import define, field, frozen
 
-from hexloop.domain.agreement import Agreement, LocalAgreement
-from hexloop.domain.best import BestMetric
-from hexloop.domain.control import Control
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed
 from hexloop.domain.plan import Plan
-from hexloop.domain.requests import Requests, SaveRequest
+from hexloop.domain.requests import Agreement, LocalAgreement, Requests, SaveRequest
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import Triggers
-from hexloop.domain.windows import windows
+from hexloop.domain.triggers import ControlFlags, Triggers
 from hexloop.ports.batches import Batches
 from hexloop.ports.clock import Clock
 from hexloop.ports.learner import Learner
@@ -27,79 +24,96 @@ Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")
 
 Evaluation = Generator[AnyEvent, None, Mapping[str, float] | None]
-"""Events of an evaluation, and at its end the metrics (None where it was interrupted)."""
+"""The events of an evaluation; it returns the metrics, or None if it was interrupted."""
 
 
 class Checkpoints(Protocol):
-    """Who saves the run."""
+    """What the loop asks of checkpoints; `hexloop.domain.checkpoints.store.CheckpointStore` implements it."""
 
     @property
-    def news(self) -> bool:
-        """Whether `collect` has anything to tell. Asked at every step."""
+    def has_news(self) -> bool:
+        """Whether `collect` has events to yield. Read at every step."""
         ...
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Take the run's state for a checkpoint; the events say which, and when it is published.
+        """Save a checkpoint of `state` and yield the events of the save.
 
-        That may be later: then `collect` tells. A save that is not `required` may be left out, which an event says.
+        A save in the background is published later; `collect` yields that event. A save that is not `required` may be
+        skipped, which an event reports.
         """
         ...
 
     def collect(self) -> Iterator[AnyEvent]:
-        """What became of a save since the last event about it. May wait where the run had better stand still."""
+        """Yield what happened to the save in flight since its last event. May wait if the storage is full."""
         ...
 
     def load_best(self, state: RunState) -> None:
-        """Put the weights of the best checkpoint in force, where the run is to end with them."""
+        """Load the weights of the best checkpoint, if the run is to end with them."""
         ...
 
     def finish(self) -> Iterator[AnyEvent]:
-        """Wait until every save is durable; called once, at the end of a run that was not cut short."""
+        """Wait until every save is durable. Called when the run pauses and when it finishes normally."""
         ...
 
     def close(self) -> Sequence[AnyEvent]:
-        """Finish a save in flight, or discard it whole, and say which; called however the run ends."""
+        """Finish the save in flight, or discard it entirely, and return its events. Called however the run ends."""
         ...
 
 
 class NoCheckpoints:
-    """Nothing is saved."""
+    """A `Checkpoints` that saves nothing."""
 
-    news = False
+    has_news = False
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """No checkpoint, no event."""
+        """No-op."""
         return iter(())
 
     def collect(self) -> Iterator[AnyEvent]:
-        """There is nothing to tell."""
+        """No-op."""
         return iter(())
 
     def load_best(self, state: RunState) -> None:
-        """There is no checkpoint to load."""
+        """No-op."""
 
     def finish(self) -> Iterator[AnyEvent]:
-        """There is nothing to wait for."""
+        """No-op."""
         return iter(())
 
     def close(self) -> Sequence[AnyEvent]:
-        """There is nothing in flight."""
+        """No-op."""
         return ()
 
 
 def no_evaluation() -> Evaluation:
-    """An evaluation without data: no metrics."""
+    """Evaluate nothing and return no metrics."""
     yield from ()
     return {}
 
 
-def _report_nowhere(values: dict[str, float]) -> None:
-    """Nobody reads along."""
+def no_report(values: dict[str, float]) -> None:
+    """No-op."""
+
+
+def windows(batches: Generator[Batch, None, None], accumulation: int) -> Generator[list[Batch], None, None]:
+    """Group the batches into windows of `accumulation` micro-batches; the last window may be smaller.
+
+    A batch is only read when its window needs it.
+    """
+    with closing(batches):
+        window: list[Batch] = []
+        for batch in batches:
+            window.append(batch)
+            if len(window) == accumulation:
+                yield window
+                window = []
+        if window:
+            yield window
 
 
 @frozen
-class Session:
-    """Where the clock and the counts stood when this process began to train; speed is measured from there."""
+class StartingPoint:
+    """The clock in seconds and the counts when this process started training; speed is measured from there."""
 
     at: float = 0.0
     step: int = 0
@@ -109,20 +123,24 @@ class Session:
 
 @define
 class Run(Generic[Batch, Loss]):
-    """Everything that the loop reads. Whoever has a default may be left out.
+    """Everything that the loop reads and changes. Attributes with a default are optional.
 
     learner, batches, losses, scheduler, clock: the ports that training needs.
-    plan, triggers: how long, and when to do what. max_norm: gradients are clipped to it (0: never).
-    report: completes a mapping of numbers, enters it in the history and shows it to the watchers.
-    evaluate, checkpoints: what the actions "evaluate" and "save" do.
-    counters: called with every micro-batch that was trained on (tokens, floating-point operations).
-    further_figures: what else is told of the whole run at its end, beside its speed and its loss.
-    windows: puts micro-batches together, each group for one optimizer step.
-    evaluate_first: evaluate before the first step. cleanups: called at the end, however it came.
-    next_due: no trigger fires before this step; set it to 0 after a change of `triggers`.
+    plan, triggers: the length of the run, and when to log, evaluate and save.
+    control: the flags that triggers and callbacks set. requests: stop, save and pause requests from any thread.
+    max_norm: the gradient norm to clip to (0: no clipping).
+    report: completes a mapping of logged values, appends it to the history and passes it to the loggers.
+    evaluate, checkpoints: implement the actions "evaluate" and "save".
+    best: which metric decides which evaluation is the best.
+    counters: called with every micro-batch that was trained on, to count tokens or floating-point operations.
+    further_figures: additional totals that are logged when the run finishes.
+    windows: groups micro-batches into windows, one per optimizer step.
+    evaluate_first: evaluate before the first step.
+    agreement: how ranks agree on requests and flags. cleanups: called however the run ends.
+    next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
     gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
-    stopped: somebody asked for the end, which therefore comes before the plan's.
-    session: where speed is measured from.
+    stopped: a stop request ends the run before the plan does.
+    start: where speed is measured from.
     """
 
     learner: Learner[Batch, Loss]
@@ -133,10 +151,10 @@ class Run(Generic[Batch, Loss]):
     plan: Plan
     state: RunState = field(factory=RunState)
     triggers: Triggers = field(factory=Triggers)
-    control: Control = field(factory=Control)
+    control: ControlFlags = field(factory=ControlFlags)
     requests: Requests = field(factory=Requests)
     max_norm: float = 0.0
-    report: Callable[[dict[str, float]], None] = _report_nowhere
+    report: Callable[[dict[str, float]], None] = no_report
     evaluate: Callable[[], Evaluation] = no_evaluation
     checkpoints: Checkpoints = field(factory=NoCheckpoints)
     best: BestMetric = field(factory=BestMetric)
@@ -149,16 +167,23 @@ class Run(Generic[Batch, Loss]):
     next_due: int = field(default=0, init=False)
     gradient_norm: SupportsFloat | None = field(default=None, init=False)
     stopped: bool = field(default=False, init=False)
-    session: Session = field(factory=Session, init=False)
-    _awaited: dict[int, list[SaveRequest]] = field(factory=dict, init=False)
+    start: StartingPoint = field(factory=StartingPoint, init=False)
+    _unresolved: dict[int, list[SaveRequest]] = field(factory=dict, init=False)
 
-    def begin_session(self) -> None:
-        """Measure speed from here."""
+    @agreement.default
+    def _agree_locally(self) -> Agreement:
+        return LocalAgreement(self.requests)
+
+    def start_timing(self) -> None:
+        """Measure speed from now on."""
         state = self.state
-        self.session = Session(self.clock.monotonic(), state.step, state.samples, state.tokens)
+        self.start = StartingPoint(self.clock.monotonic(), state.step, state.samples, state.tokens)
 
-    def note_step(self, window: Sequence[Batch], taken: bool) -> None:
-        """A step on `window` is done: move the state and the learning rates along, and switch on what is due."""
+    def record_step(self, window: Sequence[Batch], taken: bool) -> None:
+        """Update the state, the learning rates and the due flags after an optimizer step on `window`.
+
+        taken: whether the optimizer changed the weights; loss scaling may skip an update.
+        """
         state, scheduler, count = self.state, self.scheduler, len(window)
         rows = self.batches.rows(window[0]) if count == 1 else sum(map(self.batches.rows, window))
         state.position += rows
@@ -177,51 +202,47 @@ class Run(Generic[Batch, Loss]):
             self.next_due = self.triggers.quiet_until(state.step, self.plan)
 
     def anything_due(self) -> Collection[str] | bool:
-        """By its truth, whether there is something to do at this boundary, or to ask the other processes about."""
+        """Return a true value if this boundary has an action to run, a request to apply, or news about a save."""
         control = self.control
         return (
             control.should_log
             or control.should_evaluate
             or control.should_save
             or self.agreement.waiting
-            or self.checkpoints.news
+            or self.checkpoints.has_news
         )
 
-    def answer(self, event: AnyEvent) -> None:
-        """Tell those who asked for a save what became of it."""
-        if isinstance(event, CheckpointPublished):
-            for request in self._awaited.pop(event.step, ()):
-                request.succeed(event.name)
-        elif isinstance(event, SaveFailed):
-            for request in self._awaited.pop(event.step, ()):
-                request.fail(event.error)
-
-    def await_saves(self) -> None:
-        """Take along those who ask for a save at this step."""
-        self._awaited.setdefault(self.state.step, []).extend(self.requests.take_saves())
-
-    def close(self) -> None:
-        """Release what the run holds. Every cleanup is called, whatever the others do; the first error is raised."""
-        with ExitStack() as stack:
-            for cleanup in (self._dismiss, *self.cleanups, self._close_checkpoints):
-                stack.callback(cleanup)
-
     def change_triggers(self, triggers: Triggers) -> None:
-        """Go by other rhythms from the next step on."""
+        """Use other triggers from the next step on."""
         self.triggers = triggers
         self.next_due = 0
 
+    def take_save_requests(self) -> None:
+        """Assign the pending save requests to the save of the current step."""
+        self._unresolved.setdefault(self.state.step, []).extend(self.requests.take_saves())
+
+    def resolve_save_requests(self, event: AnyEvent) -> None:
+        """Complete the save requests of the step whose checkpoint was published or failed, according to `event`."""
+        if isinstance(event, CheckpointPublished):
+            for request in self._unresolved.pop(event.step, ()):
+                request.succeed(event.name)
+        elif isinstance(event, SaveFailed):
+            for request in self._unresolved.pop(event.step, ()):
+                request.fail(event.error)
+
+    def close(self) -> None:
+        """Release what the run holds. Every cleanup is called even if another one fails; the first error is raised."""
+        with ExitStack() as stack:
+            for cleanup in (self._fail_save_requests, *self.cleanups, self._close_checkpoints):
+                stack.callback(cleanup)
+
     def _close_checkpoints(self) -> None:
         for event in self.checkpoints.close():
-            self.answer(event)
+            self.resolve_save_requests(event)
 
-    def _dismiss(self) -> None:
-        """Nobody waits in vain for a run that is over."""
-        for waiting in self._awaited.values():
-            self.requests.give_back(waiting)
-        self._awaited.clear()
+    def _fail_save_requests(self) -> None:
+        """Fail every request that is still unresolved, so that no thread waits for a run that is over."""
+        for waiting in self._unresolved.values():
+            self.requests.return_saves(waiting)
+        self._unresolved.clear()
         self.requests.clear()
-
-    @agreement.default
-    def _agree_alone(self) -> Agreement:
-        return LocalAgreement(self.requests)

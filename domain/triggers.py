@@ -1,19 +1,65 @@
-"""When to log, evaluate, save and stop: pure functions of where the run stands."""
+"""When to log, evaluate, save and stop: the triggers of a run, and the flags that triggers and callbacks set."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from enum import Enum
+from typing import ClassVar
 
-from attrs import frozen
+from attrs import define, frozen
 
-from hexloop.domain.control import Control
 from hexloop.domain.plan import Plan
 from hexloop.domain.state import RunState
 
 
+@define(slots=False)
+class ControlFlags:
+    """The flags that control the loop. Triggers set them, callbacks may read and change them at every event.
+
+    should_training_stop: end the run after this boundary.
+    should_epoch_stop: skip the rest of this epoch.
+    should_save, should_evaluate, should_log: run the action at this boundary; cleared once it is done and before each
+    new step.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "should_training_stop",
+        "should_epoch_stop",
+        "should_save",
+        "should_evaluate",
+        "should_log",
+    )
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def due_actions(self) -> list[str]:
+        """Return the actions that are due, in the order in which they run."""
+        flags = (("log", self.should_log), ("evaluate", self.should_evaluate), ("save", self.should_save))
+        return [action for action, is_set in flags if is_set]
+
+    def set_due_actions(self, actions: list[str]) -> None:
+        """Make exactly these actions due."""
+        self.should_log = "log" in actions
+        self.should_evaluate = "evaluate" in actions
+        self.should_save = "save" in actions
+
+    def set_names(self) -> set[str]:
+        """Return the names of the flags that are set."""
+        return {name for name in self.NAMES if getattr(self, name)}
+
+    def assign(self, names: Collection[str], value: bool) -> None:
+        """Set all of these flags to `value`."""
+        for name in names:
+            setattr(self, name, value)
+
+
 class Interval(Enum):
-    """What a trigger counts. BEST (saving only) fires when an evaluation finds a new best metric."""
+    """What a trigger counts. BEST applies to saving only: save when an evaluation finds a new best metric."""
 
     NO = "no"
     STEPS = "steps"
@@ -22,32 +68,32 @@ class Interval(Enum):
 
 
 def whole_steps(every: float, total_steps: int) -> int:
-    """A number of steps; below 1 it is a share of the run, rounded up."""
+    """Convert `every` to a number of steps. A value below 1 is a fraction of the run and is rounded up."""
     return math.ceil(every * total_steps) if every < 1 else int(every)
 
 
 @frozen
 class Trigger:
-    """One action's rhythm. `every` is in optimizer steps and counts for STEPS only."""
+    """The interval of one action. `every` counts optimizer steps and only applies to `Interval.STEPS`."""
 
     interval: Interval = Interval.NO
     every: int = 0
 
     def at_step(self, step: int) -> bool:
-        """Whether the action is due after optimizer step `step`."""
+        """Return whether the action is due after optimizer step `step`."""
         return self.interval is Interval.STEPS and self.every > 0 and step % self.every == 0
 
     def at_epoch_end(self) -> bool:
-        """Whether the action is due at the end of an epoch."""
+        """Return whether the action is due at the end of an epoch."""
         return self.interval is Interval.EPOCH
 
 
 @frozen
 class Triggers:
-    """Every action's rhythm.
+    """The intervals of logging, evaluation and saving.
 
-    log_first_step: log after the first step as well.
-    evaluation_delay: evaluate only from this many steps (STEPS) or epochs (EPOCH) on.
+    log_first_step: also log after the first step.
+    evaluation_delay: do not evaluate before this many steps (for STEPS) or epochs (for EPOCH).
     """
 
     log: Trigger = Trigger()
@@ -56,10 +102,10 @@ class Triggers:
     log_first_step: bool = False
     evaluation_delay: float = 0.0
 
-    def after_step(self, state: RunState, plan: Plan, control: Control) -> None:
-        """Set the switches that are due after an optimizer step.
+    def after_step(self, state: RunState, plan: Plan, control: ControlFlags) -> None:
+        """Set the flags of the actions that are due after an optimizer step.
 
-        The last step evaluates and saves even off its rhythm, where the rhythm is in steps.
+        After the last step, evaluation and saving by steps are always due, whatever their interval.
         """
         step = state.step
         last = step >= plan.total_steps
@@ -73,8 +119,8 @@ class Triggers:
         if last:
             control.should_training_stop = True
 
-    def after_epoch(self, state: RunState, plan: Plan, control: Control) -> None:
-        """Set the switches that are due at the end of an epoch."""
+    def after_epoch(self, state: RunState, plan: Plan, control: ControlFlags) -> None:
+        """Set the flags of the actions that are due at the end of an epoch."""
         if self.log.at_epoch_end():
             control.should_log = True
         if self.evaluate.at_epoch_end() and plan.epoch_at(state.epoch, state.batches) >= self.evaluation_delay:
@@ -83,7 +129,7 @@ class Triggers:
             control.should_save = True
 
     def quiet_until(self, step: int, plan: Plan) -> int:
-        """The first step after `step` at which anything may be due: until then `after_step` changes nothing."""
+        """Return the first step after `step` at which `after_step` may set a flag; before it, it does nothing."""
         ahead = [plan.total_steps]
         for trigger in (self.log, self.evaluate, self.save):
             if trigger.interval is Interval.STEPS and trigger.every > 0:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, S
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.order.slices import global_batches
-from hexloop.domain.parts import json_part, only_value
 from hexloop.ports.state import Part
 
 Row = TypeVar("Row")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from attrs import evolve
 
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 

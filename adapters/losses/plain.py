@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import SupportsFloat
 
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 
 

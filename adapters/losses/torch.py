@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 
 BLOCK = 64

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
 

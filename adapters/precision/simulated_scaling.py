@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
 

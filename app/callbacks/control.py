@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hexloop.app.callbacks.exportable import ExportableState
-from hexloop.domain.control import Control
+from hexloop.domain.triggers import ControlFlags
 
 
 @dataclass
-class TrainerControl(Control, ExportableState):
+class TrainerControl(ControlFlags, ExportableState):
     """The very switches that the loop reads, under the reference library's name, and a dataclass as there."""
 
     should_training_stop: bool = False

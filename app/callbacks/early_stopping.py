@@ -10,9 +10,8 @@ from hexloop.app.callbacks.base import TrainerCallback
 from hexloop.app.callbacks.control import TrainerControl
 from hexloop.app.callbacks.exportable import ExportableState
 from hexloop.app.callbacks.trainer_state import TrainerState
-from hexloop.domain.best import BestMetric
-from hexloop.domain.early_stopping import patience_after
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric, patience_after
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.storages import is_missing, joined, storage_for
-from hexloop.domain.checkpoints.choosing import runs_in
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
+from hexloop.domain.checkpoints.selection import runs_in
 
 RESUME = ("resume", "resume_from_checkpoint")
 

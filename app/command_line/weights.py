@@ -12,9 +12,9 @@ from hexloop.adapters.contents.checkpoint.documents import state_from_chunks
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.storages import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.best import which_has
-from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
-from hexloop.domain.checkpoints.lineage import Lineage
+from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
+from hexloop.domain.checkpoints.selection import last_run, newest, open_checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.storage import Storage
 

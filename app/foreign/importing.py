@@ -23,7 +23,7 @@ from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import SaveFailed
-from hexloop.domain.parts import json_part
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.files import File
 from hexloop.ports.state import Exportable, Part

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hexloop.domain.parts import json_value
+from hexloop.domain.json_documents import json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 

@@ -14,7 +14,7 @@ from hexloop.adapters.device.torch.base import state_of, text_of
 from hexloop.app.foreign.names import RANDOM, RANDOM_OF_FIRST
 from hexloop.app.foreign.pickled import read_pickled
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import Part
 
 

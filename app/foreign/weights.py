@@ -14,7 +14,7 @@ from hexloop.adapters.trainable.torch.tensors import part_of
 from hexloop.app.foreign.names import WEIGHTS, WEIGHTS_INDEX
 from hexloop.app.foreign.pickled import read_pickled, refuse_irregular
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.strict_json import read_json
+from hexloop.domain.json_documents import read_json
 from hexloop.ports.state import Part
 
 CHUNK = 1 << 22

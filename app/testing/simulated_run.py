@@ -18,8 +18,8 @@ from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, lea
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Run
-from hexloop.domain.schedules.polynomial import Linear
-from hexloop.domain.scheduling import ScheduledRates
+from hexloop.domain.schedules.scheduler import ScheduledRates
+from hexloop.domain.schedules.shapes import Linear
 from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.precision import Precision

@@ -12,8 +12,8 @@ from hexloop.app.training.memory_metrics import MemoryStages
 from hexloop.app.training.outcome import Outcome
 from hexloop.app.training.session import Session
 from hexloop.app.wiring import Adapters
+from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.domain.requests import Requests
-from hexloop.domain.watchers import Watchers
 
 
 class TrainerAttributes:
@@ -85,7 +85,7 @@ class TrainerAttributes:
     model_preparation_time: float | None = None
     """Seconds that an evaluation before any run took to prepare the model; a metric of evaluations where not None."""
 
-    _watchers: Watchers | None = None
+    _watchers: LoggerGroup | None = None
     """The loggers of the run that is live."""
 
     outcome: Outcome | None = None

@@ -14,8 +14,8 @@ from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.app.training.loaders import global_batch_size, splits
 from hexloop.app.training.peeking import likely_checkpoint
 from hexloop.domain.checkpoints.reading import read_manifest
-from hexloop.domain.checkpoints.together import by_leader
 from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.domain.ranks import run_on_rank0
 from hexloop.ports.collectives import Json
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _saved_step(trainer: Trainer, resume_from: str | bool | None) -> SavedStep |
                 return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
         return None
 
-    said = cast("dict[str, int] | None", by_leader(trainer.adapters.collectives, found))
+    said = cast("dict[str, int] | None", run_on_rank0(trainer.adapters.collectives, found))
     return None if said is None else SavedStep(**said)
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hexloop.domain.boundary import settle_due
 from hexloop.domain.events import AnyEvent, EpochEnded, StepEnded
+from hexloop.domain.loop import log_evaluate_save
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -46,14 +46,14 @@ def asking_at_boundaries(trainer: Trainer, session: Session, dispatch: Dispatch)
             ask(*values.values())
         else:
             ask(**{name: value for name, value in values.items() if name in names})
-        trainer.control.set_due([])
+        trainer.control.set_due_actions([])
 
     return dispatch_and_ask
 
 
 def do_what_is_due(trainer: Trainer, session: Session) -> None:
     """Log, evaluate and save, telling the callbacks."""
-    for event in settle_due(session.run):
+    for event in log_evaluate_save(session.run):
         trainer._dispatcher.dispatch(event)
 
 

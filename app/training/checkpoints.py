@@ -22,8 +22,8 @@ from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
 from hexloop.app.training.states import model_state, optimizer_state, rank_files
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, ConfigurationError
@@ -62,9 +62,9 @@ class RunCheckpoints:
         return self._store.writing
 
     @property
-    def news(self) -> bool:
-        """Whether there is anything to tell; see `Checkpoints.news`."""
-        return self._store.news
+    def has_news(self) -> bool:
+        """Whether there is anything to tell; see `Checkpoints.has_news`."""
+        return self._store.has_news
 
     @property
     def latest(self) -> str | None:
@@ -123,13 +123,15 @@ class RunCheckpoints:
         """No rank writes behind the loop where a callback of one of them listens."""
         collectives = self._trainer.adapters.collectives
         if collectives.world_size > 1:
-            (behind,) = collectives.start_reduction([float(self._store.behind)], Reduction.MINIMUM).result()
-            self._store.behind = bool(behind)
+            (in_background,) = collectives.start_reduction(
+                [float(self._store.in_background)], Reduction.MINIMUM
+            ).result()
+            self._store.in_background = bool(in_background)
 
     def _choose_way(self) -> None:
         own = any(is_overridden(self._trainer, name) for name in ("save_model", "_save", "_save_checkpoint"))
         heard = self._trainer.callback_handler.overriding("on_save") or own
-        self._store.behind = self._trainer.args.save_async and not heard
+        self._store.in_background = self._trainer.args.save_async and not heard
 
 
 def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> CheckpointStore:
@@ -150,7 +152,7 @@ def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> Checkp
         load_best_at_end=args.load_best_model_at_end,
         note=note_of_saves(trainer.adapters.journal, storage),
         collectives=collectives,
-        behind=args.save_async,
+        in_background=args.save_async,
         skip_when_busy=args.save_when_busy == "skip",
     )
 

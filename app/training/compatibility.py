@@ -16,7 +16,7 @@ from hexloop.app.training.loaders import global_batch_size
 from hexloop.app.training.sharded import layout_of, own_class
 from hexloop.app.training.states import group_sizes, model_state
 from hexloop.domain.run import Run
-from hexloop.domain.scheduling import ScheduledRates
+from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 

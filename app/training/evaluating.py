@@ -11,11 +11,11 @@ from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.live import OwnDraws
 from hexloop.app.training.memory_metrics import measured
 from hexloop.domain import evaluation as domain
-from hexloop.domain.boundary import heed
 from hexloop.domain.errors import RunStateError
+from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.events import AnyEvent, Evaluated
+from hexloop.domain.loop import apply_requests
 from hexloop.domain.run import Evaluation
-from hexloop.domain.speed import speed_metrics
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer
@@ -91,7 +91,7 @@ def _evaluate_one(
     def heed_requests() -> Iterator[AnyEvent]:
         if run is not None and run.agreement.waiting:
             with draws.suspended():
-                yield from heed(run)
+                yield from apply_requests(run)
 
     return (
         yield from domain.evaluate(
@@ -100,7 +100,7 @@ def _evaluate_one(
             step=step,
             clock=clock,
             report=trainer.log,
-            heed=heed_requests,
+            apply_requests=heed_requests,
             interrupted=lambda: run is not None and run.stopped,
         )
     )

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.domain.checkpoints.choosing import from_newest, publish_staged, readable_manifests
 from hexloop.domain.checkpoints.reading import read_manifest, verify
+from hexloop.domain.checkpoints.selection import from_newest, publish_staged, readable_manifests
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.ports.storage import Storage
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from hexloop.adapters.scheduler.torch import TorchScheduler
 from hexloop.app.arguments import TrainingArguments
-from hexloop.domain.best import BestMetric
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.schedules import ADAPTIVE, Adaptive, Shape, build_adaptive, build_shape
-from hexloop.domain.scheduling import MEMORY, AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules.scheduler import MEMORY, AdaptiveRates, ScheduledRates
 from hexloop.ports.scheduler import Scheduler
 
 

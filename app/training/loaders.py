@@ -27,9 +27,8 @@ from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.training.columns import without_unused_columns
 from hexloop.app.training.passing_bar import passing_bar
 from hexloop.domain.errors import ConfigurationError, DataError
-from hexloop.domain.order import Order
+from hexloop.domain.order import Order, Sequential
 from hexloop.domain.order.grouped import GroupedByLength
-from hexloop.domain.order.sequential import Sequential
 from hexloop.domain.order.slices import Shard
 from hexloop.ports.batches import Batches
 

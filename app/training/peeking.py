@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hexloop.app.storages import as_location, split_location, storage_for
 from hexloop.app.training.checkpoints import AUTO
-from hexloop.domain.checkpoints.choosing import from_newest, publish_staged, readable_manifests
+from hexloop.domain.checkpoints.selection import from_newest, publish_staged, readable_manifests
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hexloop.app.callbacks.display import ProgressDisplay
+from hexloop.domain.evaluation import speed_metrics
+from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.domain.run import Run
-from hexloop.domain.speed import speed_metrics
-from hexloop.domain.watchers import Watchers
 from hexloop.ports.logger import Record, RunInformation
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _add_tokens(trainer: Trainer, logs: dict[str, float]) -> None:
         session.settle_counters()
     logs["num_input_tokens_seen"] = tokens = trainer.state.num_input_tokens_seen
     if session is not None and "loss" in logs:
-        began = session.run.session
+        began = session.run.start
         seconds = trainer.adapters.clock.monotonic() - began.at
         logs |= speed_metrics("train", seconds, tokens=tokens - began.tokens)
 
@@ -45,7 +45,7 @@ def _add_tokens(trainer: Trainer, logs: dict[str, float]) -> None:
 def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...]:
     """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
     args, adapters = trainer.args, trainer.adapters
-    watchers = Watchers(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
+    watchers = LoggerGroup(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
     name = args.run_name or str(args.output_dir)
     configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
 

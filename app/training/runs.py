@@ -15,8 +15,8 @@ from hexloop.app.training.loaders import global_batch_size
 from hexloop.app.training.triggers import triggers_for
 from hexloop.app.training.worlds import total_of
 from hexloop.domain.plan import Plan, make_plan
+from hexloop.domain.ranks import SharedLosses
 from hexloop.domain.run import Run
-from hexloop.domain.shared_losses import SharedLosses
 from hexloop.domain.state import RunState
 from hexloop.ports.batches import Batches
 from hexloop.ports.learner import Learner

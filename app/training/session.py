@@ -38,9 +38,9 @@ from hexloop.app.training.shared_folder import refuse_separate_folders
 from hexloop.app.training.sharing import refuse_too_many_processes, training_batches
 from hexloop.app.training.special_tokens import align_special_tokens
 from hexloop.app.training.switches import switches_for
-from hexloop.domain.agreement import agreement_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.plan import Plan
+from hexloop.domain.requests import make_agreement
 from hexloop.domain.run import Run
 from hexloop.ports.batches import Batches
 from hexloop.ports.engine import RunFacts
@@ -99,7 +99,7 @@ def open_session(trainer: Trainer, resume_from: str | bool | None, run_name: str
         run = make_run(trainer, parts.plan, parts.batches, learner, run_name)
         store = make_store(trainer, run, trainer.adapters.storage)
         run.checkpoints = checkpoints = RunCheckpoints(trainer, store)
-        run.agreement = agreement_for(trainer._requests, trainer.adapters.collectives, checkpoints.writing)
+        run.agreement = make_agreement(trainer._requests, trainer.adapters.collectives, checkpoints.writing)
         after_step.first(checkpoints.prepare)  # makes room for snapshots once the optimizer has its state
         trainer.control.should_training_stop = False  # an earlier run left it on
         session = Session(run, parts.control, standard, learner, checkpoints, modes, settling(trainer, run, learner))

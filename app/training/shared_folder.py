@@ -7,8 +7,8 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hexloop.domain.checkpoints.together import by_leader, together
 from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.storage import Storage
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def refuse_separate_folders(trainer: Trainer) -> None:
     collectives, storage = trainer.adapters.collectives, trainer.adapters.storage
     if collectives.world_size == 1 or str(trainer.args.save_strategy) == "no":
         return
-    name = by_leader(collectives, lambda: _written(storage))
-    seen = together(collectives, lambda: _is_seen(storage, name))
+    name = run_on_rank0(collectives, lambda: _written(storage))
+    seen = run_on_all_ranks(collectives, lambda: _is_seen(storage, name))
     if collectives.rank == 0:
         with suppress(StorageError):
             storage.remove(name)

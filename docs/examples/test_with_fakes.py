@@ -11,12 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.domain.agreement import SharedAgreement
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CollectiveError
 from hexloop.domain.events import AnyEvent, Logged, SaveFailed, StepEnded, TrainEnded
 from hexloop.domain.loop import train
-from hexloop.domain.requests import Requests
+from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers

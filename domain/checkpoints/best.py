@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 
 from attrs import frozen
 
-from hexloop.domain.checkpoints.choosing import set_aside_if_possible
-from hexloop.domain.checkpoints.lineage import Lineage
+from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.names import step_of
 from hexloop.domain.checkpoints.reading import read_manifest, verify
-from hexloop.domain.checkpoints.together import by_leader
+from hexloop.domain.checkpoints.selection import set_aside_if_possible
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, UnreadableCheckpointError
+from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import Contents
@@ -57,7 +57,7 @@ class BestCheckpoint:
         elif storage is None:
             problem = f"its best checkpoint, {self.not_there(state)}"
         else:
-            problem = by_leader(self.collectives, lambda: self._damage(storage, name))
+            problem = run_on_rank0(self.collectives, lambda: self._damage(storage, name))
         if problem is not None or storage is None or name is None:
             warnings.warn(f"The run ends with its last weights: {problem}.", stacklevel=3)
             return
@@ -73,7 +73,7 @@ class BestCheckpoint:
 
     def _where(self, name: str) -> Storage | None:
         """The storage that has it, and not another one by its name."""
-        found = by_leader(self.collectives, lambda: which_has(self.storages, name, self.lineage, self.held))
+        found = run_on_rank0(self.collectives, lambda: which_has(self.storages, name, self.lineage, self.held))
         return None if found is None else self.storages[found]
 
     def _damage(self, storage: Storage, name: str) -> str | None:

@@ -12,8 +12,8 @@ from attrs.validators import and_, deep_mapping, ge, instance_of, optional
 
 from hexloop.domain.checkpoints.names import stays_inside
 from hexloop.domain.errors import DamagedCheckpointError
+from hexloop.domain.json_documents import read_json
 from hexloop.domain.state import Migration, migrate
-from hexloop.domain.strict_json import read_json
 from hexloop.ports.storage import Stored
 
 SCHEMA_VERSION = 1
@@ -98,3 +98,27 @@ def unseal(data: bytes) -> bytes:
     if seal(body) != data:
         raise DamagedCheckpointError("its manifest is damaged: it does not have the digest that it names")
     return body
+
+
+@frozen
+class Lineage:
+    """The sessions that a run went through: the present one whole, each earlier one up to the step it was left at.
+
+    A run that goes on from its checkpoint at step 5, though it has one at step 10 too, leaves the latter behind: that
+    is of the same run, but not of this lineage.
+    """
+
+    run: str
+    session: str
+    ancestors: Mapping[str, int] = field(factory=dict)
+
+    @classmethod
+    def after(cls, manifest: Manifest, session: str) -> Lineage:
+        """The lineage of a session that goes on from a checkpoint."""
+        return cls(manifest.run, session, {**manifest.ancestors, manifest.session: manifest.step})
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Whether a checkpoint is one of those that led here."""
+        if manifest.run != self.run:
+            return False
+        return manifest.session == self.session or manifest.step <= self.ancestors.get(manifest.session, -1)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from hexloop.domain.checkpoints.choosing import from_newest
+from hexloop.domain.checkpoints.commit import CheckpointPolicy, publisher_for
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
-from hexloop.domain.checkpoints.lineage import Lineage
+from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.names import MANIFEST, Owner, checkpoint_name, may_be_unfinished, new_session
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
-from hexloop.domain.checkpoints.publication import publisher_for
 from hexloop.domain.checkpoints.reading import (
     Checkpoint,
     belongs,
@@ -20,6 +18,7 @@ from hexloop.domain.checkpoints.reading import (
     read_manifest,
     verify,
 )
+from hexloop.domain.checkpoints.selection import from_newest
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
 from hexloop.ports.storage import Publication, Storage
 

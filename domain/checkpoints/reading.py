@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
+
 from attrs import frozen
 
-from hexloop.domain.checkpoints.lineage import Lineage
-from hexloop.domain.checkpoints.manifest import Manifest, unseal
+from hexloop.domain.checkpoints.manifest import Lineage, Manifest, unseal
 from hexloop.domain.checkpoints.names import MANIFEST, PROTECTED, checkpoint_name, step_of
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
-from hexloop.domain.strict_json import joined
+from hexloop.domain.json_documents import read_bytes
 from hexloop.ports.storage import Storage
 
 LONGEST_MANIFEST = 1 << 26
@@ -99,7 +101,7 @@ def _manifest_bytes(storage: Storage, name: str) -> bytes:
     if MANIFEST not in names:
         raise CheckpointError(f"it has no {MANIFEST}, so it is not a checkpoint, or not a complete one")
     try:
-        return joined(storage.read(f"{name}/{MANIFEST}"), LONGEST_MANIFEST)
+        return read_bytes(storage.read(f"{name}/{MANIFEST}"), LONGEST_MANIFEST)
     except ValueError as error:
         raise DamagedCheckpointError(f"its {MANIFEST} is not one: {error}") from error
 
@@ -122,3 +124,26 @@ def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str 
     if found.digest != expected.digest:
         return f"{path} does not hold the bytes that were stored"
     return None
+
+
+def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], world_size: int) -> None:
+    """Say where what the checkpoint was written with and what there is now may give other last bits.
+
+    One that says nothing of its surroundings, because another library wrote the run, is not warned of.
+    """
+    manifest = checkpoint.manifest
+    if not manifest.environment:
+        return
+    then = {**manifest.environment, "processes": str(manifest.world_size)}
+    now = {**environment, "processes": str(world_size)}
+    differences = [
+        f"{fact} was {then.get(fact, 'not known')} and is {now.get(fact, 'not known')}"
+        for fact in sorted(then.keys() | now.keys())
+        if then.get(fact) != now.get(fact)
+    ]
+    if differences:
+        warnings.warn(
+            f"The run that goes on from {checkpoint.name} may differ in its last bits from one that was never "
+            f"interrupted: {'; '.join(differences)}.",
+            stacklevel=4,
+        )

@@ -11,20 +11,23 @@ from attrs import define, field
 
 from hexloop.domain.checkpoints.background import Task
 from hexloop.domain.checkpoints.best import BestCheckpoint
-from hexloop.domain.checkpoints.choosing import newest, open_checkpoint, publish_staged, readable_manifests
-from hexloop.domain.checkpoints.commit import Committer, Note, note_nothing
-from hexloop.domain.checkpoints.lineage import Lineage
+from hexloop.domain.checkpoints.commit import (
+    PAUSES,
+    CheckpointPolicy,
+    Committer,
+    Note,
+    Saving,
+    note_nothing,
+    publisher_for,
+)
+from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, session_after, step_of
 from hexloop.domain.checkpoints.pace import Pace, Pacer
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
-from hexloop.domain.checkpoints.publication import publisher_for
-from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest
-from hexloop.domain.checkpoints.room import PAUSES
-from hexloop.domain.checkpoints.saving import Saving
-from hexloop.domain.checkpoints.surroundings import warn_of_differences
-from hexloop.domain.checkpoints.together import by_leader
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, warn_of_differences
+from hexloop.domain.checkpoints.selection import newest, open_checkpoint, publish_staged, readable_manifests
 from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
+from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import Contents, OpenFile
@@ -56,7 +59,7 @@ class CheckpointStore:
     load_best_at_end: bool = False
     collectives: Collectives | None = None
     session: str = field(factory=new_session)
-    behind: bool = False
+    in_background: bool = False
     skip_when_busy: bool = False
     pauses: tuple[float, ...] = PAUSES
     note: Note = note_nothing
@@ -84,7 +87,7 @@ class CheckpointStore:
         one named is not, where there are those of several runs and none is named, and where a good one does not fit.
         """
         storage = self.storage if source is None else source
-        chosen = by_leader(self.collectives, lambda: self._choose(storage, name))
+        chosen = run_on_rank0(self.collectives, lambda: self._choose(storage, name))
         if chosen is None:
             return None
         checkpoint = Checkpoint(chosen, read_manifest(storage, chosen))
@@ -92,7 +95,7 @@ class CheckpointStore:
         state = self.contents.restore(checkpoint.manifest.files, _opening(storage, chosen))
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
-        latest, held = by_leader(self.collectives, lambda: self._known_of(lineage))
+        latest, held = run_on_rank0(self.collectives, lambda: self._known_of(lineage))
         self.session = session_after(self.session, max(latest, checkpoint.manifest.session))
         self._held = set(held)
         self._source = source
@@ -109,7 +112,7 @@ class CheckpointStore:
 
     def prepare(self) -> None:
         """Make room for snapshots, beside the loop; the first save waits for that, so it does not stand back."""
-        if self.behind and self._preparation is None:
+        if self.in_background and self._preparation is None:
             make_room = self.contents.prepare()
             self._preparation = Task(make_room, "hexloop makes room for snapshots", stands_back=False)
 
@@ -123,7 +126,7 @@ class CheckpointStore:
         return self._is_busy()
 
     @property
-    def news(self) -> bool:
+    def has_news(self) -> bool:
         """Whether the save in flight is done, or waits for room; of several processes none can tell by itself.
 
         Asked at every boundary, first at that of the step after the one that saved: from there on it is written.
@@ -143,7 +146,7 @@ class CheckpointStore:
         a storage that stays full.
         """
         required_or_best = required or state.best_step == state.step
-        if self.skip_when_busy and not required_or_best and by_leader(self.collectives, self._is_busy):
+        if self.skip_when_busy and not required_or_best and run_on_rank0(self.collectives, self._is_busy):
             yield SaveSkipped(state.step, checkpoint_name(state.step))
             return
         yield from self._settle()
@@ -157,10 +160,10 @@ class CheckpointStore:
             yield CheckpointPublished(state.step, self.latest)
             return
         self.note("began", checkpoint=saving.name)
-        if self.behind:
+        if self.in_background:
             if required:  # who asked for it, or ends with it, waits for it
                 saving.committer.pace.hurry()
-            yield from self._save_behind(saving, state)
+            yield from self._save_in_background(saving, state)
         else:
             yield from self._ended(saving, saving.run, state, [Saved(state.step, saving.name)])
 
@@ -170,7 +173,7 @@ class CheckpointStore:
         Several processes come here when they agree that what was in flight is written.
         """
         agreed = self._world_size > 1 and self._in_flight is not None and self._in_flight[1] is self._answered
-        if self.news or agreed:
+        if self.has_news or agreed:
             yield from self._settle()
 
     def load_best(self, state: RunState) -> None:
@@ -243,7 +246,7 @@ class CheckpointStore:
         before = state.parent_checkpoint, state.best_checkpoint
         if state.best_step in self._held | {state.step}:
             state.best_checkpoint = checkpoint_name(state.best_step)
-        if state.step in self._held and by_leader(
+        if state.step in self._held and run_on_rank0(
             self.collectives, lambda: state.step in checkpoint_steps(self.storage)
         ):
             return None
@@ -271,10 +274,10 @@ class CheckpointStore:
             committer=Committer(
                 self.storage,
                 publisher,
-                self._apart() if self.behind else self.collectives,
+                self._apart() if self.in_background else self.collectives,
                 self.note,
                 self._given_up,
-                self._pacer.next() if self.behind else Pace.without_rest(),
+                self._pacer.next() if self.in_background else Pace.without_rest(),
             ),
             lineage=Lineage(state.run, self.session, self._ancestors),
             policy=self.policy,
@@ -289,7 +292,7 @@ class CheckpointStore:
             pauses=self.pauses,
         )
 
-    def _save_behind(self, saving: Saving, state: RunState) -> Iterator[AnyEvent]:
+    def _save_in_background(self, saving: Saving, state: RunState) -> Iterator[AnyEvent]:
         if self._preparation is not None:
             self._preparation.result()
         saving.files = self.contents.snapshot(state)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+from attrs import field, frozen
+from attrs.validators import ge
+
 
 class Order(ABC):
     """A bijection of range(len(order)): a position in an epoch -> the index of the sample that comes there."""
@@ -32,3 +35,16 @@ class Order(ABC):
     def block(self, start: int, stop: int) -> list[int]:
         """The indices at the positions `start` to `stop` - 1. Raises IndexError where one is outside the epoch."""
         return [self[position] for position in range(start, stop)]
+
+
+@frozen
+class Sequential(Order):
+    """Every sample at the position that is its index. Raises ValueError for a negative length."""
+
+    length: int = field(validator=ge(0))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def _index_at(self, position: int) -> int:
+        return position

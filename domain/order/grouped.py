@@ -8,8 +8,7 @@ from attrs import define, field
 from attrs.validators import ge
 
 from hexloop.domain.order import Order
-from hexloop.domain.order.keys import random_order
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order.permutation import KeyedPermutation, random_order
 
 WINDOW_BATCHES = 50
 

@@ -8,15 +8,17 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules.adaptive import Adaptive
+from hexloop.domain.schedules.adaptive import Adaptive, Greedy, ReduceLROnPlateau
 from hexloop.domain.schedules.checks import remedy_of_unknown
-from hexloop.domain.schedules.constant import Constant, ConstantWithWarmup
 from hexloop.domain.schedules.cosine import Cosine, CosineWarmupWithMinLr, CosineWithMinLr, CosineWithRestarts
-from hexloop.domain.schedules.greedy import Greedy
-from hexloop.domain.schedules.inverse_sqrt import InverseSqrt
-from hexloop.domain.schedules.plateau import ReduceLROnPlateau
-from hexloop.domain.schedules.polynomial import Linear, Polynomial
-from hexloop.domain.schedules.warmup_stable_decay import WarmupStableDecay
+from hexloop.domain.schedules.shapes import (
+    Constant,
+    ConstantWithWarmup,
+    InverseSqrt,
+    Linear,
+    Polynomial,
+    WarmupStableDecay,
+)
 
 Schedule = TypeVar("Schedule")
 

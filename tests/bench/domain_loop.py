@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import StepEnded
 from hexloop.domain.loop import train

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import Part
 
 TYPES = {

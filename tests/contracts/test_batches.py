@@ -7,8 +7,8 @@ from typing import Any
 
 from hexloop.adapters.batches.in_memory import InMemoryBatches, StatefulBatches, StreamedBatches
 from hexloop.app.testing.contracts.data import BatchesContract
+from hexloop.domain.order import Sequential
 from hexloop.domain.order.permutation import KeyedPermutation
-from hexloop.domain.order.sequential import Sequential
 
 ROWS = [f"row {number}" for number in range(20)]
 

@@ -10,7 +10,7 @@ from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.journal.json_lines import JsonLinesJournal, read
 from hexloop.adapters.journal.memory import MemoryJournal, NoJournal
 from hexloop.app.testing.contracts.observers import JournalContract
-from hexloop.domain.journal import SteadyJournal
+from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.ports.journal import Fact, Journal
 
 
@@ -46,7 +46,7 @@ class TestSteadyJournal(JournalContract):
     @pytest.fixture
     def journal(self) -> Journal:
         self.inner = MemoryJournal()
-        return SteadyJournal(self.inner, ManualClock(wall=5.0))
+        return FailSafeJournal(self.inner, ManualClock(wall=5.0))
 
     def noted(self, journal: Journal) -> list[dict[str, Fact]]:
         assert all(note["time"] == 5.0 for note in self.inner.notes)
@@ -91,7 +91,7 @@ class Full(MemoryJournal):
 def test_a_journal_that_fails_is_reported_once_and_left_alone() -> None:
     """The run hears of no error; it is warned, and the journal gets another chance after its close."""
     full = Full()
-    journal = SteadyJournal(full, ManualClock())
+    journal = FailSafeJournal(full, ManualClock())
     journal.note("began")
     with pytest.warns(UserWarning, match="no space left"):
         journal.note("step")

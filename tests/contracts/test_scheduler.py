@@ -7,11 +7,10 @@ from typing import ClassVar
 
 from hexloop.adapters.scheduler.constant import ConstantRates
 from hexloop.app.testing.contracts.learning import SchedulerContract
-from hexloop.domain.best import BestMetric
-from hexloop.domain.schedules.greedy import Greedy
-from hexloop.domain.schedules.plateau import ReduceLROnPlateau
-from hexloop.domain.schedules.polynomial import Linear
-from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.schedules.adaptive import Greedy, ReduceLROnPlateau
+from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules.shapes import Linear
 from hexloop.ports.scheduler import Scheduler
 
 BASE_RATES = (0.1, 0.02)

@@ -37,7 +37,7 @@ from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContr
 from hexloop.app.testing.contracts.learning import LearnerContract, LossesContract, SchedulerContract, TrainableContract
 from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
-from hexloop.domain.best import BestMetric
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.step import StandardLearner
 from hexloop.ports.batches import Batches
 from hexloop.ports.collectives import Collectives

@@ -27,9 +27,9 @@ from attrs import define, evolve, field, frozen
 
 from hexloop.adapters.journal.json_lines import read
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.names import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
+from hexloop.domain.checkpoints.selection import newest
 from tests.engines.killed_run import Job, live
 from tests.engines.preempted import CONTEXT
 

@@ -11,7 +11,7 @@ import pytest
 
 from hexloop.adapters.storage import local
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
 from tests.engines.system_calls import Recorder, State, after_power_cut, lay_out

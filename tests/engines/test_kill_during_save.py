@@ -18,8 +18,8 @@ import pytest
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.domain.checkpoints.choosing import newest
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState

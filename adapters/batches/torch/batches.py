@@ -24,7 +24,7 @@ from hexloop.adapters.batches.torch.standing import Progress, no_progress
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.streams import kept_streams, own_generators, state_of, text_of
 from hexloop.adapters.batches.torch.transfer import Transfer
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 
 Inspect = Callable[[Any], None]

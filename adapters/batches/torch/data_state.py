@@ -15,7 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hexloop.domain.errors import DataError
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
 DTYPES = {

@@ -23,7 +23,7 @@ from hexloop.adapters.batches.torch.splitting import split
 from hexloop.adapters.batches.torch.standing import Progress, no_progress
 from hexloop.adapters.batches.torch.streams import kept_streams
 from hexloop.adapters.batches.torch.transfer import Transfer
-from hexloop.domain.order.keys import sample_key
+from hexloop.domain.order.permutation import sample_key
 from hexloop.ports.state import Part
 
 Shares = Generator[Share, None, None]

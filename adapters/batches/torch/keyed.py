@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from hexloop.domain.order.keys import sample_keys
+from hexloop.domain.order.permutation import sample_keys
 
 
 class KeyedIndex(NamedTuple):

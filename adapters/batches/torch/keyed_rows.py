@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hexloop.adapters.batches.torch.keyed import seed_streams
 from hexloop.adapters.batches.torch.workers import PASSED
-from hexloop.domain.order.keys import sample_key
+from hexloop.domain.order.permutation import sample_key
 
 
 @frozen

@@ -6,8 +6,14 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from hexloop.domain.order.network import FIRST_FACTOR, FIRST_SHIFT, SECOND_FACTOR, SECOND_SHIFT, Network
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order.permutation import (
+    FIRST_FACTOR,
+    FIRST_SHIFT,
+    SECOND_FACTOR,
+    SECOND_SHIFT,
+    KeyedPermutation,
+    Network,
+)
 
 Words = NDArray[np.uint64]
 

@@ -19,7 +19,7 @@ from hexloop.adapters.batches.torch.shares import Division, Share, as_padding, s
 from hexloop.adapters.batches.torch.standing import Beginning, Place, Progress, Standing, no_progress
 from hexloop.adapters.batches.torch.streams import kept_streams, put_streams, streams
 from hexloop.adapters.batches.torch.workers import Delivered, Delivering, StateLoading, load_state
-from hexloop.domain.order.keys import sample_key
+from hexloop.domain.order.permutation import sample_key
 from hexloop.domain.order.slices import ALL, Shard
 
 

@@ -28,7 +28,7 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import (
     weight_paths,
 )
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File

@@ -13,8 +13,8 @@ from cattrs import Converter
 from cattrs.errors import BaseValidationError
 
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.state import SCHEMA_VERSION, Migration, RunState, migrate
-from hexloop.domain.strict_json import joined, read_json
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 
@@ -53,7 +53,7 @@ def to_bytes(value: Any) -> bytes:
 def document_bytes(chunks: Iterable[bytes | memoryview]) -> bytes:
     """The bytes of a document. Raises CheckpointError where they are more than any document has."""
     try:
-        return joined(chunks)
+        return read_bytes(chunks)
     except ValueError as error:
         raise CheckpointError(f"It is not a JSON document: {error}.") from error
 

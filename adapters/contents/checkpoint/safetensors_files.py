@@ -15,9 +15,9 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.adapters.contents.checkpoint import documents
-from hexloop.domain.checkpoints.dealing import deal
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.strict_json import read_json
+from hexloop.domain.json_documents import read_json
+from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 from hexloop.ports.state import Part
@@ -67,7 +67,7 @@ def dealt_files(keeper: str, tensors: list[Tensor], largest: int, rank: int, wri
 
     Each file is of tensors of one process. The first also writes the index of the model's, where these are several.
     """
-    owners = deal([tensor.size for tensor in tensors], writers)
+    owners = assign_to_ranks([tensor.size for tensor in tensors], writers)
     shards = [
         (owner, shard)
         for owner, its in groupby(zip(owners, tensors, strict=True), key=itemgetter(0))

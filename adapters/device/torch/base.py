@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 

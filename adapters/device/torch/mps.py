@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hexloop.adapters.device.torch.base import TorchDevice, state_of, text_of
-from hexloop.domain.parts import json_part
+from hexloop.domain.json_documents import json_part
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 

@@ -19,8 +19,8 @@ from hexloop.adapters.trainable.torch.nested import TENSOR, Flattening, Restorin
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS
 from hexloop.adapters.trainable.torch.tensors import TYPES, run_of, tensor_of
-from hexloop.domain.checkpoints.dealing import deal
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.state import Part
 
 MASTERS = "masters"
@@ -146,7 +146,7 @@ class ZeroOptimizerState:
 
     def _dealt(self, leaving: Sequence[Leaving]) -> Iterator[Part]:
         """A part for each tensor, those of a flat tensor together, as it may have to be brought in from a disk."""
-        owners = deal([each.entry.size for each in leaving], self._layout.world_size)
+        owners = assign_to_ranks([each.entry.size for each in leaving], self._layout.world_size)
         for holder, together in groupby(zip(leaving, owners, strict=True), lambda pair: pair[0].holder):
             with self._partitions.at_hand(holder):
                 for each, owner in together:
@@ -231,7 +231,7 @@ class ZeroModelState(ModelState):
         spread = {name: tensor for name, tensor in own.items() if hasattr(tensor, "ds_id")}
         super()._copy({name: tensor for name, tensor in own.items() if name not in spread}, found)
         sizes = [prod(found[name].shape) for name in spread]
-        readers = deal(sizes, self._layout.world_size)
+        readers = assign_to_ranks(sizes, self._layout.world_size)
         for (name, tensor), reader in zip(spread.items(), readers, strict=True):
             with _gathered(tensor, reader):
                 if reader == self._layout.rank:

@@ -9,8 +9,8 @@ from typing import Any
 from attrs import define, field
 from torch.optim import Optimizer
 
-from hexloop.domain.best import BestMetric
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)

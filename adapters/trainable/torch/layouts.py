@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of
-from hexloop.domain.checkpoints.dealing import deal
+from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.parallelism import Layout, Spread
 from hexloop.ports.state import Part
 
@@ -89,7 +89,7 @@ def dealt_parts(entries: Sequence[Entry], layout: TorchLayout, writers: int | No
     They fall to the first `writers` processes, to all where it is None.
     The tensors come together one at a time, in the host memory of the process that each falls to. Collective.
     """
-    owners = deal([entry.size for entry in entries], writers or layout.world_size)
+    owners = assign_to_ranks([entry.size for entry in entries], writers or layout.world_size)
     for entry, owner in zip(entries, owners, strict=True):
         own = entry.tensor
         if own is not None and entry.spread is not None:

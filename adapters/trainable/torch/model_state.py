@@ -18,7 +18,7 @@ from hexloop.adapters.trainable.torch.layouts import (
 )
 from hexloop.adapters.trainable.torch.nested import Flattening, Restoring
 from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, run_of, tensor_of
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
 EXTRA = "_extra_state"

@@ -10,7 +10,7 @@ from torch import nn
 from hexloop.adapters.trainable.torch.nested import TENSOR, Flattening, Restoring
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.adapters.trainable.torch.tensors import part_of
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import Part
 
 NUMBERED = "numbered"

@@ -22,7 +22,7 @@ from hexloop.adapters.trainable.torch.nested import Flattening, Held, Restoring,
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
 from hexloop.adapters.trainable.torch.tensors import part_of, run_of
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.parts import json_part, json_value
+from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.parallelism import Spread
 from hexloop.ports.state import JSON, Part
 

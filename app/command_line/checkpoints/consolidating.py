@@ -62,7 +62,7 @@ def _refuse(place: Place, target: str, storage: Storage, name: str) -> None:
 
 def _write(place: Place, storage: Storage, name: str) -> None:
     """Write the folder under a name that says that it is not whole; what an earlier attempt left there goes first."""
-    from hexloop.domain.checkpoints.choosing import open_checkpoint
+    from hexloop.domain.checkpoints.selection import open_checkpoint
     from hexloop.domain.errors import StorageError
 
     staging = f".unfinished-{name}"

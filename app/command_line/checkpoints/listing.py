@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     """Print the table; FAILED where a checkpoint is bad."""
     from hexloop.app.command_line.checkpoints.places import open_folder
     from hexloop.app.command_line.checkpoints.table import lines_of, rows_of
-    from hexloop.domain.checkpoints.survey import Condition, survey
+    from hexloop.domain.checkpoints.selection import Condition, survey
 
     storage = open_folder(options.folder)
     rows = rows_of(storage, list(survey(storage, options.quick)))

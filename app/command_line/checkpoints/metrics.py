@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hexloop.adapters.contents.checkpoint.documents import state_from_chunks
 from hexloop.domain.checkpoints.names import checkpoint_name
-from hexloop.domain.checkpoints.survey import STATE
+from hexloop.domain.checkpoints.selection import STATE
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage

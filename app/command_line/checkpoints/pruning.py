@@ -79,8 +79,8 @@ def _refuse_unsent(storage: Storage, folder: str) -> None:
 
 def _run_in(storage: Storage, folder: str, named: str | None) -> str:
     """The run that is meant. Raises ConfigurationError where that is not clear."""
-    from hexloop.domain.checkpoints.choosing import runs_in
     from hexloop.domain.checkpoints.names import MANIFEST
+    from hexloop.domain.checkpoints.selection import runs_in
     from hexloop.domain.errors import ConfigurationError
 
     runs = sorted(runs_in(storage))
@@ -121,7 +121,7 @@ def _remove(storage: Storage, run: str, options: argparse.Namespace) -> Iterator
 def _surplus(storage: Storage, newest: Checkpoint, options: argparse.Namespace) -> list[str]:
     """The checkpoints to remove. Raises CheckpointError where the best is to be kept and nobody knows which it is."""
     from hexloop.app.command_line.checkpoints.metrics import best_of, read_state
-    from hexloop.domain.checkpoints.policy import CheckpointPolicy
+    from hexloop.domain.checkpoints.commit import CheckpointPolicy
     from hexloop.domain.checkpoints.pruning import surplus
     from hexloop.domain.errors import CheckpointError
 

@@ -11,7 +11,7 @@ from hexloop.app.command_line.checkpoints.metrics import best_of, metric_of, rea
 from hexloop.app.command_line.checkpoints.places import written_at
 from hexloop.app.command_line.checkpoints.text import aligned, told_age, told_bytes
 from hexloop.app.command_line.metrics_file import plain
-from hexloop.domain.checkpoints.survey import Condition, Found, newest_by_run
+from hexloop.domain.checkpoints.selection import Condition, Found, newest_by_run
 from hexloop.ports.storage import Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")

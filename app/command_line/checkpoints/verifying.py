@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hexloop.app.command_line.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from hexloop.domain.checkpoints.survey import Found
+    from hexloop.domain.checkpoints.selection import Found
 
 HELP = "read checkpoints through, and say what is wrong with each"
 
@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     """Print what is good and what is wrong; FAILED where a checkpoint is not good."""
     from hexloop.app.command_line.checkpoints.places import refuse_missing
-    from hexloop.domain.checkpoints.survey import Condition
+    from hexloop.domain.checkpoints.selection import Condition
 
     refuse_missing(options.places)
     bad, documents = 0, []
@@ -56,7 +56,7 @@ def _found(given: str) -> Iterator[tuple[str, Found, bool]]:
     from hexloop.app.storages import joined
     from hexloop.domain.checkpoints.names import checkpoint_name
     from hexloop.domain.checkpoints.reading import checkpoint_steps
-    from hexloop.domain.checkpoints.survey import examine
+    from hexloop.domain.checkpoints.selection import examine
     from hexloop.domain.errors import CheckpointError
 
     if is_checkpoint(given):

@@ -12,19 +12,19 @@ from hexloop.adapters.journal.json_lines import read
 from hexloop.app.command_line.exit_codes import ExitCode
 from hexloop.app.wiring import JOURNAL
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.journal import Comparison, Parting, Sort, Timeline, compare, timelines
+from hexloop.domain.journal import Divergence, ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact
 
 WIDTH = 60
 
 NAMES = {
-    Sort.DATA: "data",
-    Sort.RANDOMNESS: "randomness",
-    Sort.LEARNING_RATE: "learning rate",
-    Sort.LOSS: "loss",
-    Sort.GRADIENTS: "gradients",
-    Sort.WEIGHTS: "weights",
-    Sort.METRICS: "metrics",
+    ObservationKind.DATA: "data",
+    ObservationKind.RANDOMNESS: "randomness",
+    ObservationKind.LEARNING_RATE: "learning rate",
+    ObservationKind.LOSS: "loss",
+    ObservationKind.GRADIENTS: "gradients",
+    ObservationKind.WEIGHTS: "weights",
+    ObservationKind.METRICS: "metrics",
 }
 
 
@@ -39,7 +39,7 @@ def run(options: Namespace) -> ExitCode:
         print(json.dumps(_document(comparison, one, other), indent=2))
     else:
         print("\n".join(_lines(comparison, one, other, (options.one, options.other))))
-    return ExitCode.FAILED if comparison.partings else ExitCode.DONE
+    return ExitCode.FAILED if comparison.divergences else ExitCode.DONE
 
 
 def _timeline(given: str, problems: list[str]) -> Timeline | None:
@@ -62,17 +62,17 @@ def _timeline(given: str, problems: list[str]) -> Timeline | None:
     return runs[found[-1]]
 
 
-def _lines(comparison: Comparison, one: Timeline, other: Timeline, given: tuple[str, str]) -> Iterator[str]:
+def _lines(comparison: RunComparison, one: Timeline, other: Timeline, given: tuple[str, str]) -> Iterator[str]:
     first, last = comparison.first, comparison.last
     if not comparison.compared:
         yield f"Nothing of which {given[0]} and {given[1]} both tell can be compared; log or save at the same steps."
     elif first is None:
         yield f"{given[0]} and {given[1]} are equal at every step that was compared, up to step {last:,}."
     else:
-        yield f"{given[0]} and {given[1]} part at step {first.step:,}: first in the {NAMES[first.sort]}."
-    for parting in comparison.partings:
-        yield f"  {NAMES[parting.sort]:<14}{_told(parting)}"
-    parted = {parting.sort for parting in comparison.partings}
+        yield f"{given[0]} and {given[1]} part at step {first.step:,}: first in the {NAMES[first.kind]}."
+    for parting in comparison.divergences:
+        yield f"  {NAMES[parting.kind]:<14}{_told(parting)}"
+    parted = {parting.kind for parting in comparison.divergences}
     for sort, count in comparison.compared.items():
         if sort not in parted:
             yield f"  {NAMES[sort]:<14}equal at {'the one step' if count == 1 else f'all {count:,} steps'} compared"
@@ -84,7 +84,7 @@ def _lines(comparison: Comparison, one: Timeline, other: Timeline, given: tuple[
             yield f"  {name}: {_shown(values[0])} and {_shown(values[1])}"
 
 
-def _told(parting: Parting) -> str:
+def _told(parting: Divergence) -> str:
     until = "" if parting.equal_until is None else f"; equal until step {parting.equal_until:,}"
     values = _values(parting.one, parting.other)
     return f"not equal at step {parting.step:,} ({parting.name}){values}{until}"
@@ -105,20 +105,20 @@ def _shown(value: Fact) -> str:
     return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
 
 
-def _document(comparison: Comparison, one: Timeline, other: Timeline) -> dict[str, Any]:
+def _document(comparison: RunComparison, one: Timeline, other: Timeline) -> dict[str, Any]:
     return {
         "runs": [one.run, other.run],
         "last_steps": [one.last_step, other.last_step],
         "compared": {NAMES[sort]: count for sort, count in comparison.compared.items()},
         "partings": [
             {
-                "what": NAMES[parting.sort],
+                "what": NAMES[parting.kind],
                 "step": parting.step,
                 "name": parting.name,
                 "values": [parting.one, parting.other],
                 "equal_until": parting.equal_until,
             }
-            for parting in comparison.partings
+            for parting in comparison.divergences
         ],
         "settings": {name: list(values) for name, values in comparison.settings.items()},
     }

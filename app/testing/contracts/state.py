@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import pytest
 from attrs import evolve, frozen
 
-from hexloop.domain.parts import json_part
+from hexloop.domain.json_documents import json_part
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from hexloop.domain.parts import json_part
+from hexloop.domain.json_documents import json_part
 from hexloop.ports.batches import Batches
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.snapshots import Snapshots

@@ -8,10 +8,10 @@ from typing import Any
 
 from hexloop.adapters.trainable.least_squares.scalar import Scalar
 from hexloop.adapters.trainable.least_squares.squares import Row
-from hexloop.domain.best import BestMetric
-from hexloop.domain.parts import only_value
-from hexloop.domain.schedules.plateau import ReduceLROnPlateau
-from hexloop.domain.scheduling import AdaptiveRates
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import only_value
+from hexloop.domain.schedules.adaptive import ReduceLROnPlateau
+from hexloop.domain.schedules.scheduler import AdaptiveRates
 from hexloop.domain.step import StandardLearner
 from hexloop.ports.scheduler import Scheduler
 from hexloop.ports.state import Part

@@ -164,7 +164,7 @@ def small_run(
             step=run.state.step,
             clock=clock,
             report=report,
-            heed=lambda: iter(()),
+            apply_requests=lambda: iter(()),
             interrupted=lambda: False,
         )
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.app.callbacks import EarlyStoppingCallback, TrainerControl, TrainerState
-from hexloop.domain.best import BestMetric
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.state import RunState
 
 

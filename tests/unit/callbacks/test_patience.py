@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.early_stopping import patience_after
+from hexloop.domain.evaluation import patience_after
 
 fixed = settings(derandomize=True, deadline=None)
 metrics = st.floats(allow_nan=True, allow_infinity=True)

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.app.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
-from hexloop.domain.control import Control
 from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.domain.triggers import ControlFlags, Interval, Trigger, Triggers
 
 NAMES_AND_DEFAULTS: dict[str, Any] = {
     "epoch": 0,
@@ -162,7 +161,7 @@ def test_writing_a_rhythm_changes_when_the_run_acts(name: str, switch: str) -> N
     assert run.changes == 1
     due = []
     for step in range(1, 15):
-        control = Control()
+        control = ControlFlags()
         run.triggers.after_step(RunState(step=step), run.plan, control)
         due += [step] if getattr(control, switch) else []
     assert due == [5, 10]
@@ -182,7 +181,7 @@ def test_writing_max_steps_moves_the_end() -> None:
     run = SmallRun()
     following(run).max_steps = 7
     assert run.changes == 1
-    control = Control()
+    control = ControlFlags()
     run.triggers.after_step(RunState(step=7), run.plan, control)
     assert control.should_training_stop
 

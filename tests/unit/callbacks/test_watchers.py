@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hexloop.domain.watchers import Watchers
+from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.ports.logger import Record, RunInformation
 
 RUN = RunInformation("a run")
@@ -35,7 +35,7 @@ class Diary:
             raise self._error
 
 
-ACTIONS: dict[str, Callable[[Watchers], None]] = {
+ACTIONS: dict[str, Callable[[LoggerGroup], None]] = {
     "start": lambda watchers: watchers.start(RUN),
     "write": lambda watchers: watchers.write(RECORD),
     "finish": lambda watchers: watchers.finish(),
@@ -45,7 +45,7 @@ ACTIONS: dict[str, Callable[[Watchers], None]] = {
 def test_every_logger_is_told_everything_in_order() -> None:
     """Each logger hears of the start, of every record and of the end."""
     first, second, warnings = Diary(), Diary(), list[str]()
-    watchers = Watchers([first, second], warnings.append)
+    watchers = LoggerGroup([first, second], warnings.append)
     for act in ACTIONS.values():
         act(watchers)
     assert first.told == second.told == [RUN, RECORD, "the end"]
@@ -57,7 +57,7 @@ def test_a_failing_logger_is_reported_once_and_left_out(fails_at: str) -> None:
     """The others go on hearing everything; the one that failed hears no more and is named in one warning."""
     healthy, warnings = [Diary(), Diary()], list[str]()
     failing = Diary(fails_at, OSError("disk gone"))
-    watchers = Watchers([healthy[0], failing, healthy[1]], warnings.append)
+    watchers = LoggerGroup([healthy[0], failing, healthy[1]], warnings.append)
     for _round in range(2):
         for act in ACTIONS.values():
             act(watchers)
@@ -77,7 +77,7 @@ def test_loggers_that_are_equal_are_not_confused() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     healthy, failing = Alike(), Alike("start", ValueError())
-    watchers = Watchers([healthy, failing], lambda text: None)
+    watchers = LoggerGroup([healthy, failing], lambda text: None)
     watchers.start(RUN)
     watchers.write(RECORD)
     assert healthy.told == [RUN, RECORD]
@@ -87,7 +87,7 @@ def test_loggers_that_are_equal_are_not_confused() -> None:
 def test_a_keyboard_interrupt_passes_through() -> None:
     """Whoever presses control-C while a logger writes ends the run, and the logger stays."""
     interrupted = Diary("write", KeyboardInterrupt())
-    watchers = Watchers([interrupted], pytest.fail)
+    watchers = LoggerGroup([interrupted], pytest.fail)
     with pytest.raises(KeyboardInterrupt):
         watchers.write(RECORD)
     watchers.finish()

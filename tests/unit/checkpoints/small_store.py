@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.state import RunState

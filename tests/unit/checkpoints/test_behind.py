@@ -14,10 +14,10 @@ import pytest
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.background import NICENESS, Task
-from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.commit import Saving
 from hexloop.domain.checkpoints.pace import Pacer
 from hexloop.domain.checkpoints.reading import read_manifest, verify
-from hexloop.domain.checkpoints.saving import Saving
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import StorageError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveSkipped
@@ -40,24 +40,24 @@ def storage() -> Iterator[GatedStorage]:
 def wait_for_news(store: CheckpointStore) -> None:
     """Until the save in flight is done, or waits for room."""
     deadline = time.monotonic() + PATIENCE
-    while not store.news:
+    while not store.has_news:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 def test_a_run_goes_on_while_its_snapshot_is_written(storage: GatedStorage) -> None:
     """The save is told at once, written with what the run was then, and its publication told at a later boundary."""
-    store = make_store(storage, behind=True)
+    store = make_store(storage, in_background=True)
     state = RunState(run="mine")
     assert save_at(store, state, 5) == [Saved(5, "checkpoint-5")]
     assert storage.reached.wait(PATIENCE)
-    assert (store.news, list(store.collect())) == (False, [])
+    assert (store.has_news, list(store.collect())) == (False, [])
     assert isinstance(store.contents, SmallContents)
     state.step, store.contents.weights = 6, b"later"
     storage.gate.set()
     wait_for_news(store)
     assert list(store.collect()) == [CheckpointPublished(5, "checkpoint-5")]
-    assert not store.news
+    assert not store.has_news
     resumed = make_store(storage)
     found = resumed.resume()
     assert found is not None
@@ -69,7 +69,7 @@ def patient_store(storage: Storage) -> tuple[CheckpointStore, list[str]]:
     """A store whose next save is far away, so that it need not hurry with this one, and the phases of its saves."""
     phases: list[str] = []
     times = chain([0.0], repeat(8 * PATIENCE))
-    store = make_store(storage, behind=True, note=lambda phase, /, **_: phases.append(phase))
+    store = make_store(storage, in_background=True, note=lambda phase, /, **_: phases.append(phase))
     store._pacer = Pacer(lambda: next(times))
     return store, phases
 
@@ -97,7 +97,7 @@ def test_who_waits_for_a_save_does_not_wait_for_a_boundary() -> None:
 
 def test_one_save_is_in_flight_at_most(storage: GatedStorage) -> None:
     """A second save waits for the first, whose publication it tells before its own beginning."""
-    store = make_store(storage, behind=True)
+    store = make_store(storage, in_background=True)
     state = RunState(run="mine")
     save_at(store, state, 1)
     threading.Timer(0.05, storage.gate.set).start()
@@ -109,7 +109,7 @@ def test_one_save_is_in_flight_at_most(storage: GatedStorage) -> None:
 
 def test_a_save_may_be_left_out_while_another_is_written(storage: GatedStorage) -> None:
     """Where that is chosen, a save that comes due meanwhile is told as left out, unless it is required."""
-    store = make_store(storage, behind=True, skip_when_busy=True)
+    store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine", step=1)
     assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]
     state.step = 2
@@ -123,7 +123,7 @@ def test_a_save_may_be_left_out_while_another_is_written(storage: GatedStorage) 
 
 def test_the_best_is_not_left_out(storage: GatedStorage) -> None:
     """A save at the step of the best evaluation so far waits for the one that is written: the run may end with it."""
-    store = make_store(storage, behind=True, skip_when_busy=True)
+    store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine", step=1)
     assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]
     state.step = state.best_step = 2
@@ -135,7 +135,7 @@ def test_the_best_is_not_left_out(storage: GatedStorage) -> None:
 
 def test_a_save_in_flight_is_finished_when_the_run_ends(storage: GatedStorage) -> None:
     """Closing waits for the save, and says how it ended."""
-    store = make_store(storage, behind=True)
+    store = make_store(storage, in_background=True)
     save_at(store, RunState(run="mine"), 1)
     threading.Timer(0.05, storage.gate.set).start()
     assert store.close() == [CheckpointPublished(1, "checkpoint-1")]
@@ -147,7 +147,7 @@ def test_a_save_in_flight_is_finished_when_the_run_ends(storage: GatedStorage) -
 def test_a_failure_behind_the_loop_is_told_at_the_next_boundary(effect: Effect) -> None:
     """The event comes with the next collection, the state knows of no such checkpoint, and nothing is left over."""
     storage = MemoryStorage()
-    store = make_store(storage, behind=True)
+    store = make_store(storage, in_background=True)
     state = RunState(run="mine", best_step=1)
     save_at(store, state, 1)
     list(store.finish())
@@ -168,7 +168,7 @@ def test_a_failure_behind_the_loop_is_told_at_the_next_boundary(effect: Effect) 
 
 def test_a_failure_while_the_run_closes_is_a_warning() -> None:
     """Whatever ended the run is what its caller hears of."""
-    store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, "write")]), behind=True)
+    store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, "write")]), in_background=True)
     save_at(store, RunState(run="mine"), 1)
     with pytest.warns(UserWarning, match="was not saved|stayed full"):
         assert [type(event) for event in store.close()] == [SaveFailed]
@@ -176,7 +176,7 @@ def test_a_failure_while_the_run_closes_is_a_warning() -> None:
 
 def test_a_death_behind_the_loop_ends_the_run() -> None:
     """What is no failure of the storage comes out of the run as it is."""
-    store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.DIE, "write")]), behind=True)
+    store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.DIE, "write")]), in_background=True)
     save_at(store, RunState(run="mine"), 1)
     with pytest.raises(Died):
         list(store.finish())
@@ -185,7 +185,7 @@ def test_a_death_behind_the_loop_ends_the_run() -> None:
 
 def test_an_interrupted_close_gives_the_save_up(storage: GatedStorage) -> None:
     """Who asks a second time that the run ends at once gets that: the save is undone whole."""
-    store = make_store(storage, behind=True)
+    store = make_store(storage, in_background=True)
     save_at(store, RunState(run="mine"), 1)
     assert store._in_flight is not None
     _, task, _ = store._in_flight
@@ -207,7 +207,7 @@ def test_an_interrupted_close_gives_the_save_up(storage: GatedStorage) -> None:
 def test_rotation_happens_behind_the_loop_as_well() -> None:
     """The limit holds once the newest is published, and the best stays."""
     storage = MemoryStorage()
-    store = make_store(storage, limit=2, behind=True)
+    store = make_store(storage, limit=2, in_background=True)
     state = RunState(run="mine")
     for step in (1, 2, 3, 4):
         state.best_step = 2
@@ -233,7 +233,7 @@ def test_room_is_made_before_the_first_snapshot() -> None:
             assert prepared
             return super().snapshot(state)
 
-    store = make_store(MemoryStorage(), behind=True)
+    store = make_store(MemoryStorage(), in_background=True)
     store.contents = Slow(b"weights")
     store.prepare()
     store.prepare()
@@ -278,7 +278,7 @@ def test_writing_stands_back_and_making_room_does_not() -> None:
 
             return noted
 
-    store = make_store(MemoryStorage(), behind=True)
+    store = make_store(MemoryStorage(), in_background=True)
     store.contents = Noting(b"weights")
     store.prepare()
     assert [type(event) for event in store.save(RunState(run="mine", step=1))] == [Saved]
@@ -296,8 +296,8 @@ def test_a_task_is_done_wherever_threads_have_no_priority(platform: str, monkeyp
     assert done == [1]
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_each_phase_of_a_save_is_noted(behind: bool) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_each_phase_of_a_save_is_noted(in_background: bool) -> None:
     """Whoever keeps a journal hears of the phases in their order, with the bytes that were written."""
     notes: list[tuple[str, dict[str, Any]]] = []
     written_before: list[str] = []
@@ -308,13 +308,13 @@ def test_each_phase_of_a_save_is_noted(behind: bool) -> None:
         if phase == "first_byte":
             written_before.extend(path for path in tree(storage) if path.endswith(".bin") and "unfinished" in path)
 
-    store = make_store(storage, limit=1, behind=behind, note=note)
+    store = make_store(storage, limit=1, in_background=in_background, note=note)
     state = RunState(run="mine")
     save_at(store, state, 1)
     list(store.finish())
     save_at(store, state, 2)
     list(store.finish())
-    phases = ["began", *(["taken"] if behind else []), "first_byte", "written", "published"]
+    phases = ["began", *(["taken"] if in_background else []), "first_byte", "written", "published"]
     assert [phase for phase, _ in notes] == [*phases, *phases, "rotated"]
     assert written_before == []
     facts = dict(notes)
@@ -325,7 +325,7 @@ def test_each_phase_of_a_save_is_noted(behind: bool) -> None:
 
 def test_a_save_is_required_unless_it_is_said_not_to_be(storage: GatedStorage) -> None:
     """Whoever asks for a save in so many words gets it, also where others may be left out."""
-    store = make_store(storage, behind=True, skip_when_busy=True)
+    store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine")
     save_at(store, state, 1)
     threading.Timer(0.05, storage.gate.set).start()
@@ -338,18 +338,18 @@ def saves_in_memory() -> int:
     return sum(type(each) is Saving for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_save_leaves_nothing_for_a_collection_of_garbage(behind: bool) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_save_leaves_nothing_for_a_collection_of_garbage(in_background: bool) -> None:
     """What held the snapshot goes with the save: a collection would hold up the loop from the thread that writes."""
     gc.collect()
     gc.disable()
     try:
         before = saves_in_memory()
-        store = make_store(MemoryStorage(), limit=1, behind=behind)
+        store = make_store(MemoryStorage(), limit=1, in_background=in_background)
         state = RunState(run="mine")
         for step in (1, 2, 3):
             save_at(store, state, step)
-        assert list(store.finish()) == ([CheckpointPublished(3, "checkpoint-3")] if behind else [])
+        assert list(store.finish()) == ([CheckpointPublished(3, "checkpoint-3")] if in_background else [])
         assert saves_in_memory() == before
     finally:
         gc.enable()

@@ -6,8 +6,8 @@ import pytest
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.choosing import last_run, newest, runs_in, set_aside
 from hexloop.domain.checkpoints.manifest import MIGRATIONS, SCHEMA_VERSION, seal, unseal
+from hexloop.domain.checkpoints.selection import last_run, newest, runs_in, set_aside
 from hexloop.domain.errors import CheckpointError, NewerSchemaError, UnreadableCheckpointError
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.checkpoints.dealing import deal
+from hexloop.domain.ranks import assign_to_ranks
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 10_000), max_size=60), st.integers(1, 12))
 def test_everything_falls_to_a_rank_in_order(sizes: list[int], world_size: int) -> None:
     """Each thing has one owner, owners do not go back, and nobody has more than an even part and one thing."""
-    owners = deal(sizes, world_size)
+    owners = assign_to_ranks(sizes, world_size)
     assert len(owners) == len(sizes)
     assert owners == sorted(owners)
     assert all(0 <= owner < world_size for owner in owners)
@@ -23,5 +23,5 @@ def test_everything_falls_to_a_rank_in_order(sizes: list[int], world_size: int) 
 
 def test_things_without_a_size_fall_to_the_first() -> None:
     """Where there are no bytes there is nothing to share."""
-    assert deal([0, 0, 0], 4) == [0, 0, 0]
-    assert deal([], 4) == []
+    assert assign_to_ranks([0, 0, 0], 4) == [0, 0, 0]
+    assert assign_to_ranks([], 4) == []

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.commit import publisher_for
 from hexloop.domain.checkpoints.names import Owner, step_of
-from hexloop.domain.checkpoints.publication import publisher_for
 from hexloop.domain.checkpoints.reading import Checkpoint, verify
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
@@ -40,14 +40,14 @@ STRIKES = [
 class Life:
     """What one process does: go on from its newest checkpoint, or some further back, and save at the next steps.
 
-    behind: whether each save is written by a thread, which the process waits for before its next step.
+    in_background: whether each save is written by a thread, which the process waits for before its next step.
     """
 
     saves: int
     faults: tuple[Fault, ...] = ()
     power_cut: bool = False
     back: int = 0
-    behind: bool = False
+    in_background: bool = False
 
 
 @frozen
@@ -71,7 +71,7 @@ class World:
         return seen
 
     def _train(self, storage: Storage, life: Life) -> None:
-        store = make_store(storage, LIMIT, behind=life.behind)
+        store = make_store(storage, LIMIT, in_background=life.in_background)
         state = RunState(run="mine")
         choice = good_ones(self.storage)[life.back :][:1]
         if choice:
@@ -145,10 +145,10 @@ def operations_of_second_life(publication: Publication) -> int:
 
 
 @pytest.mark.parametrize(("effect", "done", "power_cut"), STRIKES)
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_fault_in_any_operation(
-    publication: Publication, behind: bool, effect: Effect, done: float, power_cut: bool
+    publication: Publication, in_background: bool, effect: Effect, done: float, power_cut: bool
 ) -> None:
     """After a death, a failure or a full disk in any operation, the next process goes on from the last published."""
     operations = operations_of_second_life(publication)
@@ -156,7 +156,7 @@ def test_a_fault_in_any_operation(
     for at in range(1, operations + 1):
         world = make_world(publication)
         world.live(FIRST)
-        world.live(Life(SECOND.saves, (Fault(at, effect, done=done),), power_cut, behind=behind))
+        world.live(Life(SECOND.saves, (Fault(at, effect, done=done),), power_cut, in_background=in_background))
         world.check()
         world.live(LAST)
         world.check()
@@ -208,7 +208,7 @@ lives = st.lists(
         faults=st.lists(fault, max_size=2).map(tuple),
         power_cut=st.booleans(),
         back=st.sampled_from([0, 0, 0, 1, 2]),
-        behind=st.booleans(),
+        in_background=st.booleans(),
     ),
     max_size=6,
 )

@@ -9,8 +9,8 @@ import pytest
 
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.choosing import newest
 from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import StorageError
 from hexloop.domain.state import RunState

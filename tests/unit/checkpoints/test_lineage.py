@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from hexloop.domain.checkpoints.lineage import Lineage
+from hexloop.domain.checkpoints.manifest import Lineage
 from tests.unit.checkpoints.test_manifest import EXAMPLE
 
 

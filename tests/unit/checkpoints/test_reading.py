@@ -5,8 +5,8 @@ from attrs import evolve
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.choosing import last_run, newest, open_checkpoint
 from hexloop.domain.checkpoints.reading import read_manifest, verify
+from hexloop.domain.checkpoints.selection import last_run, newest, open_checkpoint
 from hexloop.domain.errors import CheckpointError, StorageError, UnreadableCheckpointError
 from hexloop.ports.storage import Storage, Stored
 from tests.unit.checkpoints.small_store import save_all, tree

@@ -6,7 +6,7 @@ import pytest
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.room import RoomMaker
+from hexloop.domain.checkpoints.commit import RoomMaker
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveWaits
 from hexloop.domain.state import RunState
@@ -165,7 +165,7 @@ def test_a_run_stands_still_until_there_is_room() -> None:
     """While the save behind the loop waits for room, the run waits at its next boundary, and says so."""
     storage = MemoryStorage()
     faulty = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=3)])
-    store = make_store(faulty, behind=True, pauses=(0.05,) * 9)
+    store = make_store(faulty, in_background=True, pauses=(0.05,) * 9)
     assert save_at(store, RunState(run="mine"), 1) == [Saved(1, "checkpoint-1")]
     wait_for_news(store)
     with pytest.warns(UserWarning, match="stands still until checkpoint-1"):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name, step_of
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState
@@ -34,12 +34,12 @@ class Act:
 acts = st.lists(st.builds(Act, st.booleans(), st.none() | st.integers(0, 5)), min_size=2, max_size=8)
 
 
-def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, behind: bool) -> list[str]:
+def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, in_background: bool) -> list[str]:
     """What is on the storage once a run of so many processes has saved by the script, to the end of each save."""
 
     def run(ranks: Collectives) -> int:
         contents, policy = RankContents(ranks.rank), CheckpointPolicy(limit)
-        store = CheckpointStore(storage, contents, policy, collectives=ranks, pauses=(), behind=behind)
+        store = CheckpointStore(storage, contents, policy, collectives=ranks, pauses=(), in_background=in_background)
         state, published = RunState(run="mine"), 0
         for step, act in enumerate(script, 1):
             state.step = step
@@ -60,10 +60,10 @@ def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, b
 
 @given(acts, st.integers(1, 3), st.booleans())
 @settings(max_examples=40)
-def test_several_ranks_keep_what_one_keeps(script: list[Act], limit: int, behind: bool) -> None:
+def test_several_ranks_keep_what_one_keeps(script: list[Act], limit: int, in_background: bool) -> None:
     """Whichever is the best, and whatever somebody removes by hand, the checkpoints are those of one process."""
-    alone = kept_after(script, 1, limit, MemoryStorage(), behind)
-    assert kept_after(script, 3, limit, MemoryStorage(), behind) == alone
+    alone = kept_after(script, 1, limit, MemoryStorage(), in_background)
+    assert kept_after(script, 3, limit, MemoryStorage(), in_background) == alone
     assert alone == [] or step_of(alone[0]) is not None
 
 
@@ -76,5 +76,5 @@ def test_a_rotation_that_fails_half_way_is_made_up_for(size: int) -> None:
     faults = [Fault(at, Effect.FAIL, "move") for at in (first_fails, second_of_two_fails)]
     storage = FaultyStorage(MemoryStorage(), faults)
     with pytest.warns(UserWarning, match="Older checkpoints than save_total_limit allows are still there"):
-        kept_after([Act(False, None)] * 4, size, 1, storage, behind=False)
+        kept_after([Act(False, None)] * 4, size, 1, storage, in_background=False)
     assert names(storage) == [checkpoint_name(4)]

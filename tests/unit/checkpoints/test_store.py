@@ -6,11 +6,10 @@ import pytest
 
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.commit import CheckpointPolicy, publisher_for
 from hexloop.domain.checkpoints.names import Owner
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
-from hexloop.domain.checkpoints.publication import publisher_for
 from hexloop.domain.checkpoints.reading import read_manifest, verify
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed
@@ -226,15 +225,15 @@ def test_a_clock_that_is_behind_takes_nothing_back(storage: MemoryStorage, back_
     ahead = make_store(storage, session=late)
     for step in (2, 4):
         save_at(ahead, RunState(run="mine"), step)
-    behind = make_store(storage, session=early)
-    state = behind.resume(back_to)
+    overtaken = make_store(storage, session=early)
+    state = overtaken.resume(back_to)
     assert state is not None
-    save_at(behind, state, state.step + 1)
+    save_at(overtaken, state, state.step + 1)
     found = newest(storage)
     assert found is not None
     assert found.name == f"checkpoint-{state.step}"
     assert found.manifest.session > late
-    save_at(behind, state, state.step + 1)
+    save_at(overtaken, state, state.step + 1)
     assert verify(storage, f"checkpoint-{state.step}").manifest.session == found.manifest.session
 
 
@@ -458,10 +457,10 @@ def test_what_is_protected_stays(storage: MemoryStorage) -> None:
     assert names(storage) == checkpoint_names(1, 3)
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_whoever_puts_a_file_into_a_checkpoint_keeps_it(storage: MemoryStorage, behind: bool) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_whoever_puts_a_file_into_a_checkpoint_keeps_it(storage: MemoryStorage, in_background: bool) -> None:
     """Also while the run goes on, by a process that knows nothing of it; without the file it goes with a later save."""
-    store = make_store(storage, 2, behind=behind)
+    store = make_store(storage, 2, in_background=in_background)
     state = RunState(run="mine")
     for step in (1, 2, 3, 4):
         save_at(store, state, step)

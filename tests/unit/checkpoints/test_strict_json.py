@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.strict_json import joined, read_json
+from hexloop.domain.json_documents import read_bytes, read_json
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -55,7 +55,7 @@ def test_a_document_is_read_no_further_than_it_may_be_long(chunks: list[bytes], 
             yield chunk
 
     if len(whole) <= longest:
-        assert joined(handed_out(), longest) == whole
+        assert read_bytes(handed_out(), longest) == whole
     else:
         with pytest.raises(ValueError, match=f"longer than {longest} bytes"):
-            joined(handed_out(), longest)
+            read_bytes(handed_out(), longest)

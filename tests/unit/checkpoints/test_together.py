@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from hexloop.adapters.collectives.simulated import Kill, RankKilled, SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.agreement import agreement_for
-from hexloop.domain.checkpoints.choosing import newest
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.pace import Pacer
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore
-from hexloop.domain.checkpoints.together import by_leader, together
 from hexloop.domain.errors import (
     CheckpointError,
     CollectiveError,
@@ -32,7 +30,8 @@ from hexloop.domain.errors import (
     UnreadableCheckpointError,
 )
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveWaits
-from hexloop.domain.requests import Requests
+from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
+from hexloop.domain.requests import Requests, make_agreement
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import OpenFile
@@ -90,20 +89,27 @@ class SlowContents(RankContents):
         return when_open
 
 
-def store_of(storage: Storage, ranks: Collectives, limit: int | None = None, behind: bool = False) -> CheckpointStore:
+def store_of(
+    storage: Storage, ranks: Collectives, limit: int | None = None, in_background: bool = False
+) -> CheckpointStore:
     """The store of one rank; every rank comes up with a session of its own, and they agree on one."""
     return CheckpointStore(
-        storage, RankContents(ranks.rank), CheckpointPolicy(limit), collectives=ranks, pauses=(), behind=behind
+        storage,
+        RankContents(ranks.rank),
+        CheckpointPolicy(limit),
+        collectives=ranks,
+        pauses=(),
+        in_background=in_background,
     )
 
 
 def save_steps(
-    storage: Callable[[int], Storage], *steps: int, limit: int | None = None, behind: bool = False
+    storage: Callable[[int], Storage], *steps: int, limit: int | None = None, in_background: bool = False
 ) -> Callable[..., list[AnyEvent]]:
     """What a rank does that saves at these steps."""
 
     def run(ranks: Collectives) -> list[AnyEvent]:
-        store, state = store_of(storage(ranks.rank), ranks, limit, behind), RunState(run="mine")
+        store, state = store_of(storage(ranks.rank), ranks, limit, in_background), RunState(run="mine")
         events: list[AnyEvent] = []
         for step in steps:
             state.step = step
@@ -114,16 +120,16 @@ def save_steps(
     return run
 
 
-both_ways = pytest.mark.parametrize("behind", [False, True])
+both_ways = pytest.mark.parametrize("in_background", [False, True])
 """Saving while all stand still, and behind the loop."""
 
 
 @both_ways
 @pytest.mark.parametrize("publication", list(Publication))
-def test_all_ranks_make_one_checkpoint(publication: Publication, behind: bool) -> None:
+def test_all_ranks_make_one_checkpoint(publication: Publication, in_background: bool) -> None:
     """The manifest names every rank's files, each rank hears the same, and all take up what they saved."""
     storage = MemoryStorage(publication)
-    told = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2, behind=behind))
+    told = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2, in_background=in_background))
     assert told[0] == told[1] == told[2]
     assert told[0][-2:] == [Saved(3, "checkpoint-3"), CheckpointPublished(3, "checkpoint-3")]
     assert names(storage) == checkpoint_names(2, 3)
@@ -143,14 +149,14 @@ def test_all_ranks_make_one_checkpoint(publication: Publication, behind: bool) -
 
 
 @both_ways
-def test_all_ranks_do_the_rest_of_a_last_save_that_died(behind: bool) -> None:
+def test_all_ranks_do_the_rest_of_a_last_save_that_died(in_background: bool) -> None:
     """One of them removes what was left, and all come to the end: none waits for a message that nobody sends."""
     storage = MemoryStorage()
     SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3))
     storage.move("checkpoint-1", Owner("mine", "0").staging("checkpoint-1"))
 
     def come_to_the_end(ranks: Collectives) -> list[AnyEvent]:
-        store = store_of(storage, ranks, limit=1, behind=behind)
+        store = store_of(storage, ranks, limit=1, in_background=in_background)
         assert store.resume() is not None
         return list(store.finish())
 
@@ -159,27 +165,27 @@ def test_all_ranks_do_the_rest_of_a_last_save_that_died(behind: bool) -> None:
 
 
 @both_ways
-def test_what_fails_on_one_rank_fails_on_all(behind: bool) -> None:
+def test_what_fails_on_one_rank_fails_on_all(in_background: bool) -> None:
     """Whichever rank's write fails, every rank hears of the failure, and nothing of the save is left."""
     for failing in range(SIZE):
         storage = MemoryStorage()
         seen: list[Storage] = [storage] * SIZE
         seen[failing] = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write")])
         with pytest.warns(UserWarning, match="was not saved"):
-            told = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1, behind=behind))
+            told = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1, in_background=in_background))
         heard = [[type(event) for event in events] for events in told]
-        assert heard == [[Saved, SaveFailed] if behind else [SaveFailed]] * SIZE
+        assert heard == [[Saved, SaveFailed] if in_background else [SaveFailed]] * SIZE
         assert names(storage) == []
 
 
 @both_ways
-def test_a_full_disk_on_one_rank_stops_all(behind: bool) -> None:
+def test_a_full_disk_on_one_rank_stops_all(in_background: bool) -> None:
     """A rank that finds no room ends the run on every rank, each with the kind of error that it was."""
     storage = MemoryStorage()
     faulty = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=9)])
     with pytest.warns(UserWarning, match="was not saved|stands still") as told:  # who comes while it is tried says so
         ended = SimulatedWorld(SIZE).outcomes(
-            save_steps(lambda rank: faulty if rank == 1 else storage, 1, behind=behind)
+            save_steps(lambda rank: faulty if rank == 1 else storage, 1, in_background=in_background)
         )
     assert any("was not saved" in str(each.message) for each in told)
     assert [type(outcome.error) for outcome in ended] == [StorageFullError] * SIZE
@@ -188,13 +194,15 @@ def test_a_full_disk_on_one_rank_stops_all(behind: bool) -> None:
 
 @both_ways
 @pytest.mark.parametrize("effects", list(product([None, Effect.FAIL, Effect.FULL], repeat=2)))
-def test_ranks_that_fail_differently_go_on_alike(effects: tuple[Effect | None, ...], behind: bool) -> None:
+def test_ranks_that_fail_differently_go_on_alike(effects: tuple[Effect | None, ...], in_background: bool) -> None:
     """One that finds no room does not try again alone where another cannot write: the save fails on all, or on none."""
     storage = MemoryStorage()
     seen = [storage if effect is None else FaultyStorage(storage, [Fault(1, effect, "write")]) for effect in effects]
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        ended = SimulatedWorld(2, timeout=5).outcomes(save_steps(seen.__getitem__, 1, 2, limit=1, behind=behind))
+        ended = SimulatedWorld(2, timeout=5).outcomes(
+            save_steps(seen.__getitem__, 1, 2, limit=1, in_background=in_background)
+        )
     if Effect.FAIL in effects:
         assert [type(event) for event in ended[0].value or ()].count(SaveFailed) == 1
         assert [type(event) for event in ended[1].value or ()] == [type(event) for event in ended[0].value or ()]
@@ -207,7 +215,7 @@ def test_ranks_that_fail_differently_go_on_alike(effects: tuple[Effect | None, .
 @both_ways
 @pytest.mark.parametrize("publication", list(Publication))
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, behind: bool) -> None:
+def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, in_background: bool) -> None:
     """Whoever dies, and wherever in a save or a rotation: a complete checkpoint or none, and the next start goes on."""
     operation = 1
     while True:
@@ -216,7 +224,7 @@ def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, behin
         world = SimulatedWorld(SIZE, [Kill(rank, operation)], timeout=5)
 
         def go_on(ranks: Collectives, storage: Storage = storage) -> int:
-            store = store_of(storage, ranks, 2, behind)
+            store = store_of(storage, ranks, 2, in_background)
             state = store.resume()
             assert state is not None
             for _ in range(2):
@@ -315,16 +323,16 @@ def test_ranks_hear_of_a_save_at_the_same_boundary(size: int, slowness: list[int
     storage = MemoryStorage()
 
     def boundaries(ranks: Collectives) -> tuple[int, list[AnyEvent]]:
-        store = store_of(storage, ranks, behind=True)
+        store = store_of(storage, ranks, in_background=True)
         store.contents = contents = SlowContents(ranks.rank)
-        agreement = agreement_for(Requests(), ranks, lambda: store.writing)
+        agreement = make_agreement(Requests(), ranks, lambda: store.writing)
         for _ in range(3):  # in which all agree that nothing is in flight
-            assert not agreement.reached().collect or list(store.collect()) == []
+            assert not agreement.agreed_requests().collect or list(store.collect()) == []
         assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
         for boundary in range(200):
             if boundary == slowness[ranks.rank]:
                 contents.gate.set()
-            if agreement.reached().collect and (heard := list(store.collect())):
+            if agreement.agreed_requests().collect and (heard := list(store.collect())):
                 assert boundary > max(slowness[:size])
                 return boundary, heard
             time.sleep(0.001)
@@ -342,12 +350,12 @@ def test_each_process_writes_from_its_next_boundary_on() -> None:
     def boundaries(ranks: Collectives) -> list[AnyEvent]:
         first_bytes = threading.Event()
         times = chain([0.0], repeat(8 * PATIENCE))
-        store = store_of(storage, ranks, behind=True)
+        store = store_of(storage, ranks, in_background=True)
         store.note = lambda phase, /, **_: first_bytes.set() if phase == "first_byte" else None
         store._pacer = Pacer(lambda: next(times))
         list(store.save(RunState(run="mine", step=1), required=False))
         assert not first_bytes.wait(0.02)
-        assert not store.news
+        assert not store.has_news
         assert first_bytes.wait(PATIENCE / 2)
         return list(store.finish())
 
@@ -360,12 +368,12 @@ def test_a_full_disk_on_one_rank_makes_all_stand_still() -> None:
     full = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=4)])
 
     def boundaries(ranks: Collectives) -> list[AnyEvent]:
-        store = store_of(full if ranks.rank == 1 else storage, ranks, behind=True)
+        store = store_of(full if ranks.rank == 1 else storage, ranks, in_background=True)
         store.pauses = (0.1,) * 5
-        agreement = agreement_for(Requests(), ranks, lambda: store.writing)
+        agreement = make_agreement(Requests(), ranks, lambda: store.writing)
         assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
         for _ in range(200):
-            if agreement.reached().collect and (heard := list(store.collect())):
+            if agreement.agreed_requests().collect and (heard := list(store.collect())):
                 return heard
             time.sleep(0.001)
         raise AssertionError("nobody stood still")
@@ -377,14 +385,14 @@ def test_a_full_disk_on_one_rank_makes_all_stand_still() -> None:
 
 def test_alone_nothing_is_exchanged() -> None:
     """A single process gets its own value, and its own error."""
-    assert together(None, lambda: 5) == [5]
-    assert by_leader(SimulatedWorld(1).rank(0), lambda: 6) == 6
+    assert run_on_all_ranks(None, lambda: 5) == [5]
+    assert run_on_rank0(SimulatedWorld(1).rank(0), lambda: 6) == 6
 
     def fail() -> int:
         raise StorageError("mine")
 
     with suppress(StorageError):
-        together(None, fail)
+        run_on_all_ranks(None, fail)
         raise AssertionError
 
 
@@ -397,10 +405,12 @@ def test_what_the_leader_does_is_done_once(size: int) -> None:
         by.append(rank)
         return 7 + rank
 
-    assert SimulatedWorld(size).run(lambda ranks: by_leader(ranks, lambda: act(ranks.rank))) == [7] * size
+    assert SimulatedWorld(size).run(lambda ranks: run_on_rank0(ranks, lambda: act(ranks.rank))) == [7] * size
     assert by == [0]
     everybody = [7 + rank for rank in range(size)]
-    assert SimulatedWorld(size).run(lambda ranks: together(ranks, lambda: act(ranks.rank))) == [everybody] * size
+    assert (
+        SimulatedWorld(size).run(lambda ranks: run_on_all_ranks(ranks, lambda: act(ranks.rank))) == [everybody] * size
+    )
     assert sorted(by) == [0, *range(size)]
 
 
@@ -413,7 +423,7 @@ def test_errors_of_any_kind_reach_the_others() -> None:
                 raise ValueError("odd")
             return ranks.rank
 
-        return together(ranks, fail_on_one)
+        return run_on_all_ranks(ranks, fail_on_one)
 
     errors = [outcome.error for outcome in SimulatedWorld(SIZE).outcomes(act)]
     assert [type(error) for error in errors] == [StorageError, ValueError, StorageError]
@@ -430,7 +440,7 @@ def test_an_error_that_others_decide_has_the_own_one_as_its_cause() -> None:
                 raise error
             return ranks.rank
 
-        return together(ranks, fail_each_its_own_way)
+        return run_on_all_ranks(ranks, fail_each_its_own_way)
 
     errors = [outcome.error for outcome in SimulatedWorld(SIZE).outcomes(act)]
     assert [str(error) for error in errors] == ["On rank 1: no network", "no network", "On rank 1: no network"]

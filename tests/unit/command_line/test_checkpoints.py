@@ -15,8 +15,8 @@ import pytest
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.command_line.checkpoints.text import told_age, told_bytes
-from hexloop.domain.checkpoints.choosing import set_aside
 from hexloop.domain.checkpoints.names import Owner, new_session
+from hexloop.domain.checkpoints.selection import set_aside
 from hexloop.ports.storage import Storage
 from tests.unit.command_line.commands import Commands, Outcome
 from tests.unit.command_line.small_checkpoints import flip, saved

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.order.permutation import KeyedPermutation
-from hexloop.domain.parts import json_part
 from hexloop.testing import InMemoryBatches
 
 

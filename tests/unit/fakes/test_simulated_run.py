@@ -8,11 +8,10 @@ import pytest
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.trainable.least_squares.squares import Row
-from hexloop.domain.agreement import SharedAgreement
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import Logged, StepEnded, TrainEnded
 from hexloop.domain.loop import train
-from hexloop.domain.requests import Requests
+from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.domain.state import RunState
 from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers

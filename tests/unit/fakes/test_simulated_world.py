@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.agreement import SharedAgreement
 from hexloop.domain.errors import CollectiveError
-from hexloop.domain.requests import Requests
+from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.ports.collectives import Collectives, Json, Reduction
 from hexloop.testing import Delay, Drop, Kill, RankKilled, SimulatedWorld
 
@@ -184,7 +183,7 @@ def agree(asked_at: dict[int, int], boundaries: int) -> Callable[[Collectives], 
             if asked_at.get(rank.rank) == boundary:
                 requests.request_stop()
             yield
-            if agreement.reached().stop:
+            if agreement.agreed_requests().stop:
                 return boundary
         return boundaries
 

@@ -16,7 +16,7 @@ from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring import choose_interrupts
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.requests import Asked, Requests
+from hexloop.domain.requests import AgreedRequests, Requests
 
 
 def test_a_file_that_was_there_before_is_no_reason_until_it_is_touched(tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_a_stop_may_be_asked_for_together_with_a_save() -> None:
     """Both are there at once, so that no boundary sees one without the other."""
     requests = Requests()
     requests.request_stop("the machine is wanted back", save=True)
-    assert requests.asked == Asked(stop=True, save=True)
+    assert requests.current == AgreedRequests(stop=True, save=True)
     assert requests.reasons == ("the machine is wanted back",)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.journal import Comparison, Sort, compare, timelines
+from hexloop.domain.journal import ObservationKind, RunComparison, compare, timelines
 
 STEPS = 12
 Notes = list[dict[str, Any]]
@@ -34,7 +34,7 @@ def journal(steps: int = STEPS, run: str = "a", start: int = 0, **settings: Any)
     return [*notes, {"kind": "ended", "step": steps}]
 
 
-def compared(one: Notes, other: Notes) -> Comparison:
+def compared(one: Notes, other: Notes) -> RunComparison:
     """The last runs of two journals, compared."""
     return compare(list(timelines(one).values())[-1], list(timelines(other).values())[-1])
 
@@ -48,8 +48,8 @@ def test_equal_runs_do_not_part() -> None:
     """Clock readings and the runs' names apart, all is equal, and it is said how much was compared."""
     comparison = compared(journal(run="a"), journal(run="another"))
     assert comparison.first is None
-    assert comparison.compared[Sort.DATA] == comparison.compared[Sort.LOSS] == STEPS
-    assert comparison.compared[Sort.WEIGHTS] == STEPS // 4
+    assert comparison.compared[ObservationKind.DATA] == comparison.compared[ObservationKind.LOSS] == STEPS
+    assert comparison.compared[ObservationKind.WEIGHTS] == STEPS // 4
     assert comparison.last == STEPS
 
 
@@ -60,12 +60,12 @@ def test_what_comes_first_in_a_step_parted_first() -> None:
     at(other, "step", 5)["random"] = "x"
     next(note for note in other if note["kind"] == "losses" and note["first"] == 4)["losses"][1] = 9.0
     comparison = compared(journal(), other)
-    assert [(parting.sort, parting.step) for parting in comparison.partings] == [
-        (Sort.DATA, 5),
-        (Sort.RANDOMNESS, 5),
-        (Sort.LOSS, 5),
+    assert [(parting.kind, parting.step) for parting in comparison.divergences] == [
+        (ObservationKind.DATA, 5),
+        (ObservationKind.RANDOMNESS, 5),
+        (ObservationKind.LOSS, 5),
     ]
-    assert comparison.partings[0].equal_until == 4
+    assert comparison.divergences[0].equal_until == 4
 
 
 @given(step=st.integers(1, STEPS), sort=st.sampled_from(["batches", "random", "learning_rate"]))
@@ -75,9 +75,13 @@ def test_the_first_difference_is_found_wherever_it_is(step: int, sort: str) -> N
     at(other, "step", step)[sort] = ["x"] if sort == "batches" else "x"
     first = compared(journal(), other).first
     assert first is not None
-    sorts = {"batches": Sort.DATA, "random": Sort.RANDOMNESS, "learning_rate": Sort.LEARNING_RATE}
+    sorts = {
+        "batches": ObservationKind.DATA,
+        "random": ObservationKind.RANDOMNESS,
+        "learning_rate": ObservationKind.LEARNING_RATE,
+    }
     before = step - 1 if step > 1 or sort == "random" else None
-    assert (first.sort, first.step, first.equal_until) == (sorts[sort], step, before)
+    assert (first.kind, first.step, first.equal_until) == (sorts[sort], step, before)
 
 
 @given(cut=st.integers(0, STEPS), lost=st.integers(0, STEPS))
@@ -90,7 +94,7 @@ def test_a_run_that_was_resumed_equals_one_that_was_not(cut: int, lost: int) -> 
     resumed = first + journal(start=cut)
     comparison = compared(journal(), resumed)
     assert comparison.first is None
-    assert comparison.compared[Sort.DATA] == STEPS
+    assert comparison.compared[ObservationKind.DATA] == STEPS
 
 
 def test_runs_that_log_at_other_steps_are_compared_where_both_did() -> None:
@@ -99,7 +103,7 @@ def test_runs_that_log_at_other_steps_are_compared_where_both_did() -> None:
     shorter = [note for note in journal() if note["kind"] != "step"]
     comparison = compared(longer, shorter)
     assert comparison.first is None
-    assert Sort.DATA not in comparison.compared
+    assert ObservationKind.DATA not in comparison.compared
     assert comparison.last == STEPS
 
 

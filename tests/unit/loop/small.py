@@ -9,14 +9,13 @@ from attrs import define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.domain import evaluation
-from hexloop.domain.boundary import heed
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent
-from hexloop.domain.loop import train
+from hexloop.domain.loop import apply_requests, train
 from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import Linear
-from hexloop.domain.scheduling import ScheduledRates
+from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
@@ -116,7 +115,7 @@ def evaluate_small(small: Small) -> Evaluation:
     run = small.run
 
     def heed_requests() -> Iterator[AnyEvent]:
-        return heed(run) if run.agreement.waiting else iter(())
+        return apply_requests(run) if run.agreement.waiting else iter(())
 
     return evaluation.evaluate(
         LeastSquaresEvaluator(small.trainable.model, ROWS, 4),
@@ -124,7 +123,7 @@ def evaluate_small(small: Small) -> Evaluation:
         step=run.state.step,
         clock=run.clock,
         report=run.report,
-        heed=heed_requests,
+        apply_requests=heed_requests,
         interrupted=lambda: run.stopped,
     )
 

@@ -17,7 +17,7 @@ def test_without_checkpoints_saving_does_nothing() -> None:
     small.run.checkpoints = NoCheckpoints()
     assert names(small.events())[-1] == "TrainEnded"
     assert small.storage.list("") == ()
-    assert not NoCheckpoints().news
+    assert not NoCheckpoints().has_news
     assert list(NoCheckpoints().collect()) == []
 
 

@@ -64,7 +64,7 @@ def test_an_evaluation_predicts_everything_once_and_reports() -> None:
             step=7,
             clock=clock,
             report=reported.append,
-            heed=ticking,
+            apply_requests=ticking,
             interrupted=lambda: False,
         )
     )
@@ -97,7 +97,7 @@ def test_an_interrupted_evaluation_reports_nothing_and_leaves_training_as_it_was
             step=3,
             clock=ManualClock(),
             report=reported.append,
-            heed=heed,
+            apply_requests=heed,
             interrupted=lambda: batches == 2,
         )
     )

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.control import Control
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import AnyEvent, EpochBegan, EpochEnded, Logged, MicroStepEnded, StepBegan, StepEnded
 from hexloop.domain.loop import train
-from hexloop.domain.windows import windows
+from hexloop.domain.run import windows
+from hexloop.domain.triggers import ControlFlags
 from hexloop.testing import InMemoryBatches
 from tests.unit.loop.small import ROWS, every, make_small, names
 
@@ -108,7 +108,7 @@ def test_a_run_of_unknown_length_goes_by_steps() -> None:
 def test_data_that_run_dry_end_the_run_with_a_warning() -> None:
     """An iterator that is used up after its first epoch trains once and says so."""
     small = make_small(batches=Once(ROWS, 4), max_steps=10)
-    with pytest.warns(UserWarning, match="no batch in epoch 1, so training ends after step 4 of 10"):
+    with pytest.warns(UserWarning, match="no batches in epoch 1, so training stops after step 4 of 10"):
         small.events()
     assert small.run.state.step == 4
 
@@ -116,7 +116,7 @@ def test_data_that_run_dry_end_the_run_with_a_warning() -> None:
 def test_no_data_at_all_are_an_error() -> None:
     """Data of unknown length that turn out to be empty are refused."""
     small = make_small(batches=Unbounded([], 4), max_steps=10)
-    with pytest.raises(DataError, match="gave no batch"):
+    with pytest.raises(DataError, match="yielded no batches"):
         small.events()
 
 
@@ -272,8 +272,8 @@ def test_the_counters_see_every_micro_batch() -> None:
 
 def test_switches_are_read_and_set_by_name() -> None:
     """`due` lists the actions in their order, and `set_due` sets exactly those."""
-    control = Control(should_save=True, should_log=True, should_training_stop=True)
-    assert control.due() == ["log", "save"]
-    control.set_due(["evaluate"])
-    assert control.due() == ["evaluate"]
+    control = ControlFlags(should_save=True, should_log=True, should_training_stop=True)
+    assert control.due_actions() == ["log", "save"]
+    control.set_due_actions(["evaluate"])
+    assert control.due_actions() == ["evaluate"]
     assert control.should_training_stop

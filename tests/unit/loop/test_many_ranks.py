@@ -15,16 +15,16 @@ from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.simulated_run import simulated_run
-from hexloop.domain.agreement import agreement_for
-from hexloop.domain.best import BestMetric
-from hexloop.domain.checkpoints.policy import CheckpointPolicy
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CollectiveError
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import Evaluated, StepEnded
 from hexloop.domain.loop import train
+from hexloop.domain.ranks import SharedLosses
+from hexloop.domain.requests import make_agreement
 from hexloop.domain.run import Evaluation
-from hexloop.domain.shared_losses import SharedLosses
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.collectives import Collectives
@@ -74,7 +74,7 @@ def training(storage: MemoryStorage, metrics: list[float], asked: dict[int, int]
             checkpoints=store,
             state=RunState(run="mine"),
         )
-        run.agreement = agreement_for(run.requests, rank)
+        run.agreement = make_agreement(run.requests, rank)
         for event in train(run):
             if isinstance(event, StepEnded) and asked.get(rank.rank) == event.step:
                 run.requests.request_stop()

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain import requests as requests_module
-from hexloop.domain.agreement import LocalAgreement, SharedAgreement, agreement_for
 from hexloop.domain.errors import HexloopError, StorageError
 from hexloop.domain.events import (
     AnyEvent,
@@ -25,7 +24,14 @@ from hexloop.domain.events import (
     TrainEnded,
 )
 from hexloop.domain.loop import train
-from hexloop.domain.requests import Asked, Requests, SaveRequest
+from hexloop.domain.requests import (
+    AgreedRequests,
+    LocalAgreement,
+    Requests,
+    SaveRequest,
+    SharedAgreement,
+    make_agreement,
+)
 from hexloop.domain.run import NoCheckpoints
 from hexloop.domain.state import RunState
 from hexloop.testing import Effect, Fault, FaultyStorage, SimulatedWorld, SingleProcessCollectives
@@ -64,7 +70,7 @@ def test_a_save_is_taken_at_the_next_boundary_and_answered() -> None:
         if isinstance(event, StepEnded) and event.step == 3:
             request = small.run.requests.request_save()
             assert not request.done
-            with pytest.raises(TimeoutError, match="not done after 0 s"):
+            with pytest.raises(TimeoutError, match="did not finish within 0 s"):
                 request.wait(0)
     assert request is not None
     assert request.wait(0) == "checkpoint-3"
@@ -96,7 +102,7 @@ def test_a_save_that_a_run_never_comes_to_fails() -> None:
     next(events)
     request = small.run.requests.request_save()
     events.close()
-    with pytest.raises(HexloopError, match="ended before it came to the save"):
+    with pytest.raises(HexloopError, match="ended before it reached the requested save"):
         request.wait(0)
 
 
@@ -180,21 +186,21 @@ def test_clearing_forgets_everything() -> None:
     requests.request_stop("why")
     requests.pause()
     request = requests.request_save()
-    assert requests.asked == Asked(stop=True, save=True, pause=True)
+    assert requests.current == AgreedRequests(stop=True, save=True, pause=True)
     requests.clear()
-    assert (requests.pending, requests.asked, requests.reasons) == (set(), Asked(), ())
+    assert (requests.pending, requests.current, requests.reasons) == (set(), AgreedRequests(), ())
     assert request.done
 
 
 def test_one_process_agrees_with_itself() -> None:
     """In a world of one a request is agreed on at once, and there is nothing to ask while there is none."""
     requests = Requests()
-    agreement = agreement_for(requests, SingleProcessCollectives())
+    agreement = make_agreement(requests, SingleProcessCollectives())
     assert isinstance(agreement, LocalAgreement)
     assert not agreement.waiting
     requests.request_stop()
     assert agreement.waiting
-    assert agreement.reached() == Asked(stop=True)
+    assert agreement.agreed_requests() == AgreedRequests(stop=True)
 
 
 @settings(max_examples=25, deadline=None)
@@ -205,22 +211,22 @@ def test_ranks_act_at_the_same_boundary(world_size: int, rank: int, ask: str, bo
     """What one rank is asked at a boundary all ranks do at the next, together, and a save once."""
     rank %= world_size
 
-    def boundaries(collectives: object) -> Iterator[Asked]:
+    def boundaries(collectives: object) -> Iterator[AgreedRequests]:
         requests = Requests()
-        agreement = agreement_for(requests, collectives)  # type: ignore[arg-type]
+        agreement = make_agreement(requests, collectives)  # type: ignore[arg-type]
         assert isinstance(agreement, SharedAgreement)
         assert agreement.waiting
         for number in range(9):
             if number == boundary and collectives.rank == rank:  # type: ignore[attr-defined]
                 getattr(requests, ask)()
-            agreed = agreement.reached()
+            agreed = agreement.agreed_requests()
             if agreed.save:
                 requests.take_saves()
             yield agreed
 
     outcomes = SimulatedWorld(world_size).run(lambda collectives: list(boundaries(collectives)))
     assert all(outcome == outcomes[0] for outcome in outcomes)
-    acted = [number for number, asked in enumerate(outcomes[0]) if evolve(asked, collect=False) != Asked()]
+    acted = [number for number, asked in enumerate(outcomes[0]) if evolve(asked, collect=False) != AgreedRequests()]
     assert acted[0] == boundary + 1
     if ask == "request_save":
         assert acted == [boundary + 1]
@@ -230,7 +236,7 @@ def test_a_save_behind_the_loop_answers_when_it_is_durable() -> None:
     """The request is open while the run goes on, and answered with the boundary at which the save is told."""
     storage = GatedStorage()
     small = make_small()
-    small.store.storage, small.store.behind = storage, True
+    small.store.storage, small.store.in_background = storage, True
     requests: list[SaveRequest] = []
     answered_at = 0
     for event in train(small.run):
@@ -239,7 +245,7 @@ def test_a_save_behind_the_loop_answers_when_it_is_durable() -> None:
         elif isinstance(event, StepEnded) and event.step == 5:
             assert not requests[0].done
             storage.gate.set()
-            while not small.store.news:
+            while not small.store.has_news:
                 time.sleep(0.001)
         elif isinstance(event, CheckpointPublished) and event.name == "checkpoint-3":
             answered_at = small.run.state.step
@@ -251,7 +257,7 @@ def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
     """Closing a run finishes the save, and whoever waits for it hears so."""
     storage = GatedStorage()
     small = make_small()
-    small.store.storage, small.store.behind = storage, True
+    small.store.storage, small.store.in_background = storage, True
     events = train(small.run)
     next(events)
     request = small.run.requests.request_save()
@@ -266,7 +272,7 @@ def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
 def test_a_save_behind_a_paused_run_is_answered() -> None:
     """A run that stands still waits for the save that was asked for, and tells of it before it says it is paused."""
     small = make_small()
-    small.store.behind = True
+    small.store.in_background = True
     events = train(small.run)
     next(events)
     small.run.requests.pause()
@@ -279,7 +285,7 @@ def test_a_save_behind_a_paused_run_is_answered() -> None:
 
 def test_a_wait_looks_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause that ends unheard, as where a signal handler ends it in the waiting thread, is noticed all the same."""
-    monkeypatch.setattr(requests_module, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(requests_module, "PAUSE_POLL_SECONDS", 0.01)
     requests = Requests()
     requests.pause()
     threading.Timer(0.05, lambda: requests.pending.discard("pause")).start()

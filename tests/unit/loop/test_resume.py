@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.best import BestMetric
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import (
     AnyEvent,
     CheckpointPublished,
@@ -182,9 +182,9 @@ def test_what_is_switched_on_before_the_first_step_is_switched_off_with_it() -> 
         seen: list[list[str]] = []
         for event in train(small.run):
             if isinstance(event, early):
-                small.run.control.set_due(["log", "evaluate", "save"])
+                small.run.control.set_due_actions(["log", "evaluate", "save"])
             if isinstance(event, (EpochBegan, StepBegan)):
-                seen.append(small.run.control.due())
+                seen.append(small.run.control.due_actions())
             assert not isinstance(event, (EvaluationBegan, Saved))
         assert seen[0] == ["log", "evaluate", "save"]
         assert not any(seen[1:])

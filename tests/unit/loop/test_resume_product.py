@@ -15,15 +15,14 @@ from hexloop.adapters.trainable.least_squares.squares import Row
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
 from hexloop.app.testing.resume_differences import first_difference
 from hexloop.domain import evaluation
-from hexloop.domain.best import BestMetric
-from hexloop.domain.boundary import heed
 from hexloop.domain.checkpoints.store import CheckpointStore
-from hexloop.domain.early_stopping import patience_after
+from hexloop.domain.evaluation import BestMetric, patience_after
 from hexloop.domain.events import AnyEvent, EpochEnded, EvaluationBegan, PredictionStepEnded
+from hexloop.domain.loop import apply_requests
 from hexloop.domain.order.permutation import KeyedPermutation
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
-from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.storage import Storage
@@ -172,7 +171,7 @@ def scheduler(name: str, steps: int, set_rates: Any) -> ScheduledRates | Adaptiv
 
 def evaluate(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation:
     def heed_requests() -> Iterator[AnyEvent]:
-        return heed(run) if run.agreement.waiting else iter(())
+        return apply_requests(run) if run.agreement.waiting else iter(())
 
     return evaluation.evaluate(
         evaluator,
@@ -180,7 +179,7 @@ def evaluate(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation
         step=run.state.step,
         clock=run.clock,
         report=run.report,
-        heed=heed_requests,
+        apply_requests=heed_requests,
         interrupted=lambda: run.stopped,
     )
 

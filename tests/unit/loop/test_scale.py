@@ -15,14 +15,13 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.simulated_run import simulated_run
-from hexloop.domain.agreement import SharedAgreement
-from hexloop.domain.checkpoints.dealing import deal
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import StepEnded
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.loop import train
-from hexloop.domain.parts import json_part
-from hexloop.domain.requests import Requests
+from hexloop.domain.ranks import assign_to_ranks
+from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Exportable, Part
@@ -100,7 +99,7 @@ def test_a_trillion_parameters_are_dealt_to_ten_thousand_processes() -> None:
     files, largest = [], []
     for sizes in ([4 * each for each in parameters], [4 * each for each in parameters for _ in range(2)]):
         written: Counter[int] = Counter()
-        for owner, size in zip(deal(sizes, 10_000), sizes, strict=True):
+        for owner, size in zip(assign_to_ranks(sizes, 10_000), sizes, strict=True):
             written[owner] += size
         files.append(len(written))
         largest.append(max(written.values()) / 1e9)

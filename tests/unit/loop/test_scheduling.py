@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hexloop.domain.best import BestMetric
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import StepEnded
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.loop import train
-from hexloop.domain.parts import json_part
 from hexloop.domain.schedules import Greedy, Linear, ReduceLROnPlateau
-from hexloop.domain.scheduling import AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
 from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.testing import LeastSquares, PlainPrecision, SingleProcess

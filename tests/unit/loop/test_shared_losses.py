@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses.plain import PlainLosses
-from hexloop.domain.shared_losses import SharedLosses
+from hexloop.domain.ranks import SharedLosses
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part
 

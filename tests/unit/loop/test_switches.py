@@ -15,15 +15,14 @@ from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.simulated_run import simulated_run
-from hexloop.domain.agreement import SharedAgreement, agreement_for
 from hexloop.domain.checkpoints.store import CheckpointStore
-from hexloop.domain.control import Control
 from hexloop.domain.events import EpochBegan, EpochEnded, Evaluated, Logged, Saved, StepEnded
 from hexloop.domain.loop import train
-from hexloop.domain.requests import Requests
+from hexloop.domain.ranks import SharedLosses
+from hexloop.domain.requests import Requests, SharedAgreement, make_agreement
 from hexloop.domain.run import Evaluation
-from hexloop.domain.shared_losses import SharedLosses
 from hexloop.domain.state import RunState
+from hexloop.domain.triggers import ControlFlags
 from hexloop.ports.collectives import Collectives
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(12)]
@@ -53,13 +52,13 @@ def trained(decisions: list[Decision], storage: MemoryStorage) -> Callable[[Coll
             checkpoints=CheckpointStore(storage, contents, collectives=rank),
             state=RunState(run="mine"),
         )
-        run.agreement = agreement_for(run.requests, rank)
+        run.agreement = make_agreement(run.requests, rank)
         for event in train(run):
             if isinstance(event, SEEN):
                 done.append((type(event).__name__, event.step))
             for step, moment, switch, ranks in decisions:
                 if isinstance(event, moment) and event.step == step and rank.rank in ranks:
-                    run.control.switch({switch}, True)
+                    run.control.assign({switch}, True)
         return done
 
     return run_rank
@@ -67,7 +66,7 @@ def trained(decisions: list[Decision], storage: MemoryStorage) -> Callable[[Coll
 
 def moments(ranks: st.SearchStrategy[frozenset[int]]) -> st.SearchStrategy[list[Decision]]:
     """Some decisions."""
-    decision = st.tuples(st.integers(1, 12), st.sampled_from(MOMENTS), st.sampled_from(Control.SWITCHES), ranks)
+    decision = st.tuples(st.integers(1, 12), st.sampled_from(MOMENTS), st.sampled_from(ControlFlags.NAMES), ranks)
     return st.lists(decision, max_size=4)
 
 
@@ -127,10 +126,10 @@ def test_nothing_is_waited_for_while_nothing_is_on() -> None:
     """A thousand ranks pass boundary after boundary, each before those after it have come to the same one."""
 
     def boundaries(rank: Collectives) -> Generator[None, None, int]:
-        agreement, control = SharedAgreement(Requests(), rank), Control()
+        agreement, control = SharedAgreement(Requests(), rank), ControlFlags()
         for _ in range(5):
-            agreement.begin(control)
-            assert not agreement.reached().stop
+            agreement.start_boundary(control)
+            assert not agreement.agreed_requests().stop
             yield
         return 5
 

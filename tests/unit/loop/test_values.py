@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.best import BestMetric
-from hexloop.domain.control import Control
 from hexloop.domain.errors import CheckpointError, CollectiveError, ConfigurationError
-from hexloop.domain.parts import json_part, json_value, only_value
+from hexloop.domain.evaluation import BestMetric, speed_metrics
+from hexloop.domain.json_documents import json_part, json_value, only_value
 from hexloop.domain.plan import Plan, make_plan
-from hexloop.domain.speed import speed_metrics
 from hexloop.domain.state import SCHEMA_VERSION, RunState, migrate
-from hexloop.domain.triggers import Interval, Trigger, Triggers, whole_steps
+from hexloop.domain.triggers import ControlFlags, Interval, Trigger, Triggers, whole_steps
 from hexloop.ports.state import Part
 from tests.unit.loop.small import every
 
@@ -79,23 +77,23 @@ def test_nothing_is_due_while_triggers_are_quiet(
     triggers, plan = Triggers(log, evaluate, save, first, delay), Plan(total, 1, total, total, 1)
     look_at = 0
     for step in range(1, total + 1):
-        control, state = Control(), RunState(step=step)
+        control, state = ControlFlags(), RunState(step=step)
         triggers.after_step(state, plan, control)
         if step >= look_at:
             look_at = triggers.quiet_until(step, plan)
             assert look_at > step or step == total
         else:
-            assert control == Control()
+            assert control == ControlFlags()
 
 
 def test_what_is_due_after_a_step() -> None:
     """The rhythm, the first step, the delay, and the last step off its rhythm."""
 
     def due(step: int, triggers: Triggers) -> list[str]:
-        control = Control()
+        control = ControlFlags()
         triggers.after_step(RunState(step=step), Plan(10, 1, 10, 10, 1), control)
         assert control.should_training_stop == (step >= 10)
-        return control.due()
+        return control.due_actions()
 
     triggers = every(log=3, evaluate=4, save=6, log_first_step=True, evaluation_delay=5)
     assert [due(step, triggers) for step in (1, 2, 3, 4, 5, 6, 8, 9, 10)] == [
@@ -112,12 +110,12 @@ def test_what_is_due_at_the_end_of_an_epoch() -> None:
     by_epoch = Trigger(Interval.EPOCH)
     triggers, plan = Triggers(by_epoch, by_epoch, by_epoch, evaluation_delay=2), Plan(30, 3, 10, 10, 1)
     for epoch, expected in ((0, ["log", "save"]), (1, ["log", "evaluate", "save"])):
-        control = Control()
+        control = ControlFlags()
         triggers.after_epoch(RunState(epoch=epoch, batches=10), plan, control)
-        assert control.due() == expected
-    control = Control()
+        assert control.due_actions() == expected
+    control = ControlFlags()
     every(log=1, evaluate=1, save=1).after_epoch(RunState(), plan, control)
-    assert control.due() == []
+    assert control.due_actions() == []
 
 
 def test_the_last_step_counts_as_due_once() -> None:
@@ -157,9 +155,9 @@ def test_without_a_name_nothing_is_best() -> None:
 
 def test_an_unknown_metric_is_refused_with_those_that_there_are() -> None:
     """The error names the wish and the choices."""
-    with pytest.raises(ConfigurationError, match=r"'f1'.*no 'eval_f1'; choose one of: eval_loss, eval_runtime"):
+    with pytest.raises(ConfigurationError, match=r"'f1'.*no 'eval_f1'. Choose one of: eval_loss, eval_runtime"):
         BestMetric("f1").value({"eval_runtime": 1, "eval_loss": 2})
-    with pytest.raises(ConfigurationError, match=r"choose one of: \(none\)"):
+    with pytest.raises(ConfigurationError, match=r"Choose one of: \(none\)"):
         BestMetric("eval_f1").value({})
 
 

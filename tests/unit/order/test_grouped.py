@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain.order.grouped import GroupedByLength
-from hexloop.domain.order.keys import sample_key
-from hexloop.domain.order.permutation import KeyedPermutation
+from hexloop.domain.order.permutation import KeyedPermutation, sample_key
 
 fixed = settings(derandomize=True, deadline=None)
 

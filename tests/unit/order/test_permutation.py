@@ -7,8 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.order.network import Network, make_network, round_value
-from hexloop.domain.order.permutation import LONGEST, LONGEST_TABLE, KeyedPermutation
+from hexloop.domain.order.permutation import (
+    LONGEST,
+    LONGEST_TABLE,
+    KeyedPermutation,
+    Network,
+    make_network,
+    round_value,
+)
 
 KEYS = st.one_of(st.integers(-3, 3), st.integers(-(2**80), 2**80))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.domain.order.sequential import Sequential
+from hexloop.domain.order import Sequential
 
 
 def test_each_sample_stands_at_its_index() -> None:

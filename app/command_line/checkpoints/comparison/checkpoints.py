@@ -12,7 +12,7 @@ from hexloop.app.command_line.checkpoints.comparison.differences import FieldDif
 from hexloop.app.command_line.checkpoints.comparison.fields import MISSING, fields_of
 from hexloop.app.command_line.checkpoints.comparison.tensors import compare_tensors
 from hexloop.domain.checkpoints.names import MANIFEST
-from hexloop.domain.checkpoints.survey import STATE
+from hexloop.domain.checkpoints.selection import STATE
 from hexloop.domain.errors import CheckpointError
 
 Difference: TypeAlias = TensorDiffers | FieldDiffers | FileDiffers

@@ -11,7 +11,7 @@ from hexloop.adapters.contents.checkpoint import documents
 from hexloop.adapters.contents.checkpoint.safetensors_files import INDEX, Stream, is_weights, keeper_of, tensor_parts
 from hexloop.app.command_line.checkpoints.places import Place
 from hexloop.domain.checkpoints.reading import Checkpoint, verify
-from hexloop.domain.checkpoints.survey import STATE
+from hexloop.domain.checkpoints.selection import STATE
 from hexloop.ports.state import Part
 from hexloop.ports.storage import Stored
 

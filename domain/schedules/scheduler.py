@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import asdict, define, field
 
-from hexloop.domain.best import BestMetric
-from hexloop.domain.parts import json_part, only_value
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.schedules import Adaptive, Shape
 from hexloop.ports.state import Part
 

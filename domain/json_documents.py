@@ -1,0 +1,75 @@
+"""JSON documents: small state as parts, and strict reading of documents that may come from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from hexloop.ports.state import JSON, Part
+
+MAX_DOCUMENT_BYTES = 1 << 30
+"""More than any JSON document of a run needs."""
+
+
+def json_part(name: str, value: Any) -> Part:
+    """Return the JSON-like `value` as a part. Later changes of `value` do not affect the part."""
+    data = json.dumps(value).encode()
+    return Part(name, JSON, (len(data),), 0, len(data), lambda: memoryview(data))
+
+
+def json_value(part: Part) -> Any:
+    """Return the value of a part that `json_part` made."""
+    return json.loads(bytes(part.read()))
+
+
+def only_value(parts: Iterable[Part], name: str) -> Any:
+    """Return the value of the JSON part `name`, which must be the only part. Otherwise raise ValueError."""
+    found = list(parts)
+    if [part.name for part in found] != [name] or found[0].dtype != JSON:
+        raise ValueError(f"Expected one JSON document named {name!r}, found {[part.name for part in found]}.")
+    return json_value(found[0])
+
+
+def read_bytes(chunks: Iterable[bytes | memoryview], limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Join the chunks of a document. Raises ValueError as soon as there are more than `limit` bytes."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+        if len(data) > limit:
+            raise ValueError(f"it is longer than {limit} bytes")
+    return bytes(data)
+
+
+def read_json(data: bytes) -> Any:
+    """Parse a UTF-8 JSON document strictly.
+
+    Raises ValueError if it is not valid JSON, has a duplicate key in an object, holds a number that JSON does not
+    allow (NaN, Infinity, or one too large for a float), or is nested too deeply for Python.
+    """
+    try:
+        return json.loads(
+            data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_number
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has the key {next(name for name in names if names.count(name) > 1)!r} twice in an object")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"it holds {name}, which is not valid JSON")
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds {text}, which is too large a number")
+    return number
