@@ -1,1 +1,1 @@
-"""Answers to the Clock port."""
+"""Clock adapters."""

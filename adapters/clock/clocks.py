@@ -1,4 +1,4 @@
-"""The clock of the machine."""
+"""The system clock, and a clock that a test advances by hand."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import time
 
 
 class SystemClock:
-    """Answers the Clock port from the operating system."""
+    """Clock of the operating system."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since a fixed moment."""
         return time.perf_counter()
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 00:00 UTC."""
+        """Return the seconds since 1970-01-01 00:00 UTC."""
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for `seconds`."""
         time.sleep(seconds)
 
 
 class ManualClock:
-    """Answers the Clock port. Both times stand still but for `advance` and `sleep`, which returns at once.
+    """Clock that moves only by `advance` and `sleep`; `sleep` returns at once.
 
-    wall: the date at the start, in seconds since 1970-01-01 UTC.
+    wall: the initial date, in seconds since 1970-01-01 UTC.
     """
 
     def __init__(self, wall: float = 0.0) -> None:
-        self._began = wall
-        self._passed = 0.0
+        self._start = wall
+        self._elapsed = 0.0
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. Raises ValueError where it would go back."""
+        """Move the clock forward. Raises ValueError if `seconds` is negative."""
         if seconds < 0:
-            raise ValueError(f"You chose to let {seconds} s pass, but time does not go back; choose 0 or more.")
-        self._passed += seconds
+            raise ValueError(f"advance({seconds}) would move the clock backwards; pass 0 or more.")
+        self._elapsed += seconds
 
     def monotonic(self) -> float:
-        """Seconds since the start."""
-        return self._passed
+        """Return the seconds since the clock was created."""
+        return self._elapsed
 
     def wall(self) -> float:
-        """The date at the start, and what has passed since."""
-        return self._began + self._passed
+        """Return the initial date plus the seconds since."""
+        return self._start + self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward, without blocking."""
         self.advance(seconds)

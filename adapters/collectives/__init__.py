@@ -1,1 +1,1 @@
-"""Answers to the Collectives port."""
+"""Collectives adapters: communication between the processes of a run."""

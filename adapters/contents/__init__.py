@@ -1,1 +1,1 @@
-"""What a checkpoint holds, as files: a folder a layout."""
+"""Contents adapters: the files of a checkpoint, one folder per layout."""

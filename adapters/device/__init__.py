@@ -1,1 +1,1 @@
-"""Answers to the Device port."""
+"""Device adapters."""

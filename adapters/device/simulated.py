@@ -1,4 +1,4 @@
-"""A device that is not there."""
+"""A simulated device, for tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hexloop.ports.state import Part
 
 
 class SimulatedOutOfMemoryError(RuntimeError):
-    """The simulated device has no room."""
+    """The simulated device is out of memory."""
 
 
 class SimulatedDevice:
-    """Answers the Device port without hardware.
+    """Device adapter without hardware.
 
-    total: its memory in bytes, of which `allocate` takes and `free` gives back; `memory_now` may be set to any figures.
-    Its random streams are those of python's `random` module and `draw`, which stands for the device's own generator.
+    total: its memory in bytes, which `allocate` takes and `free` returns; `memory_now` can be set to any values. Its
+    random generators are Python's `random` module and `draw`, which stands for the generator of the device.
     """
 
     def __init__(
@@ -37,47 +37,49 @@ class SimulatedDevice:
         self._drawn = 0
 
     def memory(self) -> Memory:
-        """What is allocated."""
+        """Return what is allocated."""
         return self.memory_now
 
     def allocate(self, size: int) -> None:
-        """Take `size` bytes. Raises SimulatedOutOfMemoryError where there are not as many."""
+        """Allocate `size` bytes. Raises SimulatedOutOfMemoryError if fewer are free."""
         now = self.memory_now
         if now.used + size > now.total:
-            raise SimulatedOutOfMemoryError(f"{self.name} has {now.total - now.used} bytes left, and not {size}.")
+            raise SimulatedOutOfMemoryError(
+                f"{self.name} has {now.total - now.used} free bytes, fewer than the {size} requested."
+            )
         self.memory_now = evolve(now, used=now.used + size, peak=max(now.peak, now.used + size))
 
     def free(self, size: int) -> None:
-        """Give `size` bytes back."""
+        """Free `size` bytes."""
         self.memory_now = evolve(self.memory_now, used=self.memory_now.used - size)
 
     def release_memory(self) -> None:
-        """Nothing is kept for later."""
+        """No-op: nothing is cached."""
 
     def forget_peak_memory(self) -> None:
-        """The peak is what is allocated now."""
+        """Reset the peak to what is allocated now."""
         self.memory_now = evolve(self.memory_now, peak=self.memory_now.used)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `allocate` raised the error, or Python had no room."""
+        """Return whether the error came from `allocate` or is a MemoryError."""
         return isinstance(error, SimulatedOutOfMemoryError | MemoryError)
 
     def seed(self, seed: int) -> None:
-        """Start both streams."""
+        """Seed both generators."""
         random.seed(seed)
         self._seed, self._drawn = seed, 0
 
     def draw(self) -> float:
-        """The next number of the device's own stream, at least 0 and less than 1."""
+        """Return the next number of the device's generator, in [0, 1)."""
         self._drawn += 1
         return random.Random(f"{self._seed} {self._drawn}").random()
 
     def export(self) -> Iterator[Part]:
-        """Where both streams stand."""
+        """Yield the state of both generators."""
         yield json_part("random", {"python": random.getstate(), "seed": self._seed, "drawn": self._drawn})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Put both streams where they stood."""
+        """Restore the state of both generators."""
         kept = only_value(parts, "random")
         version, numbers, gauss = kept["python"]
         random.setstate((version, tuple(numbers), gauss))

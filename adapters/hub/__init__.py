@@ -1,1 +1,1 @@
-"""Answers to the Hub port."""
+"""Hub adapters: where models are published."""

@@ -1,4 +1,4 @@
-"""A folder on this machine, or on a disk that several share, as a hub."""
+"""A hub in a folder, on this machine or on a shared disk."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hexloop.domain.errors import StorageError
 from hexloop.ports.files import File
 
 MESSAGE = ".message.txt"
-"""Where the message lies, beside a version's files."""
+"""The file of a version's message, next to the version's files."""
 
 
 class FolderHub:
-    """Answers the Hub port with the folder `root`: version "3" of a name is the folder `<root>/<name>/3`.
+    """Hub adapter for the folder `root`: version "3" of a name is the folder `<root>/<name>/3`.
 
-    A version is written under a hidden name and appears by one rename, so a reader sees all of it or nothing. Two who
-    publish at once get versions of their own.
+    A version is written under a hidden name and published by one rename, so a reader sees all of it or nothing.
+    Concurrent publishers get different versions.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root)
 
     def publish(self, name: str, files: Iterable[File], message: str) -> str:
-        """Write the files as the newest version. Raises StorageError, and leaves nothing, where that cannot be."""
+        """Write the files as the newest version. Raises StorageError, leaving nothing behind, if that fails."""
         model = self._folder(self._root, name)
         staging = model / f".publishing-{secrets.token_hex(8)}"
         try:
@@ -42,19 +42,18 @@ class FolderHub:
             raise
         except OSError as error:
             raise StorageError(
-                f"You chose to publish {name!r} in {self._root}, but it cannot be written there ({error}); "
-                "choose another folder, or make room in this one."
+                f"{name!r} cannot be published in {self._root}: {error}. Choose another folder, or free disk space."
             ) from error
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
-        """The files of a version. Raises StorageError, naming those that there are, where there is none."""
+        """Return the files of a version. Raises StorageError, listing the existing versions, if it does not exist."""
         model = self._folder(self._root, name)
         versions = _versions(model)
         if not versions or (version is not None and version not in map(str, versions)):
             raise StorageError(
-                f"You chose version {version or 'newest'} of {name!r} in {self._root}, which was not published; "
+                f"Version {version or 'newest'} of {name!r} does not exist in {self._root}; "
                 f"choose one of: {', '.join(map(str, versions)) or '(none)'}."
             )
         chosen = model / (version or str(versions[-1]))
@@ -62,7 +61,7 @@ class FolderHub:
         return (File(path.relative_to(chosen).as_posix(), _chunks(path)) for path in paths)
 
     def _appear(self, staging: Path) -> str:
-        """Rename to the first number that nobody took meanwhile: a rename onto a folder that holds files fails."""
+        """Rename to the first free number; a rename onto a folder that has files fails."""
         number = max(_versions(staging.parent), default=0) + 1
         while True:
             try:
@@ -78,7 +77,7 @@ class FolderHub:
     def _folder(root: Path, name: str) -> Path:
         path = root / name
         if ".." in path.parts or not path.resolve().is_relative_to(root.resolve()) or path == root:
-            raise StorageError(f"You chose the name {name!r}, which leads out of {root}; choose one within it.")
+            raise StorageError(f"The name {name!r} leads out of {root}; choose a name within it.")
         return path
 
 

@@ -1,4 +1,4 @@
-"""A hub in memory."""
+"""A hub in memory, and none at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hexloop.ports.files import File
 
 @frozen
 class PublishedVersion:
-    """What one `publish` made: the version's name, the message, and the bytes of each file by its path."""
+    """One published version: its name, its message, and each file's bytes by path."""
 
     name: str
     message: str
@@ -21,23 +21,23 @@ class PublishedVersion:
 
 @define
 class MemoryHub:
-    """Answers the Hub port. `versions` has, for each name, the versions in the order in which they were published."""
+    """Hub adapter in memory. `versions` maps each name to its versions, in the order of publication."""
 
     versions: dict[str, list[PublishedVersion]] = field(factory=dict)
 
     def publish(self, name: str, files: Iterable[File], message: str) -> str:
-        """Keep the files as the newest version, called "1", "2", ..."""
+        """Keep the files as the newest version, named "1", "2", ..."""
         read = {file.path: b"".join(file.chunks) for file in files}
         versions = self.versions.setdefault(name, [])
         versions.append(PublishedVersion(str(len(versions) + 1), message, read))
         return versions[-1].name
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
-        """The files of a version. Raises StorageError, naming those that there are, where there is none."""
+        """Return the files of a version. Raises StorageError, listing the existing versions, if it does not exist."""
         published = {known.name: known for known in self.versions.get(name, [])}
         if not published or (version is not None and version not in published):
             raise StorageError(
-                f"You chose version {version or 'newest'} of {name!r}, which was not published; "
+                f"Version {version or 'newest'} of {name!r} does not exist; "
                 f"choose one of: {', '.join(published) or '(none)'}."
             )
         chosen = published[version or max(published, key=int)]
@@ -45,12 +45,12 @@ class MemoryHub:
 
 
 class NoHub:
-    """Answers the Hub port where nothing is shared: both methods raise StorageError and say what to pass."""
+    """Hub adapter of a run without a hub: both methods raise StorageError."""
 
     def publish(self, name: str, files: Iterable[File], message: str) -> str:
-        """There is no place to publish to."""
-        raise StorageError(f"You asked to publish {name!r}, but there is no hub; pass hub=... to the Trainer.")
+        """Raise StorageError."""
+        raise StorageError(f"{name!r} cannot be published: no hub is set. Pass hub=... to the Trainer.")
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
-        """There is no place to fetch from."""
-        raise StorageError(f"You asked for {name!r} of a hub, but there is none; pass hub=... to the Trainer.")
+        """Raise StorageError."""
+        raise StorageError(f"{name!r} cannot be fetched: no hub is set. Pass hub=... to the Trainer.")

@@ -1,1 +1,1 @@
-"""Answers to the Interrupts port."""
+"""Interrupts adapters: where requests to stop come from."""

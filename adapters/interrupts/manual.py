@@ -1,4 +1,4 @@
-"""A stop that a program asks for in the place of a signal."""
+"""Interrupts raised by code, and none at all."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Callable
 
 
 class ManualInterrupts:
-    """Answers the Interrupts port: whoever listens hears of every `interrupt`."""
+    """Interrupts adapter for programs and tests: `interrupt` requests the stop."""
 
     def __init__(self) -> None:
         self._ask: Callable[[str], None] | None = None
 
     @property
     def listening(self) -> bool:
-        """Whether somebody listens."""
+        """Whether a run has called `start` and not yet `stop`."""
         return self._ask is not None
 
     def start(self, ask: Callable[[str], None]) -> None:
-        """Call `ask` from now on."""
+        """Call `ask` at every `interrupt` from now on."""
         self._ask = ask
 
     def stop(self) -> None:
-        """Call nobody."""
+        """Ignore every `interrupt` from now on."""
         self._ask = None
 
     def interrupt(self, reason: str = "interrupted by hand") -> None:
-        """Ask for a stop; nothing happens where nobody listens."""
+        """Request a stop. No-op unless a run is listening."""
         if self._ask is not None:
             self._ask(reason)
 
 
 class NoInterrupts:
-    """Answers the Interrupts port by listening to nothing."""
+    """Interrupts adapter that never requests a stop."""
 
     def start(self, ask: Callable[[str], None]) -> None:
-        """There is nothing to listen to."""
+        """No-op."""
 
     def stop(self) -> None:
-        """There was nothing to listen to."""
+        """No-op."""

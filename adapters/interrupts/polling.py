@@ -1,4 +1,4 @@
-"""Reasons to stop that have to be looked for: a file that somebody touches, a deadline that draws near."""
+"""Reasons to stop that are polled for (a touched file, a deadline), and several sources combined."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from hexloop.ports.interrupts import Interrupts
 
 
 class StopCondition(Protocol):
-    """Something that may come to be."""
+    """Condition under which a run is asked to stop."""
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Start watching."""
         ...
 
     def reason(self) -> str | None:
-        """Why to stop; None while there is no reason."""
+        """Return why to stop, or None if the condition does not hold."""
         ...
 
 
 @define
 class FileTouched:
-    """The file `path` was made or touched since `begin`; one that lies there from an earlier stop is no reason."""
+    """Holds once the file `path` is created or touched after `begin`.
+
+    A file that is left over from an earlier stop does not count.
+    """
 
     path: str
     _before: tuple[int, int] | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Remember how the file is now."""
+        """Record the file's current state."""
         self._before = self._stamp()
 
     def reason(self) -> str | None:
-        """The file's name, once it is another than it was."""
+        """Return the file name if the file has changed since `begin`."""
         stamp = self._stamp()
         return f"the file {self.path}" if stamp not in (None, self._before) else None
 
@@ -52,17 +55,17 @@ class FileTouched:
 
 
 class Deadline:
-    """So many seconds after this object was made, less the `margin` that a last step and a save need.
+    """Holds `margin` seconds before the deadline, which is `seconds` after this object was created.
 
-    Raises ConfigurationError where the margin leaves no time.
+    The margin is the time that a last step and a save need. Raises ConfigurationError if it leaves no time to train.
     """
 
     def __init__(self, seconds: float, margin: float, clock: Clock) -> None:
         if not 0 <= margin < seconds:
             raise ConfigurationError(
                 [
-                    f"You chose to stop after {seconds:g} s with a margin of {margin:g} s, but that leaves no time to "
-                    "train; choose a later deadline, or a smaller margin."
+                    f"A deadline of {seconds:g} s with a margin of {margin:g} s leaves no time to train; choose a "
+                    "later deadline, or a smaller margin of 0 or more."
                 ]
             )
         self._seconds = seconds
@@ -70,17 +73,17 @@ class Deadline:
         self._at = clock.monotonic() + seconds - margin
 
     def begin(self) -> None:
-        """The time has been running since this was made."""
+        """No-op: the time runs from construction."""
 
     def reason(self) -> str | None:
-        """The deadline, once it is near."""
+        """Return the deadline if less than the margin is left."""
         return f"the deadline after {self._seconds:g} s" if self._clock.monotonic() >= self._at else None
 
 
 class PolledInterrupts:
-    """Answers the Interrupts port by looking every `period` seconds, in a thread, whether a condition holds.
+    """Interrupts adapter that checks a condition every `period` seconds, in a daemon thread.
 
-    It asks once. The thread ends with `stop`, or with the program.
+    It requests a stop once. The thread ends with `stop` or with the program.
     """
 
     def __init__(self, condition: StopCondition, period: float = 1.0) -> None:
@@ -92,7 +95,7 @@ class PolledInterrupts:
         self._thread: threading.Thread | None = None
 
     def start(self, ask: Callable[[str], None]) -> None:
-        """Look from now on."""
+        """Start the polling thread."""
         self._condition.begin()
         self._ask = ask
         self._stopped = threading.Event()
@@ -102,7 +105,7 @@ class PolledInterrupts:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the polling thread."""
         with self._asking:
             self._ask = None
         self._stopped.set()
@@ -111,7 +114,7 @@ class PolledInterrupts:
             thread.join()
 
     def look(self) -> None:
-        """Look now."""
+        """Check the condition now."""
         with self._asking:
             reason = self._condition.reason() if self._ask is not None else None
             if self._ask is not None and reason is not None:
@@ -124,13 +127,13 @@ class PolledInterrupts:
 
 
 class SeveralInterrupts:
-    """Answers the Interrupts port by listening to all of `sources`; whoever asks first is heard, and the others too."""
+    """Interrupts adapter that combines `sources`: each of them can request a stop."""
 
     def __init__(self, sources: Sequence[Interrupts]) -> None:
         self.sources = tuple(sources)
 
     def start(self, ask: Callable[[str], None]) -> None:
-        """Listen to all of them, or, where one refuses, to none. Raises what it raises."""
+        """Start all sources. If one raises, stop those already started and re-raise its exception."""
         with ExitStack() as undo:
             for source in self.sources:
                 source.start(ask)
@@ -138,7 +141,7 @@ class SeveralInterrupts:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Listen to none of them; every one is stopped, whatever the others do."""
+        """Stop all sources, even if one of them raises."""
         with ExitStack() as stack:
             for source in self.sources:
                 stack.callback(source.stop)

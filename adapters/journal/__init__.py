@@ -1,1 +1,1 @@
-"""Answers to the Journal port."""
+"""Journal adapters: the record of what happened in a run."""

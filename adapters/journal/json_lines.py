@@ -1,4 +1,4 @@
-"""A journal on the local disk: one JSON object a line, in a file that only ever grows."""
+"""A journal on the local disk: one JSON object per line, in an append-only file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hexloop.ports.journal import Fact
 
 
 class JsonLinesJournal:
-    """Answers the Journal port with the file `path`, which is made, with its folders, at the first note.
+    """Journal adapter that appends to the file `path`, created with its folders at the first note.
 
-    A note is one call of the operating system, so that a killed process leaves at most its last line torn; whoever goes
-    on ends that line first. Only the death of the machine can lose notes that were taken. JSON has no infinity: such
-    numbers are the strings "NaN", "Infinity" and "-Infinity".
+    A note is one system call, so a killed process leaves at most its last line incomplete; the next process to append
+    ends that line first. Notes are lost only if the machine itself fails. JSON has no NaN or infinity: these are
+    written as the strings "NaN", "Infinity" and "-Infinity".
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._file: int | None = None
-        self._taking = threading.Lock()
+        self._lock = threading.Lock()
 
     def note(self, kind: str, **facts: Fact) -> None:
-        """Append one line, which the file has when this returns. Raises OSError."""
+        """Append one line, which is in the file when this returns. Raises OSError."""
         line = json.dumps({"kind": kind, **_plain(facts)}, allow_nan=False).encode() + b"\n"
-        with self._taking:
+        with self._lock:
             if self._file is None:
                 self._file = _open(self._path)
             while line:
@@ -36,14 +36,14 @@ class JsonLinesJournal:
 
     def close(self) -> None:
         """Close the file."""
-        with self._taking:
+        with self._lock:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Fact]]:
-    """The notes of a file, in order, its torn lines left out. Raises OSError where there is no such file."""
+    """Return the notes of a file, in order, without incomplete lines. Raises OSError if the file does not exist."""
     notes = []
     with open(path, "rb") as file:
         for line in file:
@@ -57,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Fact]]:
 
 
 def _open(path: Path) -> int:
-    """The file, ready to be appended to, its last line ended."""
+    """Open the file for appending, ending its last line if that is incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
     end = os.lseek(file, 0, os.SEEK_END)
@@ -73,7 +73,7 @@ def _plain(facts: Mapping[str, Fact]) -> dict[str, Fact]:
 
 
 def _value(fact: Fact) -> Fact:
-    """The fact, with a name for each number that JSON has none for."""
+    """Return the fact, with non-finite numbers as strings."""
     if isinstance(fact, float) and not math.isfinite(fact):
         return "NaN" if math.isnan(fact) else "Infinity" if fact > 0 else "-Infinity"
     if isinstance(fact, Mapping):

@@ -1,4 +1,4 @@
-"""A journal in memory, for tests and for programs that read their own run."""
+"""A journal in memory, and one that records nothing."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from hexloop.ports.journal import Fact
 
 
 class MemoryJournal:
-    """Answers the Journal port with a list: `notes` holds a dictionary for each, its kind under "kind"."""
+    """Journal adapter for tests and for programs that read their own run.
+
+    `notes` holds one dictionary per note, with its kind under "kind".
+    """
 
     def __init__(self) -> None:
         self.notes: list[dict[str, Fact]] = []
 
     def note(self, kind: str, **facts: Fact) -> None:
-        """Add it to the list."""
+        """Append to `notes`."""
         self.notes.append({"kind": kind, **facts})
 
     def close(self) -> None:
-        """The list stays."""
+        """No-op; `notes` stays."""
 
 
 class NoJournal:
-    """Answers the Journal port by forgetting."""
+    """Journal adapter that records nothing."""
 
     def note(self, kind: str, **facts: Fact) -> None:
-        """Forget it."""
+        """No-op."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """No-op."""

@@ -1,1 +1,1 @@
-"""Who watches the numbers."""
+"""Logger adapters: where the metrics of a run go."""

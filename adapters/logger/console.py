@@ -1,4 +1,4 @@
-"""Numbers for people: one readable line a record, on any text stream."""
+"""Metrics for people: one readable line per record, on any text stream."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from hexloop.ports.logger import Record, RunInformation, Value
 
 
 class Console:
-    """Writes to `stream`, such as `sys.stdout`, which stays open: its owner closes it."""
+    """Logger adapter that writes to `stream`, such as `sys.stdout`. The stream is not closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._total_steps: int | None = None
 
     def start(self, run: RunInformation) -> None:
-        """Learn how long the run is; nothing is written."""
+        """Store the length of the run; nothing is written."""
         self._total_steps = run.total_steps
 
     def write(self, record: Record) -> None:
-        """Write one line, which is out when this returns."""
+        """Write and flush one line."""
         cells = [f"step {self._step(record.step)}", f"epoch {record.epoch:.2f}"]
         cells += [f"{name} {_text(value)}" for name, value in record.values.items() if name not in ("step", "epoch")]
         self._stream.write("  ".join(cells) + "\n")
         self._stream.flush()
 
     def finish(self) -> None:
-        """There is nothing to release."""
+        """No-op."""
 
     def _step(self, step: int) -> str:
-        """The step out of how many, with the columns of all lines under each other."""
+        """Return the step out of the total, padded so that the columns align."""
         if self._total_steps is None:
             return str(step)
         return f"{step:{len(str(self._total_steps))}d}/{self._total_steps}"

@@ -1,4 +1,4 @@
-"""Numbers for programs: one JSON object a line, in a file that only ever grows."""
+"""Metrics for programs: one JSON object per line, in an append-only file."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from hexloop.ports.logger import Record, RunInformation, Value
 
 
 class JsonLines:
-    """Appends to the file `path`, which is made, with its folders, at the first line and never held open.
+    """Logger adapter that appends to the file `path`, created with its folders at the first line and never held open.
 
-    A record is {"step": ..., "epoch": ..., <name>: <value>, ...}. Each time a run begins there is a line
-    {"event": "started", "run": ..., "step": 0, "total_steps": ...}, or one with "resumed" and the step to which the run
-    went back: lines above it with greater steps belong to work that was done again. JSON has no infinity: such numbers
-    are the strings "NaN", "Infinity" and "-Infinity".
+    A record is {"step": ..., "epoch": ..., <name>: <value>, ...}. Each start of a run adds a line {"event": "started",
+    "run": ..., "step": 0, "total_steps": ...}, or one with "resumed" and the step it resumed from: records above that
+    line with greater steps were repeated. JSON has no NaN or infinity: these are written as the strings "NaN",
+    "Infinity" and "-Infinity".
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
     def start(self, run: RunInformation) -> None:
-        """Append the line that says so."""
+        """Append the line of the event."""
         event = "resumed" if run.step else "started"
         self._append({"event": event, "run": run.name, "step": run.step, "total_steps": run.total_steps})
 
     def write(self, record: Record) -> None:
-        """Append one line, which the file has when this returns."""
+        """Append one line, which is in the file when this returns."""
         line: dict[str, Value] = {"step": record.step, "epoch": record.epoch}
         self._append(line | {name: value for name, value in record.values.items() if name not in line})
 
     def finish(self) -> None:
-        """There is nothing to release."""
+        """No-op."""
 
     def _append(self, line: dict[str, Value]) -> None:
         text = json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False)
@@ -41,13 +41,13 @@ class JsonLines:
         with self._path.open("ab+") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":  # a crash cut the last line short: end it, so that it spoils no other
+                if file.read() != b"\n":  # a crash left the last line incomplete: end it
                     file.write(b"\n")
             file.write(text.encode() + b"\n")
 
 
 def _plain(value: Value) -> Value:
-    """The value, or its name where JSON has no number for it."""
+    """Return the value, with non-finite numbers as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -1,4 +1,4 @@
-"""A watcher with a perfect memory."""
+"""A logger that keeps everything in memory, and one that discards everything."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from hexloop.ports.logger import Record, RunInformation
 
 
 class RecordingLogger:
-    """Answers the Logger port by keeping everything: `runs`, `records`, and how often a run was `finished`.
+    """Logger adapter that keeps every call: `runs`, `records`, and how often a run was `finished`.
 
-    Where `failure` is set, every call is kept and then raises it, as a tracker does whose server is gone.
+    failure: if set, every call is recorded and then raises it, like a tracker whose server is unreachable.
     """
 
     def __init__(self, failure: Exception | None = None) -> None:
@@ -18,17 +18,17 @@ class RecordingLogger:
         self.finished = 0
 
     def start(self, run: RunInformation) -> None:
-        """Keep what the run is."""
+        """Append to `runs`."""
         self.runs.append(run)
         self._fail()
 
     def write(self, record: Record) -> None:
-        """Keep the record."""
+        """Append to `records`."""
         self.records.append(record)
         self._fail()
 
     def finish(self) -> None:
-        """Count the end."""
+        """Increment `finished`."""
         self.finished += 1
         self._fail()
 
@@ -38,13 +38,13 @@ class RecordingLogger:
 
 
 class NoLogger:
-    """Answers the Logger port by looking away."""
+    """Logger adapter that discards everything."""
 
     def start(self, run: RunInformation) -> None:
-        """Nobody is told."""
+        """No-op."""
 
     def write(self, record: Record) -> None:
-        """Nobody is told."""
+        """No-op."""
 
     def finish(self) -> None:
-        """Nobody is told."""
+        """No-op."""

@@ -1,4 +1,4 @@
-"""Numbers for TensorBoard, under the tags of the reference library."""
+"""Metrics for TensorBoard, under the tags that transformers uses."""
 
 from __future__ import annotations
 
@@ -15,52 +15,53 @@ from hexloop.ports.logger import Record, RunInformation
 
 
 class Writer(Protocol):
-    """What is used of a SummaryWriter."""
+    """The methods of SummaryWriter that are used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Note a number."""
+        """Add a number."""
         ...
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        """Note a text."""
+        """Add a text."""
         ...
 
     def flush(self) -> None:
-        """Put everything into the file."""
+        """Write everything to the file."""
         ...
 
     def close(self) -> None:
-        """Put everything into the file and write no more."""
+        """Write everything to the file and close it."""
         ...
 
 
 class TensorBoard:
-    """Writes event files to `folder`, by default to a new one for each run, under `runs/` in the run's own folder.
+    """Logger adapter that writes event files to `folder`; by default to a new folder per run, `runs/...` in the run's
+    own.
 
-    Raises ConfigurationError where neither tensorboard nor tensorboardX is installed. A run that is resumed into the
-    same folder hides what the files hold of the steps that it does again.
+    Raises ConfigurationError if neither tensorboard nor tensorboardX is installed. If a run resumes into the same
+    folder, the repeated steps of the earlier files are hidden.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         if not (find_spec("tensorboard") or find_spec("tensorboardX")):
             raise ConfigurationError(
-                ["You chose to log to tensorboard, but it is not installed; pip install 'hexloop[tensorboard]'."]
+                ["Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."]
             )
         self._chosen_folder = None if folder is None else os.path.expanduser(folder)
         self._folder = self._chosen_folder or _new_folder("")
         self._writer: Writer | None = None
 
     def start(self, run: RunInformation) -> None:
-        """Open an event file and note the configuration, as JSON, under the tag "args"."""
+        """Open an event file and add the configuration, as JSON, under the tag "args"."""
         self.finish()
         self._folder = self._chosen_folder or _new_folder(run.folder or "")
         self._writer = self._opened(purge_step=run.step + 1 if run.step else None)
         self._writer.add_text("args", json.dumps(dict(run.configuration), indent=2, default=str))
 
     def write(self, record: Record) -> None:
-        """Note numbers and truth values as scalars and strings as texts; what is None has nothing to show.
+        """Add numbers and booleans as scalars and strings as texts; None is skipped.
 
-        Before a run and after it, each record has an event file of its own in the same folder.
+        Before and after a run, each record is written to an event file of its own in the same folder.
         """
         writer = self._writer or self._opened()
         for name, value in record.values.items():
@@ -84,7 +85,9 @@ class TensorBoard:
 
 
 def tag(name: str) -> str:
-    """Where TensorBoard shows the value `name`: evaluations and tests each in a group, and the rest under training."""
+    """Return the TensorBoard tag of the value `name`: evaluations and tests have groups of their own, the rest is
+    "train".
+    """
     for group in ("eval", "test"):
         if name.startswith(f"{group}_"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
@@ -92,5 +95,5 @@ def tag(name: str) -> str:
 
 
 def _new_folder(parent: str) -> str:
-    """A folder named after the moment and the machine, as torch names its own."""
+    """Return a folder named after the time and the host, as PyTorch names its own."""
     return os.path.join(parent, "runs", f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}")

@@ -1,1 +1,1 @@
-"""Answers to the Precision port."""
+"""Precision adapters."""

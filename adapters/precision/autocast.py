@@ -1,4 +1,4 @@
-"""Torch's automatic mixed precision: bf16 as it is, fp16 with dynamic loss scaling."""
+"""PyTorch's automatic mixed precision: bf16 without, fp16 with dynamic loss scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class Bf16Precision:
-    """Matrix products in bfloat16, whose range is that of fp32: no loss scaling."""
+    """Matrix products in bfloat16. Its range is that of fp32, so the loss is not scaled."""
 
     name = "bf16"
 
@@ -26,33 +26,33 @@ class Bf16Precision:
         self._device_type = device_type
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The forward pass under autocast, whose cache of cast weights lives for one call."""
+        """Return the forward pass under autocast; the cache of cast weights lives for one call."""
         return _under_autocast(forward, self._device_type, torch.bfloat16)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss itself."""
+        """Return the loss unchanged."""
         return loss
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """The gradients are not scaled."""
+        """No-op: gradients are not scaled."""
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Every update is taken."""
+        """Step the optimizer and return True."""
         optimizer.step()
         return True
 
     def export(self) -> Iterator[Part]:
-        """Nothing is kept between steps."""
+        """Return no parts: there is no state."""
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Nothing is kept between steps."""
+        """No-op: there is no state."""
 
 
 class Fp16Precision:
     """Matrix products in float16, with a loss scale that halves on an overflow and doubles after 2,000 good steps.
 
-    An update whose gradients overflowed is left out; reading that flag is the one wait for the device in a step.
+    An update whose gradients overflowed is skipped. Reading that flag is the one device synchronization in a step.
     """
 
     name = "fp16"
@@ -62,30 +62,33 @@ class Fp16Precision:
         self._scaler = torch.amp.GradScaler(device_type, init_scale=initial_scale)
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The forward pass under autocast."""
+        """Return the forward pass under autocast."""
         return _under_autocast(forward, self._device_type, torch.float16)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the loss scale."""
+        """Return the loss times the loss scale."""
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the loss scale, noting whether all are finite."""
+        """Divide the gradients by the loss scale and record whether all are finite."""
         self._scaler.unscale_(cast(torch.optim.Optimizer, optimizer))
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step where every gradient is finite, then adapt the scale: it falls exactly where the step was left out."""
+        """Step the optimizer if every gradient is finite, then adapt the scale.
+
+        Return whether the optimizer stepped: the scale falls exactly when the step was skipped.
+        """
         before = self._scaler.get_scale()
         self._scaler.step(cast(torch.optim.Optimizer, optimizer))
         self._scaler.update()
         return self._scaler.get_scale() >= before
 
     def export(self) -> Iterator[Part]:
-        """The loss scale, and the good steps since it last changed."""
+        """Yield the loss scale and the number of good steps since it last changed."""
         yield json_part("scaler", self._scaler.state_dict())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on with an exported loss scale."""
+        """Restore an exported loss scale."""
         self._scaler.load_state_dict(only_value(parts, "scaler"))
 
 

@@ -1,4 +1,4 @@
-"""The format that the weights are in: nothing to wrap, to scale or to check."""
+"""The precision of the weights themselves, without casting or loss scaling."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Arguments = ParamSpec("Arguments")
 
 @frozen
 class PlainPrecision:
-    """Answers the Precision port by leaving everything as it is. `name` is "fp32", or "tf32" where products round."""
+    """Precision adapter that changes nothing. `name` is "fp32", or "tf32" if matrix products are rounded."""
 
     name: str = "fp32"
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The forward pass itself."""
+        """Return the forward pass unchanged."""
         return forward
 
     def scale(self, loss: Loss) -> Loss:
-        """The loss itself."""
+        """Return the loss unchanged."""
         return loss
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """The gradients are not scaled."""
+        """No-op: gradients are not scaled."""
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Every update is taken."""
+        """Step the optimizer and return True."""
         optimizer.step()
         return True
 
     def export(self) -> Iterator[Part]:
-        """Nothing is kept between steps."""
+        """Return no parts: there is no state."""
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Nothing is kept between steps."""
+        """No-op: there is no state."""

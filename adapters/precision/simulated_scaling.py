@@ -1,4 +1,4 @@
-"""Dynamic loss scaling on floats, which overflow when a test wants them to."""
+"""Dynamic loss scaling on floats, with overflows where a test wants them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Arguments = ParamSpec("Arguments")
 
 
 class Scalable(Protocol):
-    """A loss that can be multiplied."""
+    """A loss that can be multiplied by a number."""
 
     def __mul__(self, factor: float) -> Scalable:
-        """The loss times a number, and its gradients likewise."""
+        """Return the loss times a number, with its gradients scaled likewise."""
         ...
 
 
@@ -26,16 +26,16 @@ Loss = TypeVar("Loss", bound=Scalable)
 
 
 class WithGradients(Protocol):
-    """An optimizer whose gradients can be reached."""
+    """An optimizer whose gradients are accessible."""
 
     gradients: list[float]
 
 
 class SimulatedScaling:
-    """Answers the Precision port as fp16 with a loss scale does.
+    """Precision adapter that behaves like fp16 with a loss scale.
 
-    The scale is halved at an update whose gradients are not all finite, which is left out, and doubled after
-    `growth_interval` good updates in a row. overflows: the updates, counted from 1, whose gradients become infinite.
+    The scale is halved at an update with a non-finite gradient, which is skipped, and doubled after `growth_interval`
+    good updates in a row. overflows: the updates, counted from 1, whose gradients become infinite.
     """
 
     name = "fp16"
@@ -51,15 +51,15 @@ class SimulatedScaling:
         self._finite = True
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The forward pass itself: floats are computed as they are."""
+        """Return the forward pass unchanged."""
         return forward
 
     def scale(self, loss: Loss) -> Loss:
-        """The loss times the loss scale."""
+        """Return the loss times the loss scale."""
         return cast(Loss, loss * self.loss_scale)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the loss scale, noting whether all are finite."""
+        """Divide the gradients by the loss scale and record whether all are finite."""
         self._updates += 1
         gradients = cast(WithGradients, optimizer).gradients
         if self._updates in self._overflows:
@@ -68,7 +68,7 @@ class SimulatedScaling:
         gradients[:] = [gradient / self.loss_scale for gradient in gradients]
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step where every gradient was finite, and adapt the scale."""
+        """Step the optimizer if every gradient is finite, then adapt the scale."""
         if not self._finite:
             self.loss_scale /= 2
             self._good_updates = 0
@@ -81,9 +81,9 @@ class SimulatedScaling:
         return True
 
     def export(self) -> Iterator[Part]:
-        """The loss scale, the good updates since it last changed, and how many updates there were."""
+        """Yield the loss scale, the good updates since it last changed, and the number of updates."""
         yield json_part("scaler", [self.loss_scale, self._good_updates, self._updates])
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an export."""
+        """Restore an export."""
         self.loss_scale, self._good_updates, self._updates = only_value(parts, "scaler")

@@ -1,1 +1,1 @@
-"""Memory that keeps a run's state while the run goes on."""
+"""Snapshots adapters: copies of the run state in host memory."""

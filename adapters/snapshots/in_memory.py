@@ -1,4 +1,4 @@
-"""Copies in ordinary memory, for whatever hands out bytes."""
+"""Copies of bytes in ordinary memory, without a framework."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from attrs import evolve
 
 from hexloop.ports.state import Part
 
-Place = tuple[str, str, int]
-"""Whose part it is, its name, and its first element."""
+_Key = tuple[str, str, int]
+"""Owner of a part, its name, and the offset of its first element."""
 
 
 class InMemorySnapshots:
-    """Answers the Snapshots port; what it has once made room for is used again."""
+    """Snapshots adapter that copies bytes; buffers are reused."""
 
     def __init__(self) -> None:
-        self._copies: dict[Place, bytearray] = {}
+        self._copies: dict[_Key, bytearray] = {}
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
-        """Nothing: ordinary memory is made when its size is known, as a part is first taken."""
+        """Return a no-op: memory is allocated when a part is first copied and its size is known."""
         return lambda: None
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
@@ -28,10 +28,10 @@ class InMemorySnapshots:
 
     def _take(self, owner: str, part: Part) -> Part:
         data = part.read().cast("B")
-        place = (owner, part.name, part.offset)
-        copy = self._copies.get(place)
+        key = (owner, part.name, part.offset)
+        copy = self._copies.get(key)
         if copy is None or len(copy) != len(data):
-            copy = self._copies[place] = bytearray(data)
+            copy = self._copies[key] = bytearray(data)
         else:
             copy[:] = data
         return evolve(part, read=lambda: memoryview(copy).toreadonly(), source=None)

@@ -1,4 +1,4 @@
-"""Copies between tensors in host memory."""
+"""Copies of tensors in host memory that is allocated once."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from hexloop.ports.state import Part
 from hexloop.ports.storage import PAGE
 
 OPTIMIZER = "optimizer"
-"""The owner whose tensors nothing but the optimizer's update changes."""
+"""The owner whose tensors only the optimizer's update changes."""
 
 PIECE = 1 << 25
-"""Bytes that a thread copies at once."""
+"""Bytes that a thread copies at a time."""
 
 THREADS = 8
-"""How many threads copy at most; fewer use up what a memory can give."""
+"""Maximum number of copying threads; fewer already saturate memory bandwidth."""
 
 ALIGNMENT = 64
-"""Bytes: where a small tensor begins; a line of the processor's cache. One of a page or more begins with a page."""
+"""Alignment of small tensors in bytes: one cache line. Tensors of a page or more are aligned to a page."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class TorchSnapshots:
-    """Answers the Snapshots port for parts whose source is a tensor; the bytes of others are kept as they are.
+    """Snapshots adapter for parts whose source is a tensor; the bytes of other parts are copied.
 
-    On the CPU a tensor is copied at once. From a GPU it goes to pinned memory on a stream of its own, beside the
-    computing of the next step: `wait_before_update` has to be called before the optimizer's update, and makes the
-    device, not this process, wait for the copies. What more than the update changes (batch norm's averages) is copied
-    in line.
+    CPU tensors are copied at once. GPU tensors are copied to pinned memory on a separate stream, which overlaps with
+    the next step: `wait_before_update` must be called before the optimizer's update and makes the device, not this
+    process, wait for the copies. Tensors that change outside the update (batch norm statistics) are copied on the
+    current stream.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class TorchSnapshots:
         self._copied: dict[torch.device, torch.cuda.Event] = {}
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
-        """Make room for tensors; see `Snapshots.reserve`."""
+        """Return a function that allocates the buffers; see `Snapshots.reserve`."""
         wanted = [
             ((owner, part.name), part.source.detach())
             for owner, parts in owners.items()
@@ -59,7 +59,7 @@ class TorchSnapshots:
 
         def make_room() -> None:
             with self._reserving:
-                self._make_buffers(wanted)
+                self._allocate_buffers(wanted)
 
         return make_room
 
@@ -71,7 +71,7 @@ class TorchSnapshots:
         return taken
 
     def wait_before_update(self) -> None:
-        """Let every device finish the copies of its tensors before what it is given to do from now on."""
+        """Make every device wait for the copies of its tensors before it does any work enqueued from now on."""
         for device, copied in self._copied.items():
             torch.cuda.current_stream(device).wait_event(copied)
         self._copied.clear()
@@ -95,7 +95,7 @@ class TorchSnapshots:
         return evolve(part, read=read, source=None)
 
     def _copy_from_gpu(self, buffer: Tensor, tensor: Tensor, beside: bool) -> torch.cuda.Event:
-        """Queue the copy, on the stream of its own where it may run `beside` the next step."""
+        """Enqueue the copy, on the separate stream if it may run `beside` the next step."""
         device = tensor.device
         current = torch.cuda.current_stream(device)
         stream = current
@@ -114,16 +114,16 @@ class TorchSnapshots:
         return copied
 
     def _buffer(self, place: tuple[str, str], tensor: Tensor) -> Tensor:
-        """Room for a tensor, each page of which the operating system has handed out."""
-        self._make_buffers([(place, tensor)])
+        """Return the buffer of a tensor, allocating it if needed."""
+        self._allocate_buffers([(place, tensor)])
         return self._buffers[place]
 
-    def _make_buffers(self, wanted: Iterable[tuple[tuple[str, str], Tensor]]) -> None:
-        """Make room for those tensors that have none."""
+    def _allocate_buffers(self, wanted: Iterable[tuple[tuple[str, str], Tensor]]) -> None:
+        """Allocate buffers for those tensors that have none."""
         missing = [(place, tensor) for place, tensor in wanted if not self._fits(self._buffers.get(place), tensor)]
         in_host_memory = {place: tensor for place, tensor in missing if tensor.device.type != "cuda"}
         if in_host_memory:
-            self._buffers.update(zip(in_host_memory, room_for(list(in_host_memory.values())), strict=True))
+            self._buffers.update(zip(in_host_memory, allocate_like(list(in_host_memory.values())), strict=True))
         for place, tensor in missing:
             if place not in in_host_memory:
                 self._buffers[place] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -134,18 +134,17 @@ class TorchSnapshots:
 
 
 class HostCopier:
-    """Copies many tensors by as many threads as there are cores, as the run stands still meanwhile.
+    """Copies many tensors with as many threads as there are cores, while the run waits.
 
-    torch's own copy shares out every single tensor and waits for the last of its threads each time, which takes ten
-    times as long as the copying where others use the processor too. Here each thread takes the next piece when it has
-    time.
+    PyTorch's own copy splits each tensor over its threads and waits for the slowest thread each time, which takes ten
+    times as long if other processes use the cores. Here each thread takes the next piece when it is free.
     """
 
     def __init__(self) -> None:
         self._pieces: list[tuple[Bytes, Bytes]] = []
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy a tensor of the same shape and kind into the contiguous `target`, until `finish` at the latest."""
+        """Copy `source` into the contiguous `target` of the same shape and dtype, by the end of `finish`."""
         if source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
             target.copy_(source)
             return
@@ -153,7 +152,7 @@ class HostCopier:
         self._pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
 
     def finish(self) -> None:
-        """Copy what was asked for."""
+        """Perform all pending copies."""
         self._pieces.reverse()
         size = sum(len(source) for _, source in self._pieces)
         count = min(_cores(), size // PIECE, THREADS)
@@ -174,51 +173,51 @@ class HostCopier:
 
 
 def _cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def room_for(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous tensors of the same shapes and kinds, side by side, in pages that are handed out already.
+def allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Allocate contiguous tensors with the given shapes and dtypes, side by side in touched pages.
 
-    Where the system has large pages they are used: a copy then spends no time on looking up where pages are. Tensors of
-    a page or more begin with one, as a disk wants it that takes bytes from where they lie.
+    Huge pages are used if the system has them: copies then spend no time on page-table lookups. Tensors of a page or
+    more are aligned to a page, as direct disk writes require.
     """
-    rooms = [_room(tensor.nbytes) for tensor in tensors]
-    memory = _memory(sum(rooms))
+    sizes = [_aligned_size(tensor.nbytes) for tensor in tensors]
+    memory = _allocate(sum(sizes))
     memory[::PAGE] = 0
-    largest_first = sorted(range(len(rooms)), key=lambda place: -rooms[place])
-    starts = dict(zip(largest_first, accumulate((rooms[place] for place in largest_first), initial=0), strict=False))
+    largest_first = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+    starts = dict(zip(largest_first, accumulate((sizes[place] for place in largest_first), initial=0), strict=False))
     return [
         memory[starts[place] : starts[place] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for place, tensor in enumerate(tensors)
     ]
 
 
-def _room(size: int) -> int:
-    """What a tensor of so many bytes takes up."""
+def _aligned_size(size: int) -> int:
+    """Return the bytes that a tensor of `size` bytes occupies, with alignment."""
     unit = PAGE if size >= PAGE else ALIGNMENT
     return -(-size // unit) * unit
 
 
-def _memory(size: int) -> Tensor:
-    """So many bytes."""
+def _allocate(size: int) -> Tensor:
+    """Allocate `size` bytes."""
     if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system that was built without them
+    with suppress(OSError):  # the system was built without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def _array(tensor: Tensor) -> Bytes:
-    """The memory of a contiguous tensor."""
+    """View a contiguous tensor as a numpy array of bytes."""
     array: Bytes = tensor.view(-1).view(torch.uint8).numpy()
     return array
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """A contiguous tensor's memory."""
+    """View a contiguous tensor as bytes."""
     return _array(tensor).data if tensor.numel() else memoryview(b"")

@@ -1,1 +1,1 @@
-"""Where the bytes of a checkpoint go: a file a technology."""
+"""Storage adapters: where checkpoints are stored."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hexloop.adapters.device.torch.base import state_of, text_of
+from hexloop.adapters.device.torch.base import decode_state, encode_state
 from hexloop.app.foreign.names import RANDOM, RANDOM_OF_FIRST
 from hexloop.app.foreign.pickled import read_pickled
 from hexloop.domain.errors import CheckpointError
@@ -38,7 +38,7 @@ def random_parts(folder: str) -> list[Part]:
         return [
             json_part("python", [version, list(words), gauss]),
             json_part("numpy", [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]),
-            json_part("torch", text_of(found["cpu"])),
+            json_part("torch", encode_state(found["cpu"])),
             *_cards(found.get("cuda")),
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -49,10 +49,10 @@ def _cards(states: Tensor | list[Tensor] | None) -> list[Part]:
     if states is None:
         return []
     if isinstance(states, Tensor):
-        return [json_part("device", text_of(states))]
+        return [json_part("device", encode_state(states))]
     return [
-        json_part("device", text_of(states[0])),
-        json_part("devices", [text_of(state) for state in states]),
+        json_part("device", encode_state(states[0])),
+        json_part("devices", [encode_state(state) for state in states]),
     ]
 
 
@@ -63,8 +63,8 @@ def foreign_streams(parts: dict[str, Part]) -> dict[str, Any]:
     streams: dict[str, Any] = {
         "python": (version, tuple(words), gauss),
         "numpy": (kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached),
-        "cpu": state_of(json_value(parts["torch"])),
+        "cpu": decode_state(json_value(parts["torch"])),
     }
     if "device" in parts:
-        streams["cuda"] = state_of(json_value(parts["device"])).to(torch.uint8)
+        streams["cuda"] = decode_state(json_value(parts["device"])).to(torch.uint8)
     return streams

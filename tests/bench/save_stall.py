@@ -117,11 +117,11 @@ def last_write(folder: str) -> float:
 
 def write_speed(folder: str) -> tuple[float, float]:
     """Bytes a second of a snapshot through hexloop's local storage, and of plain writing plus fsync."""
-    from hexloop.adapters.snapshots.torch import room_for
+    from hexloop.adapters.snapshots.torch import allocate_like
     from hexloop.adapters.storage.local import LocalStorage
 
     noise = torch.randint(0, 255, (3 << 28,), dtype=torch.uint8)
-    (room,) = room_for([noise])
+    (room,) = allocate_like([noise])
     data = memoryview(room.copy_(noise).numpy().data)
     speeds = []
     for attempt in range(3):

@@ -16,11 +16,20 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.storage.local import BLOCK, WORTH, LocalStorage
+from hexloop.adapters.storage.local import BLOCK, DIRECT_MINIMUM, LocalStorage
 from hexloop.domain.errors import ConfigurationError, StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, Stored
 
-SIZES = [0, 5, PAGE, WORTH - 1, WORTH, WORTH + 1, WORTH + PAGE - 1, 2 * WORTH]
+SIZES = [
+    0,
+    5,
+    PAGE,
+    DIRECT_MINIMUM - 1,
+    DIRECT_MINIMUM,
+    DIRECT_MINIMUM + 1,
+    DIRECT_MINIMUM + PAGE - 1,
+    2 * DIRECT_MINIMUM,
+]
 """Of chunks: around what is worth a write of its own."""
 
 DATA = bytes(range(256)) * 40_000
@@ -35,7 +44,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 def pages_of_noise() -> mmap.mmap:
     """A few megabytes that begin with a page of memory."""
-    memory = mmap.mmap(-1, 3 * WORTH)
+    memory = mmap.mmap(-1, 3 * DIRECT_MINIMUM)
     memory.write(random.Random(0).randbytes(len(memory)))
     return memory
 
@@ -299,15 +308,15 @@ def test_whole_pages_are_written_from_where_they_lie(tmp_path: Path, monkeypatch
     whole = memoryview(memory)
     chunks: list[bytes | memoryview] = [
         bytes(PAGE),
-        whole[: WORTH + 5],
-        whole[PAGE : PAGE + WORTH],
+        whole[: DIRECT_MINIMUM + 5],
+        whole[PAGE : PAGE + DIRECT_MINIMUM],
         bytes(PAGE - 5),
-        whole[: 2 * PAGE + WORTH],
+        whole[: 2 * PAGE + DIRECT_MINIMUM],
     ]
     monkeypatch.setattr(os, "write", watching)
     LocalStorage(tmp_path).write("file", chunks)
     monkeypatch.undo()
-    assert in_place == [WORTH, WORTH + 2 * PAGE]
+    assert in_place == [DIRECT_MINIMUM, DIRECT_MINIMUM + 2 * PAGE]
     assert (tmp_path / "file").read_bytes() == b"".join(chunks)
 
 

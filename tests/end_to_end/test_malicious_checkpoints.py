@@ -209,7 +209,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "streams that are none": (
         holding("random.json", b'{"schema_version": 1, "python": [3, [1], 0], "numpy": [1, 2, 3, 4, 5], "torch": ""}'),
-        "random streams make no sense",
+        "random states are invalid",
     ),
     "groups that are none": (
         holding("optimizer.json", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),

@@ -1,1 +1,1 @@
-"""Devices that torch drives."""
+"""Devices that PyTorch drives."""

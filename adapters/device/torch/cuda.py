@@ -1,4 +1,4 @@
-"""An NVIDIA card through CUDA, or an AMD card through ROCm."""
+"""NVIDIA GPUs through CUDA, and AMD GPUs through ROCm."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from hexloop.adapters.device.torch.base import TorchDevice, state_of, text_of
+from hexloop.adapters.device.torch.base import TorchDevice, decode_state, encode_state
 from hexloop.domain.json_documents import json_part
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
 
 class CudaDevice(TorchDevice):
-    """One NVIDIA card through CUDA, or one AMD card through ROCm, which torch drives under the same names."""
+    """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names."""
 
     def __init__(self, index: int = 0) -> None:
         precisions = {"fp32", "fp16"}
@@ -27,7 +27,7 @@ class CudaDevice(TorchDevice):
         self._index = index
 
     def memory(self) -> Memory:
-        """As torch's allocator counts."""
+        """Return the figures of PyTorch's allocator."""
         total = torch.cuda.get_device_properties(self._index).total_memory
         return Memory(torch.cuda.memory_allocated(self._index), torch.cuda.max_memory_allocated(self._index), total)
 
@@ -36,17 +36,17 @@ class CudaDevice(TorchDevice):
         torch.cuda.empty_cache()
 
     def forget_peak_memory(self) -> None:
-        """Let torch's allocator begin its peak anew."""
+        """Reset the allocator's peak."""
         torch.cuda.reset_peak_memory_stats(self._index)
 
-    def _own_streams(self) -> Iterator[Part]:
-        """This card's stream, and those of every card that the process sees, in order."""
-        yield json_part("device", text_of(torch.cuda.get_rng_state(self._index)))
-        yield json_part("devices", [text_of(state) for state in torch.cuda.get_rng_state_all()])
+    def _own_generators(self) -> Iterator[Part]:
+        """Yield the state of this GPU's generator, and of those of all visible GPUs, in order."""
+        yield json_part("device", encode_state(torch.cuda.get_rng_state(self._index)))
+        yield json_part("devices", [encode_state(state) for state in torch.cuda.get_rng_state_all()])
 
-    def _load_own_streams(self, found: dict[str, Any]) -> None:
-        """As many cards' streams as there are here; this card goes on with this card's, whatever its number was."""
+    def _load_own_generators(self, found: dict[str, Any]) -> None:
+        """Restore as many GPUs' generators as are visible; this GPU gets this GPU's state, whatever its index was."""
         for index, state in enumerate(found.get("devices", ())[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state_of(state), index)
+            torch.cuda.set_rng_state(decode_state(state), index)
         if "device" in found:
-            torch.cuda.set_rng_state(state_of(found["device"]), self._index)
+            torch.cuda.set_rng_state(decode_state(found["device"]), self._index)

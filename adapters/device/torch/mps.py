@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hexloop.adapters.device.torch.base import TorchDevice, state_of, text_of
+from hexloop.adapters.device.torch.base import TorchDevice, decode_state, encode_state
 from hexloop.domain.json_documents import json_part
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
@@ -20,7 +20,7 @@ class MpsDevice(TorchDevice):
         super().__init__("mps", DeviceCapabilities("mps", frozenset({"fp32", "fp16", "bf16"})))
 
     def memory(self) -> Memory:
-        """As Metal counts; it keeps no peak."""
+        """Return Metal's figures; it records no peak."""
         used = torch.mps.current_allocated_memory()
         return Memory(used, used, torch.mps.recommended_max_memory())
 
@@ -29,12 +29,12 @@ class MpsDevice(TorchDevice):
         torch.mps.empty_cache()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether Metal refused memory."""
+        """Return whether Metal raised `error` because memory ran out."""
         return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
 
-    def _own_streams(self) -> Iterator[Part]:
-        yield json_part("device", text_of(torch.mps.get_rng_state()))
+    def _own_generators(self) -> Iterator[Part]:
+        yield json_part("device", encode_state(torch.mps.get_rng_state()))
 
-    def _load_own_streams(self, found: dict[str, Any]) -> None:
+    def _load_own_generators(self, found: dict[str, Any]) -> None:
         if "device" in found:
-            torch.mps.set_rng_state(state_of(found["device"]))
+            torch.mps.set_rng_state(decode_state(found["device"]))

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import IO, Any
 
 from hexloop.adapters.storage.digests import RunningDigest, check_algorithm
-from hexloop.adapters.storage.fsspec.errors import Answer, reporting, secrets_of, shown_url, with_retries
+from hexloop.adapters.storage.fsspec.errors import Response, converting_errors, secrets_of, shown_url, with_retries
 from hexloop.domain.checkpoints.names import stays_inside
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
@@ -162,7 +162,7 @@ class FsspecStorage:
         except StorageError:
             return False
 
-    def _in_folder(self, full: str, act: Callable[[], Answer]) -> Answer:
+    def _in_folder(self, full: str, act: Callable[[], Response]) -> Response:
         """Do something that may need the folder of `full` first, which only some file systems have."""
         try:
             return act()
@@ -214,17 +214,17 @@ class FsspecStorage:
                 "another name."
             )
 
-    def _request(self, act: Callable[[], Answer]) -> Answer:
+    def _request(self, act: Callable[[], Response]) -> Response:
         """Do something anew after each pause, if need be, and never by a listing that was kept from before."""
 
-        def attempt() -> Answer:
+        def attempt() -> Response:
             self._files.invalidate_cache()
             return act()
 
         return with_retries(attempt, self._pauses)
 
     def _reporting(self, action: str) -> AbstractContextManager[None]:
-        return reporting(action, self._location, self._secrets)
+        return converting_errors(action, self._location, self._secrets)
 
 
 def blocks(chunks: Iterable[memoryview], size: int) -> Iterator[bytes]:

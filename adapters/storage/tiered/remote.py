@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from hexloop.adapters.storage.tiered.outbox import Action, Errand, Outbox, exists, is_within
+from hexloop.adapters.storage.tiered.outbox import Action, Intent, Outbox, exists, is_within
 from hexloop.domain.checkpoints.names import MANIFEST
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Storage
@@ -82,7 +82,7 @@ class Remote:
         finally:
             self.changed()
 
-    def send(self, fast: Storage, errand: Errand) -> None:
+    def send(self, fast: Storage, errand: Intent) -> None:
         """Bring what an errand names, a checkpoint's manifest last, and read back what arrived."""
         try:
             paths = list(files_below(fast, errand.source))
@@ -190,7 +190,7 @@ class Uploader:
                 failures, self.trouble = 0, None
                 self._outbox.done(errand)
 
-    def _next(self, failures: int) -> Errand | None:
+    def _next(self, failures: int) -> Intent | None:
         """The next errand, after a pause where the last attempt failed; None where this thread is to end."""
         pause = self._pauses[min(failures, len(self._pauses)) - 1] if failures else 0.0
         ready_at = time.monotonic() + pause
@@ -217,7 +217,7 @@ class Uploader:
             logger.warning("The program ends before this is sent, which the next one will do: %s", unsent)
         return late
 
-    def _do(self, errand: Errand) -> None:
+    def _do(self, errand: Intent) -> None:
         if errand.action is Action.REMOVE:
             self._remote.remove(errand.path)
         elif errand.action is Action.MOVE:
@@ -225,7 +225,7 @@ class Uploader:
         else:
             self._send(errand)
 
-    def _send(self, errand: Errand) -> None:
+    def _send(self, errand: Intent) -> None:
         """Send something, from wherever it is by now."""
         while True:
             errand = self._outbox.current(errand)

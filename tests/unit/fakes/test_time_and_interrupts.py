@@ -24,9 +24,9 @@ def test_a_manual_clock_moves_only_when_told() -> None:
     clock.sleep(3600.0)
 
     assert (clock.monotonic(), clock.wall()) == (3602.5, 4602.5)
-    with pytest.raises(ValueError, match="go back"):
+    with pytest.raises(ValueError, match="backwards"):
         clock.advance(-1.0)
-    with pytest.raises(ValueError, match="go back"):
+    with pytest.raises(ValueError, match="backwards"):
         clock.sleep(-1.0)
 
 

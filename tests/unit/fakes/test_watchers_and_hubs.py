@@ -77,7 +77,7 @@ def test_a_folder_hub_is_a_tree_that_anybody_can_read(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
     """A file that cannot be written, because another has its name, raises StorageError and leaves no half version."""
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot be published"):
         FolderHub(tmp_path).publish("model", [File("a", [b"1"]), File("a", [b"2"])], "twice")
 
     assert list((tmp_path / "model").iterdir()) == []
@@ -87,7 +87,7 @@ def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
     """A root that is a file raises StorageError."""
     (tmp_path / "file").touch()
 
-    with pytest.raises(StorageError, match="choose another folder"):
+    with pytest.raises(StorageError, match="Choose another folder"):
         FolderHub(tmp_path / "file").publish("model", [], "")
 
 
@@ -129,7 +129,7 @@ def test_a_simulated_device_counts_its_memory() -> None:
     device.free(20)
     assert device.memory() == Memory(used=40, peak=60, total=100)
 
-    with pytest.raises(RuntimeError, match="has 60 bytes left, and not 61"):
+    with pytest.raises(RuntimeError, match="has 60 free bytes, fewer than the 61"):
         device.allocate(61)
 
     assert device.memory() == Memory(used=40, peak=60, total=100)
