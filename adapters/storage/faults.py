@@ -1,4 +1,4 @@
-"""A storage that fails by plan."""
+"""A storage that fails according to a plan, for tests."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ OPERATIONS = ("write", "read", "list", "move", "remove", "digest")
 
 
 class Died(BaseException):
-    """The process that used the storage is no more. Not an Exception: nothing that handles errors stops it."""
+    """The process that used the storage died. Not an Exception, so no error handling stops it."""
 
 
 class Effect(Enum):
-    """What goes wrong in an operation.
+    """What a fault does to an operation.
 
-    FAIL: nothing is done, and StorageError raised. FULL: nothing is done, and StorageFullError raised.
-    TEAR: the work is done in part and success reported, as by a disk that loses what it acknowledged.
-    DIE: the work is done in part, and the process dies.
-    LOSE: the work is done, and undone by the next power cut, as by a disk that keeps what it acknowledged in its cache.
+    FAIL: nothing is done; StorageError is raised. FULL: nothing is done; StorageFullError is raised. TEAR: the
+    operation is done in part and reports success, like a disk that loses what it acknowledged. DIE: the operation is
+    done in part and the process dies. LOSE: the operation is done and undone by the next power cut, like a disk that
+    keeps acknowledged data in its cache.
     """
 
     FAIL = "fail"
@@ -40,12 +40,12 @@ class Effect(Enum):
 
 @frozen
 class Fault:
-    """What goes wrong, and when.
+    """One planned fault.
 
-    at: in which operation, counted from 1; operation: counts only those of this name.
-    times: in how many operations in a row.
-    done: the share of the work that TEAR and DIE leave done: of a write's bytes (0 leaves an empty file), of the files
-    in a folder that is removed, or moved where moves are not atomic. Anything else is done with 1 and not with less.
+    at: the operation it strikes, counted from 1. operation: count only operations of this name. times: how many
+    operations in a row it strikes. done: the share of the operation that TEAR and DIE still complete: of a write's
+    bytes (0 leaves an empty file), or of the files in a folder that is removed, or moved if moves are not atomic. Other
+    operations are done if it is 1, and not otherwise.
     """
 
     at: int = field(validator=ge(1))
@@ -56,12 +56,12 @@ class Fault:
 
 
 class FaultyStorage:
-    """Answers the Storage port through another storage, until a fault strikes.
+    """Storage adapter that forwards to another storage until a fault strikes.
 
-    Once it has died, every operation raises Died: a dead process does nothing more. What it left is in `inner`.
-    `operations` are the operations so far, each a name and a path, so that a test can try a fault in every one.
-    losing: the context in which the other storage loses what it acknowledges, such as `MemoryStorage.losing`. Raises
-    ValueError where it is missing and the plan has a loss.
+    After DIE, every operation raises Died: a dead process does nothing more. What it left is in `inner`. `operations`
+    lists the operations so far as (name, path), so that a test can try a fault at each. losing: context in which the
+    inner storage loses what it acknowledges, such as `MemoryStorage.losing`. Raises ValueError if the plan has LOSE and
+    `losing` is missing.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class FaultyStorage:
         self.dead = False
         self._faults = tuple(faults)
         if losing is None and any(fault.effect is Effect.LOSE for fault in self._faults):
-            raise ValueError("A plan with Effect.LOSE must be given losing=..., such as MemoryStorage.losing.")
+            raise ValueError("A plan with Effect.LOSE requires losing=..., such as MemoryStorage.losing.")
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """Those of the other storage."""
+        """Those of the inner storage."""
         return self.inner.capabilities
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write a new file; torn, it holds the first bytes only."""
+        """Write a new file; torn, it holds only the first bytes."""
         fault = self._begin("write", path)
         if fault is None:
             return self.inner.write(path, chunks)
@@ -101,17 +101,17 @@ class FaultyStorage:
         return stored
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's bytes."""
+        """Return the file's bytes."""
         self._end(self._begin("read", path))
         return self.inner.read(path, start)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in a folder."""
+        """Return the names in a folder."""
         self._end(self._begin("list", folder))
         return self.inner.list(folder)
 
     def move(self, source: str, destination: str) -> None:
-        """Give a file or folder another name; torn, some of its files have the new name where moves are not atomic."""
+        """Rename a file or folder; torn, some files have the new name if moves are not atomic."""
         fault = self._begin("move", source)
         if fault is not None and fault.effect is Effect.LOSE:
             with self._losing():
@@ -137,29 +137,31 @@ class FaultyStorage:
         self._end(fault)
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of a file."""
+        """Return the size and digest of a file."""
         self._end(self._begin("digest", path))
         return self.inner.digest(path)
 
     def _begin(self, operation: str, path: str) -> Fault | None:
-        """Count an operation; give back the fault that strikes in its middle or raise the one that strikes at once."""
+        """Count the operation; return a fault that strikes in its middle, or raise one that strikes at once."""
         if self.dead:
-            raise Died(f"The process that would {operation} {path} is dead.")
+            raise Died(f"Cannot {operation} {path}: the process has died.")
         self.operations.append((operation, path))
         count = {ANY: len(self.operations), operation: sum(name == operation for name, _ in self.operations)}
         for fault in self._faults:
             if fault.at <= count.get(fault.operation, 0) < fault.at + fault.times:
                 if fault.effect is Effect.FAIL:
-                    raise StorageError(f"The plan is that this {operation} of {path} fails; try again.")
+                    raise StorageError(f"Planned fault: this {operation} of {path} fails. Try again.")
                 if fault.effect is Effect.FULL:
-                    raise StorageFullError(f"The plan is that this {operation} of {path} finds no room; make some.")
+                    raise StorageFullError(
+                        f"Planned fault: no space left for this {operation} of {path}. Free some space."
+                    )
                 return fault
         return None
 
     def _end(self, fault: Fault | None) -> None:
         if fault is not None and fault.effect is Effect.DIE:
             self.dead = True
-            raise Died(f"The plan is that the process dies in operation {len(self.operations)}.")
+            raise Died(f"Planned fault: the process dies in operation {len(self.operations)}.")
 
     def _part_of(self, folder: str, fault: Fault) -> Iterator[str]:
         files = _files_below(self.inner, folder)

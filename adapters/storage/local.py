@@ -1,4 +1,4 @@
-"""Writing a file whose bytes are not needed in memory again."""
+"""Storage in a folder on a disk of this machine."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
 
 CHUNK = 1 << 22
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 PIECE = 1 << 25
-"""Bytes that are written and hashed at a time."""
+"""Bytes written and hashed at a time."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
-"""What a file system answers that has no such way of syncing: some of FUSE's and of the network's, for folders."""
+"""Errors of file systems that do not support fsync on a folder: some FUSE and network file systems."""
 
 _ADVICE = {
-    errno.ENOENT: "check the name",
-    errno.EEXIST: "remove it, or choose another name",
-    errno.EACCES: "give this user the right to, or choose another folder",
-    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOENT: "Check the name",
+    errno.EEXIST: "Remove it, or choose another name",
+    errno.EACCES: "Grant this user access, or choose another folder",
+    errno.EROFS: "Choose a folder on a writable file system",
 }
 
 
 class LocalStorage:
-    """Answers the Storage port with the folder `root`, which the first write creates.
+    """Storage adapter for the folder `root`, which the first write creates.
 
-    digest: "xxh3-128", which finds damage at the speed of memory, or "blake2b", which nobody can forge.
-    A write and a rename are forced to the disk before they return, and so is every folder that they changed. A symbolic
-    link that leads out of `root` is not followed. Publishes by rename: atomic on POSIX file systems, with an exception:
-    a rename onto a name that another process takes at the same instant may replace an empty folder.
+    digest: "xxh3-128", which detects damage at memory speed, or "blake2b", which also detects forgery.
+
+    A write and a rename are synced to the disk before they return, with every folder they changed. Symbolic links that
+    lead out of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file systems,
+    with one exception: if another process takes the name at the same instant, the rename may replace an empty folder.
     """
 
     def __init__(self, root: str | os.PathLike[str], digest: str = "xxh3-128") -> None:
@@ -50,21 +51,21 @@ class LocalStorage:
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """A folder that appears whole by one rename."""
+        """Publication by rename, in a local folder."""
         return StorageCapabilities(Publication.RENAME, self._root, self._root, self._modified)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write a new file; see `Storage.write`. What could not be written whole is removed."""
-        with self._reporting(f"write {path}"):
+        """Write a new file; see `Storage.write`. A file that could not be written completely is removed."""
+        with self._converting_errors(f"write {path}"):
             full = self._locate(path)
             top = self._make_folder(os.path.dirname(full))
             descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             try:
-                stored = self._fill(descriptor, path, chunks)
+                stored = self._write_chunks(descriptor, path, chunks)
             finally:
                 os.close(descriptor)
-            with self._reporting(f"write {path}"):
+            with self._converting_errors(f"write {path}"):
                 _sync_folders(os.path.dirname(full), top)
         except BaseException:
             with suppress(OSError):
@@ -73,17 +74,17 @@ class LocalStorage:
         return stored
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's bytes, a few MiB at a time; see `Storage.read`."""
-        with self._reporting(f"read {path}"):
-            # Without waiting: a pipe that nobody writes to would keep the opener for ever.
+        """Yield the file's bytes, a few MiB at a time; see `Storage.read`."""
+        with self._converting_errors(f"read {path}"):
+            # Non-blocking: opening a named pipe without a writer would block forever.
             descriptor = os.open(self._locate(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise StorageError(f"{path} in {self._root} is no regular file, and nothing else is ever read.")
+                raise StorageError(f"{path} in {self._root} is not a regular file, and only regular files are read.")
             if start:
                 os.lseek(descriptor, start, os.SEEK_SET)
             while True:
-                with self._reporting(f"read {path}"):
+                with self._converting_errors(f"read {path}"):
                     chunk = os.read(descriptor, CHUNK)
                 if not chunk:
                     return
@@ -92,8 +93,8 @@ class LocalStorage:
             os.close(descriptor)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in a folder; see `Storage.list`."""
-        with self._reporting(f"list {folder or 'all'}"):
+        """Return the names in a folder; see `Storage.list`."""
+        with self._converting_errors(f"list {folder or 'everything'}"):
             try:
                 with os.scandir(self._locate(folder) if folder else self._root) as entries:
                     found = [Entry(entry.name, entry.is_dir()) for entry in entries]
@@ -103,10 +104,10 @@ class LocalStorage:
 
     def move(self, source: str, destination: str) -> None:
         """Rename; see `Storage.move`."""
-        with self._reporting(f"move {source} to {destination}"):
+        with self._converting_errors(f"move {source} to {destination}"):
             old, new = self._locate(source), self._locate(destination)
             if os.path.lexists(new):
-                raise FileExistsError(errno.EEXIST, f"{destination} is there already")
+                raise FileExistsError(errno.EEXIST, f"{destination} exists already")
             top = self._make_folder(os.path.dirname(new))
             os.rename(old, new)
             _sync_folders(os.path.dirname(new), top)
@@ -114,7 +115,7 @@ class LocalStorage:
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
-        with self._reporting(f"remove {path}"):
+        with self._converting_errors(f"remove {path}"):
             full = self._locate(path)
             if not os.path.lexists(full):
                 return
@@ -125,7 +126,7 @@ class LocalStorage:
             _sync_folders(os.path.dirname(full), self._root)
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of a file, read through."""
+        """Read the file and return its size and digest."""
         summary = RunningDigest(self._digest)
         for chunk in self.read(path):
             summary.update(chunk)
@@ -136,36 +137,35 @@ class LocalStorage:
             return os.stat(os.path.join(self._root, *path.split("/"))).st_mtime
         return None
 
-    def _fill(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write the chunks and force them to the disk."""
+    def _write_chunks(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+        """Write the chunks and sync the file."""
         summary = RunningDigest(self._digest)
         with DirectWriter(descriptor) as writer:
             for chunk in chunks:
                 data = memoryview(chunk).cast("B")
                 for start in range(0, len(data), PIECE):
                     piece = data[start : start + PIECE]
-                    with self._reporting(f"write {path}"):
+                    with self._converting_errors(f"write {path}"):
                         writer.write(piece)
                     summary.update(piece)
-            with self._reporting(f"write {path}"):
+            with self._converting_errors(f"write {path}"):
                 writer.flush()
                 _sync(descriptor)
         return summary.stored()
 
     def _locate(self, path: str) -> str:
-        """Where `path` is. Raises StorageError where it leads out of the root."""
+        """Return the absolute path. Raises StorageError if it leads out of the root."""
         full = os.path.join(self._root, *path.split("/"))
         if not stays_inside(path) or not os.path.realpath(full).startswith(
             os.path.join(os.path.realpath(self._root), "")
         ):
             raise StorageError(
-                f"You chose the path {path!r}, which leads out of {self._root}, and nothing outside of it is ever "
-                "touched; choose a path within it."
+                f"The path {path!r} leads out of {self._root}; only files inside it are accessed. Choose a path inside."
             )
         return full
 
     def _make_folder(self, folder: str) -> str:
-        """Create a folder with those above it; gives back the lowest one, at or above the root, that was there."""
+        """Create a folder and its parents; return the deepest one, at or above the root, that existed before."""
         top = self._root
         while not os.path.isdir(top):
             top = os.path.dirname(top)
@@ -173,8 +173,8 @@ class LocalStorage:
         return top
 
     @contextmanager
-    def _reporting(self, action: str) -> Iterator[None]:
-        """Turn what the operating system says into hexloop's errors."""
+    def _converting_errors(self, action: str) -> Iterator[None]:
+        """Convert errors of the operating system to StorageError."""
         try:
             yield
         except StorageError:
@@ -182,17 +182,15 @@ class LocalStorage:
         except OSError as error:
             if error.errno in _FULL:
                 raise StorageFullError(
-                    f"You chose to {action} in {self._root}, but there is no room left ({error.strerror}); "
-                    "make room, or choose a folder on another disk."
+                    f"Cannot {action} in {self._root}: no space left ({error.strerror}). Free some space, or choose "
+                    "a folder on another disk."
                 ) from error
-            advice = _ADVICE.get(error.errno or 0, "check the disk, or choose another folder")
-            raise StorageError(
-                f"You chose to {action} in {self._root}, but {error.strerror or error}; {advice}."
-            ) from error
+            advice = _ADVICE.get(error.errno or 0, "Check the disk, or choose another folder")
+            raise StorageError(f"Cannot {action} in {self._root}: {error.strerror or error}. {advice}.") from error
 
 
 def _sync_folders(folder: str, top: str) -> None:
-    """Force the names in `folder`, and in those above it up to `top`, to the disk."""
+    """Sync the entries of `folder`, and of its parents up to `top`."""
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -208,7 +206,7 @@ def _sync_folders(folder: str, top: str) -> None:
 
 
 def _sync(descriptor: int) -> None:
-    """Force to the disk; where fsync leaves it in the disk's own cache, as on macOS, out of that, too."""
+    """Sync a file or folder; on macOS, where fsync leaves data in the disk's own cache, flush that too."""
     if _FULL_SYNC is not None:
         import fcntl
 
@@ -222,7 +220,7 @@ def _sync(descriptor: int) -> None:
 
 
 def _full_sync() -> int | None:
-    """The command of fcntl that empties a disk's own cache; None where the system has none."""
+    """Return the fcntl command that flushes the disk's own cache; None if the system has none."""
     try:
         import fcntl
     except ImportError:
@@ -233,23 +231,22 @@ def _full_sync() -> int | None:
 _FULL_SYNC = _full_sync()
 
 BLOCK = 1 << 23
-"""Bytes of which the disk gets a copy at once."""
+"""Bytes that are collected in an aligned buffer before they are written."""
 
-WORTH = 1 << 20
-"""Bytes that are worth a write of their own."""
+DIRECT_MINIMUM = 1 << 20
+"""Minimum number of bytes to write directly from where they are."""
 
-_NOT_SO = frozenset({errno.EINVAL, errno.EFAULT})
-"""What answers a write past the cache that would be taken through it: some file systems, and a device's memory."""
+_NOT_DIRECT = frozenset({errno.EINVAL, errno.EFAULT})
+"""Errors of a direct write that would succeed through the page cache: some file systems, and device memory."""
 
 
 class DirectWriter:
-    """Writes a file past the cache of the operating system, where that can be done.
+    """Writes a file past the page cache of the operating system (O_DIRECT), where that is possible.
 
-    What is written for good need not be kept in memory a second time, and a copy into the cache takes the processor and
-    the memory's bandwidth from whoever computes meanwhile. Only whole pages can go that way, to where a page of the
-    file begins: from where they lie, or, where that is not at the beginning of a page, from a copy of a block. The end
-    of the file goes through the cache. A process that forks meanwhile does no harm, as it would to reading past the
-    cache: nobody changes the bytes before they are written.
+    A checkpoint is not read again soon, and copying it into the page cache would take processor time and memory
+    bandwidth from the training. Only whole pages can be written this way, to page-aligned offsets: directly from memory
+    if that is page-aligned too, otherwise from a copy in an aligned block. The end of the file goes through the page
+    cache. A fork during a direct write does no harm, because the bytes are not changed before they are written.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -264,13 +261,13 @@ class DirectWriter:
 
     def __exit__(self, *_: object) -> None:
         self._view.release()
-        with suppress(BufferError):  # what a write has failed of is still seen from the error's traceback
+        with suppress(BufferError):  # the traceback of a failed write still references the view
             self._block.close()
 
     def write(self, data: memoryview) -> None:
-        """Take the next bytes, contiguous ones. Raises OSError."""
+        """Write contiguous bytes. Raises OSError."""
         while data:
-            if whole := self._in_place(data):
+            if whole := self._direct_size(data):
                 self._write_block()
                 self._write(data[:whole])
                 data = data[whole:]
@@ -283,21 +280,21 @@ class DirectWriter:
                 self._write_block()
 
     def flush(self) -> None:
-        """Write what is left. Raises OSError."""
-        self._direct = self._pass_cache(False)
+        """Write what is left in the block. Raises OSError."""
+        self._direct = self._set_direct(False)
         self._write(self._view[: self._filled])
         self._filled = 0
 
-    def _in_place(self, data: memoryview) -> int:
-        """How many of the bytes can be written from where they lie, to where the file has come to."""
-        if len(data) < WORTH or self._filled % PAGE or _address(data) % PAGE:
+    def _direct_size(self, data: memoryview) -> int:
+        """Return how many of the bytes can be written directly from memory at the current offset."""
+        if len(data) < DIRECT_MINIMUM or self._filled % PAGE or _address(data) % PAGE:
             return 0
         return len(data) // PAGE * PAGE
 
     def _write_block(self) -> None:
-        """Write what the block holds, which is whole pages."""
+        """Write the block, which holds whole pages."""
         if self._direct is None:
-            self._direct = self._pass_cache(True)
+            self._direct = self._set_direct(True)
         self._write(self._view[: self._filled])
         self._filled = 0
 
@@ -306,12 +303,12 @@ class DirectWriter:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except OSError as error:
-                if error.errno not in _NOT_SO or not self._direct:
+                if error.errno not in _NOT_DIRECT or not self._direct:
                     raise
-                self._direct = self._pass_cache(False)  # the file system does not take it so, or not from there on
+                self._direct = self._set_direct(False)  # unsupported by the file system, or from this offset on
 
-    def _pass_cache(self, wished: bool) -> bool:
-        """Switch the way; gives whether writes go past the cache now."""
+    def _set_direct(self, wanted: bool) -> bool:
+        """Turn direct writes on or off; return whether they are on now."""
         direct = getattr(os, "O_DIRECT", 0)
         if not direct:
             return False
@@ -319,11 +316,11 @@ class DirectWriter:
 
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         with suppress(OSError):
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | direct if wished else flags & ~direct)
-            return wished
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
+            return wanted
         return False
 
 
 def _address(data: memoryview) -> int:
-    """Where in memory the bytes begin; where that cannot be told, an address that is no page's."""
+    """Return the address of a writable buffer; an unaligned one for read-only buffers, whose address is unknown."""
     return 1 if data.readonly else ctypes.addressof(ctypes.c_char.from_buffer(data))

@@ -1,4 +1,4 @@
-"""A tree of files in memory, which can lose what was not yet durable."""
+"""Storage in memory, which can lose what is not yet durable, for tests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Data = TypeVar("Data", bytes, bytes | bytearray)
 
 
 class MemoryStorage:
-    """Answers the Storage port in memory.
+    """Storage adapter in memory.
 
-    publication: what to say in the capabilities, so that both kinds of storage can be tried.
-    capacity: bytes that fit (None: any number).
+    publication: what the capabilities report, so that both kinds of storage can be tested. capacity: maximum number of
+    bytes (None: unlimited).
 
-    `crash` is a power cut: what is not durable is undone. A file is durable once its write has returned, and a move at
-    once. A removal is durable only with the next write or move, because the port promises no more. A write that is
-    broken off by something other than an Exception, as by the process's death, leaves what there is until a crash.
-    What is done while it is `losing` is never durable, as on a disk that acknowledges what only its cache holds; what
-    comes later is durable even so, as far as it does not build on that.
+    `crash` simulates a power cut: whatever is not durable is undone. A file is durable once its write has returned, and
+    a move at once. A removal is durable only after the next write or move, because the port does not guarantee more. A
+    write that is interrupted by a BaseException that is not an Exception (the process died) leaves a partial file until
+    a crash. Operations within `losing` never become durable, as on a disk that acknowledges what is only in its cache;
+    later operations do, unless they build on lost ones.
     """
 
     def __init__(self, publication: Publication = Publication.RENAME, capacity: int | None = None) -> None:
@@ -39,18 +39,18 @@ class MemoryStorage:
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """The publication chosen, and no local folder."""
+        """The chosen publication, and no local folder."""
         return StorageCapabilities(self._publication, "memory")
 
     def crash(self) -> None:
-        """Lose what is not durable."""
+        """Undo everything that is not durable."""
         with self._lock:
             self._files = dict(self._durable)
             self._removals.clear()
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Acknowledge what is done in this context, and lose it at the next crash."""
+        """Acknowledge operations in this context, and undo them at the next crash."""
         with self._lock:
             self._losing = True
             try:
@@ -59,7 +59,7 @@ class MemoryStorage:
                 self._losing = False
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write a new file; see `Storage.write`. Raises StorageFullError where the capacity does not suffice."""
+        """Write a new file; see `Storage.write`. Raises StorageFullError if the capacity is exceeded."""
         written = bytearray()
         with self._lock:
             self._check_free(path)
@@ -69,7 +69,7 @@ class MemoryStorage:
             for chunk in chunks:
                 if room is not None and len(written) + memoryview(chunk).nbytes > room:
                     raise StorageFullError(
-                        f"You chose to write {path} in memory, but its {self._capacity} bytes are full; make room."
+                        f"Cannot write {path}: the {self._capacity} bytes of memory are full. Free some space."
                     )
                 written += memoryview(chunk).cast("B")
         except Exception:
@@ -82,23 +82,23 @@ class MemoryStorage:
         return self._stored(data)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's bytes, in two chunks where there are two bytes or more."""
+        """Return the file's bytes, in two chunks if there are two bytes or more."""
         data = memoryview(self._file(path))[start:]
         middle = len(data) // 2
         return (chunk for chunk in (data[:middle], data[middle:]) if chunk)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in a folder; see `Storage.list`."""
+        """Return the names in a folder; see `Storage.list`."""
         start = len(folder) + 1 if folder else 0
         names = {path[start:].partition("/")[:2] for path in self._below(folder)}
         return tuple(Entry(name, bool(further)) for name, further in sorted(names))
 
     def move(self, source: str, destination: str) -> None:
-        """Give a file or folder another name, at once; see `Storage.move`."""
+        """Rename a file or folder atomically; see `Storage.move`."""
         with self._lock:
             moved = self._at(source)
             if not moved:
-                raise StorageError(f"You chose to move {source} in memory, but there is no such name; check it.")
+                raise StorageError(f"Cannot move {source}: it does not exist. Check the name.")
             self._check_free(destination)
             _rename(self._files, source, destination)
             if self._make_durable():
@@ -113,17 +113,17 @@ class MemoryStorage:
                     self._removals.append(name)
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of a file."""
+        """Return the size and digest of a file."""
         return self._stored(self._file(path))
 
     def damage(self, path: str, data: bytes) -> None:
-        """Change what a file holds behind everybody's back, as a failing disk does."""
+        """Replace a file's bytes silently, as a failing disk does."""
         with self._lock:
             self._file(path)
             self._files[path] = self._durable[path] = data
 
     def _make_durable(self) -> bool:
-        """Whether what is done now is durable; if so, the removals before it are, too."""
+        """Return whether the current operation is durable; if so, make the removals before it durable too."""
         if self._losing:
             return False
         for path in self._removals:
@@ -134,7 +134,7 @@ class MemoryStorage:
     def _file(self, path: str) -> bytes:
         with self._lock:
             if path not in self._files:
-                raise StorageError(f"You chose to read {path} in memory, but there is no such file; check the name.")
+                raise StorageError(f"Cannot read {path}: the file does not exist. Check the name.")
             return bytes(self._files[path])
 
     def _below(self, folder: str) -> tuple[str, ...]:
@@ -142,16 +142,16 @@ class MemoryStorage:
             return tuple(path for path in self._files if folder == "" or path.startswith(f"{folder}/"))
 
     def _at(self, path: str) -> tuple[str, ...]:
-        """The file at `path`, or the files below it."""
+        """Return the file at `path`, or the files below it."""
         return (path,) if path in self._files else self._below(path)
 
     def _check_free(self, path: str) -> None:
-        """Raises StorageError where no file can be made at `path`."""
+        """Raise StorageError if no file can be created at `path`."""
         if not stays_inside(path):
-            raise StorageError(f"You chose the path {path!r}, which leads out of the storage; choose a path within it.")
+            raise StorageError(f"The path {path!r} leads out of the storage; choose a path inside.")
         taken = tuple(name for name in _names_to(path) if name in self._files) or self._below(path)
         if taken:
-            raise StorageError(f"You chose the path {path}, but {taken[0]} is there already; choose another.")
+            raise StorageError(f"Cannot use the path {path}: {taken[0]} exists already. Choose another.")
 
     @staticmethod
     def _stored(data: bytes) -> Stored:
@@ -159,14 +159,14 @@ class MemoryStorage:
 
 
 def _names_to(path: str) -> Iterator[str]:
-    """A path, and each folder that it is in."""
+    """Yield a path and each of its parent folders."""
     while path:
         yield path
         path = path.rpartition("/")[0]
 
 
 def _rename(files: dict[str, Data], source: str, destination: str) -> None:
-    """Give the file at `source`, or those below it, their new names, as far as they are there."""
+    """Rename the file at `source`, or the files below it, if they exist."""
     moved = [path for path in files if path == source or path.startswith(f"{source}/")]
     for path in moved:
         files[destination + path.removeprefix(source)] = files.pop(path)

@@ -73,7 +73,7 @@ def storage_of(failures: list[Exception], pauses: tuple[float, ...] = (0.0, 0.0)
 def test_what_may_pass_is_tried_again_and_again(error: Exception) -> None:
     """Two failures are made up for by the third attempt; three are reported, and end it."""
     assert storage_of([error, error]).list("") == ()
-    with pytest.raises(StorageError, match="try again later"):
+    with pytest.raises(StorageError, match="Try again later"):
         storage_of([error] * 3).list("")
     assert Unreliable.asked == 6
 
@@ -81,12 +81,12 @@ def test_what_may_pass_is_tried_again_and_again(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (PermissionError("no"), "check the credentials"),
-        (NotImplementedError("no"), "that can be written to"),
-        (ValueError("no"), "check the URL"),
-        (AnsweredError(401), "check the credentials"),
-        (AnsweredError(403), "check the credentials"),
-        (AnsweredError(422), "check the URL"),
+        (PermissionError("no"), "Check the credentials"),
+        (NotImplementedError("no"), "supports writing"),
+        (ValueError("no"), "Check the URL"),
+        (AnsweredError(401), "Check the credentials"),
+        (AnsweredError(403), "Check the credentials"),
+        (AnsweredError(422), "Check the URL"),
     ],
 )
 def test_what_does_not_pass_is_told_at_once(error: Exception, advice: str) -> None:
@@ -99,13 +99,13 @@ def test_what_does_not_pass_is_told_at_once(error: Exception, advice: str) -> No
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_place_is_told_as_such(number: int) -> None:
     """Where there is no room, the error is that of a full storage."""
-    with pytest.raises(StorageFullError, match="make room"):
+    with pytest.raises(StorageFullError, match="Free some space"):
         storage_of([OSError(number, "full")]).list("")
 
 
 def test_a_server_without_room_is_a_full_place() -> None:
     """An answer that says so, however the error carries it, is told at once."""
-    with pytest.raises(StorageFullError, match="make room"):
+    with pytest.raises(StorageFullError, match="Free some space"):
         storage_of([AnsweredError(507)]).list("")
     assert Unreliable.asked == 1
 

@@ -135,9 +135,9 @@ def test_a_run_with_two_tiers_goes_on_while_the_slow_one_is_away(url: str, addre
                 time.sleep(0.01)
             tiers.write("last", [b"word"])
 
-        with pytest.warns(UserWarning, match="tried again and again while the run goes on"):
+        with pytest.warns(UserWarning, match="is retried while the run continues"):
             train_while_down()
-        with pytest.raises(OSError, match=r"not sent yet are checkpoint-2, checkpoint-4, .*last"):
+        with pytest.raises(OSError, match=r"Not yet uploaded to .*: checkpoint-2, checkpoint-4, .*last"):
             tiers.close(0.1)
     assert names(storage_for(url)) == []
     tiers = TieredStorage(LocalStorage(tmp_path / "fast"), storage_for(url))

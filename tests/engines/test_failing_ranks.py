@@ -194,9 +194,13 @@ def test_a_disk_that_stays_full_on_one_rank_ends_all_with_everything_saved(tmp_p
     full = Fault(SECOND_SAVE, Effect.FULL, "write", times=100)
     training = Training(processes=2, callbacks=(Impatient,), faults=(full,), arguments=SAVES)
     first, second = ended(training, fresh(tmp_path / "run"))
-    assert first.startswith("StorageFullError: The storage stayed full: On rank 1: The plan is that this write of")
+    assert first.startswith(
+        "StorageFullError: The storage stayed full: On rank 1: Planned fault: no space left for this write of"
+    )
     assert "Everything up to checkpoint-4 is saved; make room" in first
-    assert second.startswith("StorageFullError: The storage stayed full: The plan is that this write of")
+    assert second.startswith(
+        "StorageFullError: The storage stayed full: Planned fault: no space left for this write of"
+    )
     assert saved_steps(tmp_path / "run") == [4]
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
     run(Training(processes=2, resume=str(tmp_path / "run" / "checkpoint-4")), fresh(tmp_path / "resumed"))
@@ -216,9 +220,9 @@ def test_the_third_save_that_one_rank_cannot_write_ends_all(tmp_path: Path) -> N
     """The system refuses the writes of rank 1; all go on twice, and then say where it was, and what is saved."""
     training = Training(processes=2, callbacks=(SmallFiles,), arguments=AT_ONCE)
     first, second = ended(training, fresh(tmp_path / "run"))
-    assert first.startswith("StorageError: 3 saves in a row failed, the last with: On rank 1: You chose to write")
+    assert first.startswith("StorageError: 3 saves in a row failed, the last with: On rank 1: Cannot write")
     assert "File too large" in first
-    assert second.startswith("StorageError: 3 saves in a row failed, the last with: You chose to write")
+    assert second.startswith("StorageError: 3 saves in a row failed, the last with: Cannot write")
     assert "Everything up to checkpoint-4 is saved" in second
     assert saved_steps(tmp_path / "run") == [4]
 

@@ -162,7 +162,7 @@ def test_a_server_that_keeps_failing_is_reported(address: str, bucket: str) -> N
     calm.write("kept", [b"kept"])
     with flaky(address, lambda *_: fail(503)) as server:
         storage = FsspecStorage(bucket, options_for(server.address, retries={"max_attempts": 0}), pauses=SOON)
-        with pytest.raises(StorageError, match=rf"You chose to list all in {bucket}, but .*; try again later"):
+        with pytest.raises(StorageError, match=rf"Cannot list everything in {bucket}: .*. Try again later"):
             storage.list("")
         assert len(server.requests) == 1 + len(SOON)
         with pytest.raises(StorageError):
@@ -174,7 +174,7 @@ def test_nobody_there_is_reported(address: str, bucket: str) -> None:
     """Where no server answers at all, that is a StorageError."""
     with flaky(address, lambda *_: None) as server:
         gone = server.address
-    with pytest.raises(StorageError, match="You chose to list all"):
+    with pytest.raises(StorageError, match="Cannot list everything"):
         FsspecStorage(bucket, options_for(gone, retries={"max_attempts": 0}), pauses=()).list("")
 
 
@@ -182,7 +182,7 @@ def test_a_full_store_is_told_as_such(address: str, bucket: str) -> None:
     """An error that means that there is no room is a StorageFullError, and is not tried again."""
     with flaky(address, lambda method, _: fail(507) if method == "PUT" else None) as server:
         storage = FsspecStorage(bucket, options_for(server.address, retries={"max_attempts": 0}), pauses=SOON)
-        with pytest.raises(StorageFullError, match="make room"):
+        with pytest.raises(StorageFullError, match="Free some space"):
             storage.write("file", [b"data"])
         assert sum(request.startswith("PUT") for request in server.requests) == 1
 
@@ -191,7 +191,7 @@ def test_a_bucket_is_not_made(address: str) -> None:
     """Where there is no such bucket, nothing is listed, and a write says what is missing."""
     storage = FsspecStorage("s3://no-such-bucket/run", options_for(address))
     assert storage.list("") == ()
-    with pytest.raises(StorageError, match="a bucket, or the first folder of a URL, must be there already"):
+    with pytest.raises(StorageError, match="the bucket, or the first folder of the URL, must exist"):
         storage.write("file", [b"data"])
 
 

@@ -168,10 +168,12 @@ def test_a_slow_tier_that_fails_for_good_is_reported_and_nothing_is_lost(fast: L
     save_all(storage, "mine", [1])
     while sum(operation == "write" for operation, _ in broken.operations) < 3:
         time.sleep(0.001)
-    with pytest.warns(UserWarning, match=r"tried again and again while the run goes on: .*The plan is") as told:
+    with pytest.warns(UserWarning, match=r"is retried while the run continues: .*Planned fault") as told:
         save_all(storage, "mine", [2, 3], limit=2)
     assert len(told) == 1
-    with pytest.raises(StorageError, match=r"not sent yet are checkpoint-1, checkpoint-2, checkpoint-3 \(The plan"):
+    with pytest.raises(
+        StorageError, match=r"Not yet uploaded to .*: checkpoint-1, checkpoint-2, checkpoint-3 \(Planned fault"
+    ):
         storage.close(0.01)
     again = TieredStorage(fast, slow)
     again.close(60)
@@ -199,7 +201,7 @@ def test_another_machine_goes_on_from_the_slow_tier(tmp_path: Path) -> None:
 def test_a_silent_slow_tier_can_be_done_without_where_the_fast_one_has_something(fast: LocalStorage) -> None:
     """A run goes on from what is here; with nothing here it does not begin anew by mistake, but says what is wrong."""
     silent = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, times=10**9)])
-    with pytest.raises(StorageError, match="The plan is"):
+    with pytest.raises(StorageError, match="Planned fault"):
         make_store(TieredStorage(fast, silent, sends=False)).resume()
     save_all(fast, "mine", [1])
     state = make_store(TieredStorage(fast, silent, sends=False)).resume()
@@ -212,7 +214,7 @@ def test_a_part_of_what_is_to_be_sent_stays(fast: LocalStorage) -> None:
     storage = TieredStorage(fast, MemoryStorage(), sends=False)
     storage.write(".staging/a", [b"a"])
     storage.move(".staging", "folder")
-    with pytest.raises(StorageError, match="part of something that is still to be sent"):
+    with pytest.raises(StorageError, match="part of a pending upload"):
         storage.remove("folder/a")
     assert names(storage, "folder") == ["a"]
 
@@ -230,7 +232,7 @@ def test_the_outbox_is_out_of_reach(fast: LocalStorage) -> None:
         lambda: storage.move("a", ".outbox/a"),
         lambda: storage.read(".outbox"),
     ):
-        with pytest.raises(StorageError, match="is the storage's own"):
+        with pytest.raises(StorageError, match="belongs to the storage"):
             attempt()
     TieredStorage(fast, MemoryStorage()).close(60)
     assert names(fast, ".outbox") == []

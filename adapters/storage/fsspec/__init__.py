@@ -1,4 +1,4 @@
-"""Any place that fsspec reaches by a URL: s3://, gs://, az://, sftp://, memory://, and many more."""
+"""Storage behind any URL that fsspec supports: s3://, gs://, az://, sftp://, memory://, and many more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file system's errors mean: whether they may pass, what to do about them, and what of them may be shown."""
+"""Errors of fsspec file systems: which are transient, what to advise, and which texts are secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from hexloop.domain.errors import StorageError, StorageFullError
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 _PERMANENT = (
     FileExistsError,
@@ -34,24 +34,24 @@ _FORBIDDEN_CODES = frozenset({"401", "403"})
 _REFUSED_CODES = _FORBIDDEN_CODES | {"400", "404", "405", "410", "422"}
 _FULL_CODES = frozenset({"QuotaExceeded", "StorageFull", "XMinioStorageFull", "InsufficientStorage", "507"})
 _ADVICE: Mapping[type[Exception], str] = {
-    FileNotFoundError: "check the name; a bucket, or the first folder of a URL, must be there already",
-    FileExistsError: "remove it, or choose another name",
-    PermissionError: "check the credentials that this process finds, and what they allow",
-    NotImplementedError: "choose a kind of URL that can be written to",
+    FileNotFoundError: "Check the name; the bucket, or the first folder of the URL, must exist",
+    FileExistsError: "Remove it, or choose another name",
+    PermissionError: "Check the credentials that this process uses, and their permissions",
+    NotImplementedError: "Choose a URL scheme that supports writing",
 }
 _SECRET = re.compile("key|secret|token|passw|credential|sas|signature", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]*[=&][^\s'\"<>]*")
 
 
 def shown_url(url: str) -> str:
-    """A URL without user, password and query."""
+    """Return a URL without user, password and query."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
 def secrets_of(url: str, options: Mapping[str, object]) -> frozenset[str]:
-    """What no message may show: the user and the password of a URL, and options that are called a key or the like."""
+    """Return the texts that no message may show: user and password of a URL, and options named like a secret."""
     user_information = urlsplit(url).netloc.rpartition("@")[0]
     found = {*user_information.split(":"), *map(unquote, user_information.split(":"))}
     for name, value in options.items():
@@ -62,47 +62,49 @@ def secrets_of(url: str, options: Mapping[str, object]) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def with_retries(act: Callable[[], Answer], pauses: tuple[float, ...]) -> Answer:
-    """What `act` gives, tried again after each pause where it failed for a reason that may pass."""
+def with_retries(act: Callable[[], Response], pauses: tuple[float, ...]) -> Response:
+    """Return what `act` returns, retrying after each pause if it failed for a transient reason."""
     for pause in pauses:
         try:
             return act()
         except Exception as error:
-            if not _may_pass(error):
+            if not _is_transient(error):
                 raise
         sleep(pause)
     return act()
 
 
 @contextmanager
-def reporting(action: str, location: str, secrets: frozenset[str]) -> Iterator[None]:
-    """Turn whatever is raised into hexloop's errors, without what is secret."""
+def converting_errors(action: str, location: str, secrets: frozenset[str]) -> Iterator[None]:
+    """Convert every exception to StorageError, with secrets removed from the message."""
     try:
         yield
     except StorageError:
         raise
     except Exception as error:
-        said = [str(each) for each in _with_causes(error)]
-        harmless = not any(_hidden(text, secrets) != text for text in said)
-        text = _hidden(said[0], secrets) or type(error).__name__
-        # What led to it is shown beside an error, unless that would tell a secret.
-        raise _meant(error, f"You chose to {action} in {location}, but {text.rstrip('.')}") from (
-            error if harmless else None
+        texts = [str(each) for each in _with_causes(error)]
+        without_secrets = not any(_redacted(text, secrets) != text for text in texts)
+        text = _redacted(texts[0], secrets) or type(error).__name__
+        # The cause is chained unless its text contains a secret.
+        raise _converted(error, f"Cannot {action} in {location}: {text.rstrip('.')}") from (
+            error if without_secrets else None
         )
 
 
-def _meant(error: Exception, text: str) -> StorageError:
+def _converted(error: Exception, text: str) -> StorageError:
     if _is_full(error):
-        return StorageFullError(f"{text}; make room, or choose another place.")
+        return StorageFullError(f"{text}. Free some space, or choose another location.")
     kind = PermissionError if _code(error) in _FORBIDDEN_CODES else type(error)
     advice = next((advice for each, advice in _ADVICE.items() if issubclass(kind, each)), None)
     if advice is None:
-        advice = "try again later, or choose another place" if _may_pass(error) else "check the URL and its options"
-    return StorageError(f"{text}; {advice}.")
+        advice = (
+            "Try again later, or choose another location" if _is_transient(error) else "Check the URL and its options"
+        )
+    return StorageError(f"{text}. {advice}.")
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request may be answered later: a connection that broke, a delay, a server that is too busy."""
+def _is_transient(error: Exception) -> bool:
+    """Return whether a retry may succeed: a broken connection, a timeout, a server that is busy."""
     return not (
         isinstance(error, (*_PERMANENT, StorageError))
         or (isinstance(error, OSError) and error.errno in _PERMANENT_NUMBERS)
@@ -120,7 +122,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def _code(error: BaseException) -> str:
-    """The service's own code for an error, or else the HTTP status; "" where it has neither."""
+    """Return the error code of the service, or else the HTTP status; "" if there is neither."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         return str(response.get("Error", {}).get("Code", ""))
@@ -136,7 +138,7 @@ def _with_causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _hidden(text: str, secrets: frozenset[str]) -> str:
+def _redacted(text: str, secrets: frozenset[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return _QUERY.sub("?***", text)

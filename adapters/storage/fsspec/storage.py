@@ -1,4 +1,4 @@
-"""Chunks of any size as blocks of one size, and what they add up to."""
+"""Storage behind a URL, through fsspec."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 
 BLOCK = 1 << 24
-"""Bytes that are held, sent and fetched at a time: a part of a multi-part upload, of which S3 allows 10,000 a file."""
+"""Bytes held, sent and fetched at a time: one part of a multi-part upload, of which S3 allows 10,000 per file."""
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before each further attempt at a request that failed for a reason that may pass."""
+"""Seconds before each retry of a request that failed for a transient reason."""
 
 
 class FsspecStorage:
-    """Answers the Storage port with what stands below a URL.
+    """Storage adapter for everything below a URL.
 
-    options: what fsspec is to construct its file system with (key, secret, endpoint_url, ...); no secret of them, and
-    no user, password or query of the URL, is ever shown. digest: "xxh3-128", which finds damage, or "blake2b", which
-    nobody can forge. pauses: see PAUSES; without any there is one attempt.
+    options: passed to the file system of fsspec (key, secret, endpoint_url, ...). Secrets in them, and the user,
+    password and query of the URL, are never shown. digest: "xxh3-128", which detects damage, or "blake2b", which also
+    detects forgery. pauses: see PAUSES; without any, a request is attempted once.
 
-    There is no rename, so the manifest comes last. A file of BLOCK bytes or more is sent in parts, one of which is held
-    at a time; each part is retried by fsspec's file system itself, and everything else here. What was sent of a file
-    that fails is discarded. Whether what a write returned survives a crash is up to the service: object stores promise
-    it, "file://" does not, and there is `LocalStorage` for that.
+    There is no rename, so the manifest is written last. A file of BLOCK bytes or more is uploaded in parts, one of
+    which is in memory at a time; parts are retried by fsspec, everything else here. The parts of a failed upload are
+    discarded. Whether a completed write survives a crash depends on the service: object stores guarantee it, "file://"
+    does not; use `LocalStorage` for that.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class FsspecStorage:
 
         self._location, self._secrets = shown_url(url), secrets_of(url, options or {})
         self._digest, self._pauses = check_algorithm(digest), pauses
-        with self._reporting("open what is"):
+        with self._converting_errors("open the storage"):
             self._files, root = url_to_fs(url, **(options or {}))
         self._root = str(root).rstrip("/")
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """A folder that appears whole when its manifest does; the location is the URL without what is secret."""
+        """Publication by manifest; the location is the URL without secrets."""
         return StorageCapabilities(Publication.MANIFEST_LAST, self._location, modified=self._modified)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`."""
         full = self._locate(path)
-        self._refuse_taken(path)
+        self._refuse_existing(path)
         summary = RunningDigest(self._digest)
         parts = blocks(summary.watch(chunks), BLOCK)
         first = next(parts, b"")
@@ -66,7 +66,7 @@ class FsspecStorage:
         try:
             send(path, first, parts)
         except BaseException as error:
-            if isinstance(error, StorageError) and self._holds(path, summary.stored()):
+            if isinstance(error, StorageError) and self._is_complete(path, summary.stored()):
                 return summary.stored()
             with suppress(Exception):
                 self._files.rm_file(full)
@@ -74,22 +74,22 @@ class FsspecStorage:
         return summary.stored()
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's bytes, BLOCK at a time; see `Storage.read`."""
+        """Yield the file's bytes, BLOCK at a time; see `Storage.read`."""
         full = self._locate(path)
-        with self._reporting(f"read {path}"):
+        with self._converting_errors(f"read {path}"):
             facts = self._request(partial(self._files.info, full))
         if facts["type"] == "directory":
-            raise StorageError(f"You chose to read {path} in {self._location}, but it is a folder; name a file in it.")
+            raise StorageError(f"Cannot read {path} in {self._location}: it is a folder. Name a file in it.")
         size = int(facts["size"])
         for begin in range(start, size, BLOCK):
-            with self._reporting(f"read {path}"):
+            with self._converting_errors(f"read {path}"):
                 chunk = self._request(partial(self._fetch, full, begin, min(begin + BLOCK, size)))
             yield memoryview(chunk)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in a folder; see `Storage.list`."""
+        """Return the names in a folder; see `Storage.list`."""
         full = self._locate(folder) if folder else self._root
-        with self._reporting(f"list {folder or 'all'}"):
+        with self._converting_errors(f"list {folder or 'everything'}"):
             try:
                 found = self._request(partial(self._files.ls, full, detail=True))
             except (FileNotFoundError, NotADirectoryError):
@@ -103,13 +103,13 @@ class FsspecStorage:
         return tuple(Entry(name, is_folder) for name, is_folder in sorted(names.items()))
 
     def move(self, source: str, destination: str) -> None:
-        """Copy every file and remove the old ones; see `Storage.move`."""
+        """Copy every file and remove the originals; see `Storage.move`."""
         old, new, action = self._locate(source), self._locate(destination), f"move {source} to {destination}"
-        self._refuse_taken(destination)
-        with self._reporting(action):
+        self._refuse_existing(destination)
+        with self._converting_errors(action):
             names = [str(name) for name in self._request(partial(self._files.find, old))]
             if not names:
-                raise FileNotFoundError(f"there is no {source}")
+                raise FileNotFoundError(f"{source} does not exist")
             for name in names:
                 copy = new + f"/{name.strip('/')}".removeprefix(f"/{old.strip('/')}")
                 self._request(partial(self._in_folder, copy, partial(self._files.cp_file, name, copy)))
@@ -118,18 +118,18 @@ class FsspecStorage:
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
         full = self._locate(path)
-        with self._reporting(f"remove {path}"), suppress(FileNotFoundError, NotADirectoryError):
+        with self._converting_errors(f"remove {path}"), suppress(FileNotFoundError, NotADirectoryError):
             self._request(partial(self._files.rm, full, recursive=True))
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of a file, read through."""
+        """Read the file and return its size and digest."""
         summary = RunningDigest(self._digest)
         for _ in summary.watch(self.read(path)):
             pass
         return summary.stored()
 
     def _modified(self, path: str) -> float | None:
-        """When a file was written, in seconds of the epoch; None where the service does not say."""
+        """Return when a file was written, in seconds since the epoch; None if the service does not report it."""
         with suppress(NotImplementedError, OSError):
             written: datetime = self._files.modified(self._locate(path))
             return written.timestamp()
@@ -137,33 +137,33 @@ class FsspecStorage:
 
     def _send_whole(self, path: str, data: bytes, _: object) -> None:
         full = self._locate(path)
-        with self._reporting(f"write {path}"):
+        with self._converting_errors(f"write {path}"):
             self._request(partial(self._in_folder, full, partial(self._files.pipe_file, full, data)))
 
     def _send_in_parts(self, path: str, first: bytes, rest: Iterable[bytes]) -> None:
         full, action = self._locate(path), f"write {path}"
-        with self._reporting(action):
+        with self._converting_errors(action):
             open_file = partial(self._files.open, full, "wb", block_size=BLOCK)
             file: IO[bytes] = self._request(partial(self._in_folder, full, open_file))
         try:
             for part in chain([first], rest):
-                with self._reporting(action):
+                with self._converting_errors(action):
                     file.write(part)
-            with self._reporting(action):
+            with self._converting_errors(action):
                 file.close()
         except BaseException:
-            _give_up(file)
+            _discard(file)
             raise
 
-    def _holds(self, path: str, stored: Stored) -> bool:
-        """Whether a file is there and whole though sending it failed: only the last answer may have been lost."""
+    def _is_complete(self, path: str, stored: Stored) -> bool:
+        """Return whether the file is complete although the upload failed: only the response may have been lost."""
         try:
             return self.digest(path) == stored
         except StorageError:
             return False
 
     def _in_folder(self, full: str, act: Callable[[], Response]) -> Response:
-        """Do something that may need the folder of `full` first, which only some file systems have."""
+        """Call `act`; create the folder of `full` first if the file system requires it."""
         try:
             return act()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class FsspecStorage:
             return act()
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and those above it, but not the first name of all, which may be a bucket."""
+        """Create a folder and its parents, except for the first name, which may be a bucket."""
         if "/" not in folder.strip("/"):
             return
         with suppress(FileExistsError):
@@ -184,21 +184,21 @@ class FsspecStorage:
     def _fetch(self, full: str, start: int, end: int) -> bytes:
         chunk = bytes(self._files.cat_file(full, start=start, end=end))
         if len(chunk) != end - start:
-            raise ConnectionError(f"only {len(chunk)} of {end - start} bytes came")
+            raise ConnectionError(f"only {len(chunk)} of {end - start} bytes were received")
         return chunk
 
     def _locate(self, path: str) -> str:
         if not stays_inside(path):
             raise StorageError(
-                f"You chose the path {path!r}, which leads out of {self._location}, and nothing outside of it is ever "
-                "touched; choose a path within it."
+                f"The path {path!r} leads out of {self._location}; only files inside it are accessed. Choose a path "
+                "inside."
             )
         return f"{self._root}/{path}"
 
-    def _refuse_taken(self, path: str) -> None:
-        """Raises StorageError where there is something at `path`, or a file in the place of a folder above it.
+    def _refuse_existing(self, path: str) -> None:
+        """Raise StorageError if there is something at `path`, or a file instead of a folder above it.
 
-        A folder that has entries has none but folders above it, so that most often one listing tells.
+        A folder with entries has only folders above it, so one listing usually suffices.
         """
         folder, _, name = path.rpartition("/")
         entries = self.list(folder)
@@ -210,12 +210,11 @@ class FsspecStorage:
             folder = above
         if taken:
             raise StorageError(
-                f"You chose to write {path} in {self._location}, but {taken} is there already; remove it, or choose "
-                "another name."
+                f"Cannot write {path} in {self._location}: {taken} exists already. Remove it, or choose another name."
             )
 
     def _request(self, act: Callable[[], Response]) -> Response:
-        """Do something anew after each pause, if need be, and never by a listing that was kept from before."""
+        """Call `act`, with retries, ignoring fsspec's cached listings."""
 
         def attempt() -> Response:
             self._files.invalidate_cache()
@@ -223,12 +222,12 @@ class FsspecStorage:
 
         return with_retries(attempt, self._pauses)
 
-    def _reporting(self, action: str) -> AbstractContextManager[None]:
+    def _converting_errors(self, action: str) -> AbstractContextManager[None]:
         return converting_errors(action, self._location, self._secrets)
 
 
 def blocks(chunks: Iterable[memoryview], size: int) -> Iterator[bytes]:
-    """The bytes of the chunks, `size` at a time; the last block may be smaller."""
+    """Yield the bytes of the chunks, `size` at a time; the last block may be smaller."""
     held = bytearray()
     for chunk in chunks:
         rest = chunk
@@ -243,8 +242,8 @@ def blocks(chunks: Iterable[memoryview], size: int) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _give_up(file: IO[bytes]) -> None:
-    """Discard what was sent of a file, so that no half of it is kept, or completed when it is collected as garbage."""
+def _discard(file: IO[bytes]) -> None:
+    """Discard a partial upload, so that it is neither kept nor completed when the object is garbage collected."""
     from fsspec.spec import AbstractBufferedFile
 
     with suppress(Exception):

@@ -1,4 +1,4 @@
-"""A fast storage in front of a slow one: what is saved is sent on behind the run's back."""
+"""Two storages in tiers: a fast one for saving, and a slow one that outlives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slow tier does not have yet, kept in the fast one, so that it survives a restart."""
+"""Durable queue of what the slow tier does not have yet, kept in the fast tier."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage
 
 OUTBOX = ".outbox"
-"""The folder of the fast tier that holds the errands, and what was removed before it was sent."""
+"""The folder of the fast tier that holds the intents, and what was removed before it was uploaded."""
 
 HELD = f"{OUTBOX}/held"
 
 
 class Action(Enum):
-    """What is to be done to the slow tier."""
+    """What to do to the slow tier."""
 
     SEND = "send"
     MOVE = "move"
@@ -29,11 +29,12 @@ class Action(Enum):
 
 
 @frozen
-class Errand:
-    """One thing that is to be done to the slow tier, in the order of the numbers, which are nanoseconds of the epoch.
+class Intent:
+    """One operation on the slow tier. Intents are carried out in the order of their numbers, nanoseconds since the
+    epoch.
 
-    SEND: give `path` the bytes of `source`, a path of the fast tier that changes where these are moved; `revision`
-    counts how often. MOVE: give what is at `path` the name `target`. REMOVE: remove what is at `path`.
+    SEND: upload `source`, a path of the fast tier, to `path`; `revision` counts how often the source was moved. MOVE:
+    rename `path` to `target`. REMOVE: remove `path`.
     """
 
     number: int
@@ -45,102 +46,102 @@ class Errand:
 
     @property
     def file(self) -> str:
-        """The file of the fast tier that keeps it."""
+        """The file of the fast tier that stores it."""
         return f"{OUTBOX}/{self.number:020}-{self.revision}.json"
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether a path is a folder's own, or of something in it."""
+    """Return whether a path is a folder or inside it."""
     return path == folder or path.startswith(f"{folder}/")
 
 
 def exists(storage: Storage, path: str) -> bool:
-    """Whether there is a file or a folder at a path."""
+    """Return whether there is a file or a folder at a path."""
     folder, _, name = path.rpartition("/")
     return name in {entry.name for entry in storage.list(folder)}
 
 
 class Outbox:
-    """The errands that are not done, in order. Any thread may call any method.
+    """The pending intents, in order. Thread-safe.
 
-    An errand is written before what it is about happens in the fast tier, and is put in force afterwards: a process
-    that dies in between leaves an errand whose source is not there, which the next one drops. takes_over: whether what
-    earlier processes left behind is this one's to do.
+    An intent is written before its operation happens in the fast tier, and activated afterwards: a process that dies in
+    between leaves an intent without a source, which the next process drops. takes_over: whether this process continues
+    what earlier ones left pending.
     """
 
     def __init__(self, fast: Storage, takes_over: bool = True) -> None:
         self._fast = fast
         self.changed = threading.Condition(threading.RLock())
-        self._errands: dict[int, Errand] = {}
+        self._intents: dict[int, Intent] = {}
         self._waiting: set[int] = set()
         if takes_over:
-            self._errands = {errand.number: errand for errand in self._left_behind()}
-        self._latest = max(self._errands, default=0)
+            self._intents = {intent.number: intent for intent in self._left_behind()}
+        self._latest = max(self._intents, default=0)
 
-    def pending(self) -> tuple[Errand, ...]:
-        """All that is to be done, in order."""
+    def pending(self) -> tuple[Intent, ...]:
+        """Return all pending intents, in order."""
         with self.changed:
-            return tuple(errand for _, errand in sorted(self._errands.items()))
+            return tuple(intent for _, intent in sorted(self._intents.items()))
 
-    def first(self) -> Errand | None:
-        """What is to be done next; None where there is nothing, or the next thing is not in force yet."""
+    def first(self) -> Intent | None:
+        """Return the next intent; None if there is none or it is not active yet."""
         with self.changed:
-            number = min(self._errands, default=None)
-            return None if number is None or number in self._waiting else self._errands[number]
+            number = min(self._intents, default=None)
+            return None if number is None or number in self._waiting else self._intents[number]
 
-    def current(self, errand: Errand) -> Errand:
-        """The errand as it is now."""
+    def current(self, intent: Intent) -> Intent:
+        """Return the latest revision of the intent."""
         with self.changed:
-            return self._errands[errand.number]
+            return self._intents[intent.number]
 
     def during(self, act: Callable[[], object], action: Action, path: str, source: str = "", target: str = "") -> None:
-        """Note an errand, do what it is about, and put it in force; without it, where that fails."""
+        """Write an intent, call `act`, and activate the intent; drop it if `act` fails."""
         with self.changed:
-            errand = Errand(self._next_number(), action, path, source, target)
-            self._errands[errand.number] = errand
-            self._waiting.add(errand.number)
+            intent = Intent(self._next_number(), action, path, source, target)
+            self._intents[intent.number] = intent
+            self._waiting.add(intent.number)
         try:
-            self._keep(errand)
+            self._store(intent)
             act()
         except BaseException:
-            self.done(errand)
+            self.done(intent)
             raise
         with self.changed:
-            self._waiting.discard(errand.number)
+            self._waiting.discard(intent.number)
             self.changed.notify_all()
 
     def add(self, action: Action, path: str, target: str = "") -> None:
-        """Note an errand."""
+        """Write and activate an intent."""
         self.during(lambda: None, action, path, target=target)
 
     def moving(self, source: str, destination: str) -> None:
-        """Move something in the fast tier, and let those errands that send it know."""
+        """Move something in the fast tier, updating the source of pending uploads."""
         with self.changed:
-            old = [errand for errand in self._errands.values() if is_within(errand.source, source)]
+            old = [intent for intent in self._intents.values() if is_within(intent.source, source)]
             new = [
                 evolve(each, source=destination + each.source.removeprefix(source), revision=each.revision + 1)
                 for each in old
             ]
-            for errand in new:
-                self._keep(errand)
+            for intent in new:
+                self._store(intent)
             try:
                 self._fast.move(source, destination)
             except BaseException:
                 self._forget(new)
                 raise
-            self._errands.update({errand.number: errand for errand in new})
+            self._intents.update({intent.number: intent for intent in new})
             self._forget(old)
 
     def hold(self, path: str) -> None:
-        """Take something out of sight that is still to be sent."""
+        """Hide something in the fast tier that is still to be uploaded."""
         with self.changed:
             self.moving(path, f"{HELD}-{self._next_number():020}/{path.rpartition('/')[2]}")
 
-    def done(self, errand: Errand) -> None:
-        """Drop an errand, and what was held for no other one."""
+    def done(self, intent: Intent) -> None:
+        """Drop an intent, and what was held only for it."""
         with self.changed:
-            now = self._errands.pop(errand.number, errand)
-            self._waiting.discard(errand.number)
+            now = self._intents.pop(intent.number, intent)
+            self._waiting.discard(intent.number)
             self._forget([now])
             if is_within(now.source, OUTBOX):
                 self._release("/".join(now.source.split("/")[:2]))
@@ -151,24 +152,24 @@ class Outbox:
         return self._latest
 
     def _release(self, held: str) -> None:
-        """Remove what was held, unless an errand still needs it."""
-        if not any(is_within(each.source, held) for each in self._errands.values()):
+        """Remove what was held, unless a pending intent needs it."""
+        if not any(is_within(each.source, held) for each in self._intents.values()):
             with suppress(StorageError):
                 self._fast.remove(held)
 
-    def _keep(self, errand: Errand) -> None:
-        document = {**asdict(errand), "action": errand.action.value}
-        self._fast.write(errand.file, [json.dumps(document).encode()])
+    def _store(self, intent: Intent) -> None:
+        document = {**asdict(intent), "action": intent.action.value}
+        self._fast.write(intent.file, [json.dumps(document).encode()])
 
-    def _forget(self, errands: list[Errand]) -> None:
-        """Remove the files of errands; one that stays stands for something that will be found done."""
-        for errand in errands:
+    def _forget(self, intents: list[Intent]) -> None:
+        """Remove the files of intents; one that remains describes an operation that turns out to be done already."""
+        for intent in intents:
             with suppress(StorageError):
-                self._fast.remove(errand.file)
+                self._fast.remove(intent.file)
 
-    def _left_behind(self) -> list[Errand]:
-        """The errands of earlier processes, of each its latest revision of which the source is there."""
-        found: list[Errand] = []
+    def _left_behind(self) -> list[Intent]:
+        """Return the intents of earlier processes: the latest revision of each whose source exists."""
+        found: list[Intent] = []
         folders: set[str] = set()
         for entry in self._fast.list(OUTBOX):
             if entry.is_folder:
@@ -176,8 +177,8 @@ class Outbox:
                 continue
             try:
                 document = json.loads(b"".join(self._fast.read(f"{OUTBOX}/{entry.name}")))
-                found.append(Errand(**{**document, "action": Action(document["action"])}))
-            except (ValueError, TypeError, KeyError):  # its writer did not live to complete it
+                found.append(Intent(**{**document, "action": Action(document["action"])}))
+            except (ValueError, TypeError, KeyError):  # its writer died before completing it
                 self._fast.remove(f"{OUTBOX}/{entry.name}")
         dropped = [each for each in found if each.action is Action.SEND and not exists(self._fast, each.source)]
         kept = sorted((each for each in found if each not in dropped), key=lambda each: each.revision)

@@ -1,4 +1,4 @@
-"""The slow tier: as it is seen while errands to it are not done, and how they are done."""
+"""The slow tier: its contents as of all pending intents, and the thread that carries the intents out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hexloop.domain.checkpoints.names import MANIFEST
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Storage
 
-SILENCE = 60.0
-"""Seconds for which a slow tier that did not answer is not asked again what it holds."""
+UNRESPONSIVE_SECONDS = 60.0
+"""Seconds for which a slow tier that did not respond is not asked for listings again."""
 
 
 class Remote:
-    """What the slow tier holds, less what is to be moved or removed there.
+    """The contents of the slow tier, less what is about to be moved or removed there.
 
-    Its listings are kept, because this process alone is to change it. Where it does not answer, it counts as empty as
-    long as `may_do_without` says so.
+    Listings are cached, because only this process changes the slow tier. While the slow tier does not respond, it
+    counts as empty if `may_do_without` returns True.
     """
 
     def __init__(self, slow: Storage, outbox: Outbox, may_do_without: Callable[[], bool]) -> None:
@@ -29,69 +29,69 @@ class Remote:
         self._may_do_without = may_do_without
         self._listings: dict[str, tuple[Entry, ...]] = {}
         self._changes = 0
-        self._silent_until = -float("inf")
+        self._unresponsive_until = -float("inf")
         self._lock = threading.Lock()
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in a folder. Raises StorageError where it does not answer and cannot be done without."""
-        going = [errand.path for errand in self._outbox.pending() if errand.action is not Action.SEND]
+        """Return the names in a folder. Raises StorageError if the slow tier does not respond and is needed."""
+        leaving = [intent.path for intent in self._outbox.pending() if intent.action is not Action.SEND]
         prefix = f"{folder}/" if folder else ""
         return tuple(
             entry
             for entry in self._listing(folder)
-            if not any(is_within(f"{prefix}{entry.name}", path) for path in going)
+            if not any(is_within(f"{prefix}{entry.name}", path) for path in leaving)
         )
 
     def has(self, path: str) -> bool:
-        """Whether there is a file or a folder at `path`."""
+        """Return whether there is a file or a folder at `path`."""
         folder, _, name = path.rpartition("/")
         return name in {entry.name for entry in self.list(folder)}
 
     def expects(self, path: str) -> bool:
-        """Whether there is something at `path`, or will be once all errands are done."""
-        sent = (errand.path for errand in self._outbox.pending() if errand.action is Action.SEND)
+        """Return whether there is something at `path`, or will be after all intents."""
+        sent = (intent.path for intent in self._outbox.pending() if intent.action is Action.SEND)
         return any(is_within(each, path) or is_within(path, each) for each in sent) or self.has(path)
 
     def changed(self) -> None:
-        """Forget the listings."""
+        """Clear the cached listings."""
         with self._lock:
             self._changes += 1
             self._listings.clear()
 
     def move(self, source: str, destination: str) -> None:
-        """Give something another name: a checkpoint's manifest goes first, so that no half of it counts as one."""
+        """Rename; the manifest of a checkpoint moves first, so that a partial copy never counts as a checkpoint."""
         try:
             paths = sorted(files_below(self.storage, source), key=lambda path: path != f"{source}/{MANIFEST}")
             for path in paths:
                 target = destination + path.removeprefix(source)
-                if exists(self.storage, target):  # an earlier attempt came so far
+                if exists(self.storage, target):  # left by an earlier attempt
                     if self.storage.digest(target) == self.storage.digest(path):
                         self.storage.remove(path)
                         continue
                     self.storage.remove(target)
                 self.storage.move(path, target)
-            self.storage.remove(source)  # folders without files, where there is such a thing
+            self.storage.remove(source)  # empty folders, if the storage has such
         finally:
             self.changed()
 
     def remove(self, path: str) -> None:
-        """Remove something, a checkpoint's manifest first."""
+        """Remove something, the manifest of a checkpoint first."""
         try:
             self.storage.remove(f"{path}/{MANIFEST}")
             self.storage.remove(path)
         finally:
             self.changed()
 
-    def send(self, fast: Storage, errand: Intent) -> None:
-        """Bring what an errand names, a checkpoint's manifest last, and read back what arrived."""
+    def send(self, fast: Storage, intent: Intent) -> None:
+        """Upload the files of an intent, the manifest of a checkpoint last, and verify what arrived."""
         try:
-            paths = list(files_below(fast, errand.source))
-            for path in sorted(paths, key=lambda path: path == f"{errand.source}/{MANIFEST}"):
-                self._send_file(fast, path, errand.path + path.removeprefix(errand.source))
+            paths = list(files_below(fast, intent.source))
+            for path in sorted(paths, key=lambda path: path == f"{intent.source}/{MANIFEST}"):
+                self._upload_file(fast, path, intent.path + path.removeprefix(intent.source))
         finally:
             self.changed()
 
-    def _send_file(self, fast: Storage, path: str, target: str) -> None:
+    def _upload_file(self, fast: Storage, path: str, target: str) -> None:
         if exists(self.storage, target):
             if self.storage.digest(target) == fast.digest(path):
                 return
@@ -99,20 +99,22 @@ class Remote:
         sent = self.storage.write(target, fast.read(path))
         if self.storage.digest(target) != sent:
             self.storage.remove(target)
-            raise StorageError(f"{target} did not arrive as it was sent; check the connection, or the storage.")
+            raise StorageError(
+                f"The digest of {target} differs after the upload; check the connection, or the storage."
+            )
 
     def _listing(self, folder: str) -> tuple[Entry, ...]:
         with self._lock:
             if folder in self._listings:
                 return self._listings[folder]
             changes = self._changes
-            silent = time.monotonic() < self._silent_until
-        if silent and self._may_do_without():
+            unresponsive = time.monotonic() < self._unresponsive_until
+        if unresponsive and self._may_do_without():
             return ()
         try:
             found = self.storage.list(folder)
         except StorageError:
-            self._silent_until = time.monotonic() + SILENCE
+            self._unresponsive_until = time.monotonic() + UNRESPONSIVE_SECONDS
             if self._may_do_without():
                 return ()
             raise
@@ -123,7 +125,7 @@ class Remote:
 
 
 def files_below(storage: Storage, path: str) -> Iterator[str]:
-    """The path of the file at `path`, or of every file in the folder there, however deep."""
+    """Yield the file at `path`, or every file below the folder there."""
     entries = storage.list(path)
     for entry in entries:
         inner = f"{path}/{entry.name}"
@@ -141,11 +143,12 @@ logger = logging.getLogger("hexloop.storage")
 
 
 class Uploader:
-    """A thread that lives while there are errands: one at a time, in order, each until it is done.
+    """Thread that carries out the intents one at a time, in order, retrying each until it succeeds; it ends when none
+    is left.
 
-    pauses: seconds before each further attempt, the last of them again and again. A program that ends waits for it, as
-    long as nothing fails, and at most `limit` seconds; what is not done then, the next one with the same outbox does.
-    trouble: why the present errand is not done yet; None where there is no trouble.
+    pauses: seconds before each retry; the last one repeats. limit: the program waits for this thread at exit for at
+    most `limit` seconds, and only while nothing fails; the next process with the same outbox continues. trouble: why
+    the current intent failed; None if it has not.
     """
 
     def __init__(self, fast: Storage, remote: Remote, outbox: Outbox, pauses: tuple[float, ...], limit: float) -> None:
@@ -157,14 +160,14 @@ class Uploader:
         self.trouble: str | None = None
 
     def wake(self) -> None:
-        """Make sure that whatever is in the outbox gets done."""
+        """Start the thread if there are pending intents."""
         with self._outbox.changed:
             if not self._stopped and self._thread is None and self._outbox.pending():
-                self._thread = threading.Thread(target=self._run, name="hexloop sends what is saved")
+                self._thread = threading.Thread(target=self._run, name="hexloop upload")
                 self._thread.start()
 
     def stop(self) -> None:
-        """Let the errand in hand come to its end, or its attempt fail, and begin no other one."""
+        """Finish the current intent, or its current attempt, and start no other."""
         with self._outbox.changed:
             self._stopped = True
             self._outbox.changed.notify_all()
@@ -174,31 +177,31 @@ class Uploader:
 
     def _run(self) -> None:
         failures = 0
-        while (errand := self._next(failures)) is not None:
+        while (intent := self._next(failures)) is not None:
             try:
-                self._do(errand)
+                self._do(intent)
             except Exception as error:
                 self.trouble = str(error)
                 logger.log(
                     logging.DEBUG if failures else logging.WARNING,
-                    "%s is not sent yet, and kept to be sent again: %s",
-                    errand.path,
+                    "Uploading %s failed and is retried: %s",
+                    intent.path,
                     error,
                 )
                 failures += 1
             else:
                 failures, self.trouble = 0, None
-                self._outbox.done(errand)
+                self._outbox.done(intent)
 
     def _next(self, failures: int) -> Intent | None:
-        """The next errand, after a pause where the last attempt failed; None where this thread is to end."""
+        """Return the next intent, after a pause if the last attempt failed; None if the thread is to end."""
         pause = self._pauses[min(failures, len(self._pauses)) - 1] if failures else 0.0
         ready_at = time.monotonic() + pause
         with self._outbox.changed:
             while not self._stopped and not self._is_late(failures):
-                errand = self._outbox.first()
-                if errand is not None and time.monotonic() >= ready_at:
-                    return errand
+                intent = self._outbox.first()
+                if intent is not None and time.monotonic() >= ready_at:
+                    return intent
                 if not self._outbox.pending():
                     break
                 self._outbox.changed.wait(min(1.0, max(ready_at - time.monotonic(), 0.01)))
@@ -206,33 +209,33 @@ class Uploader:
             return None
 
     def _is_late(self, failures: int) -> bool:
-        """Whether the program, which is about to end, is not to wait any longer."""
+        """Return whether the program is exiting and must not wait any longer."""
         if threading.main_thread().is_alive():
             return False
         if self._ends_at is None:
             self._ends_at = time.monotonic() + self._limit
         late = failures > 0 or time.monotonic() >= self._ends_at
         if late and self._outbox.pending():
-            unsent = ", ".join(sorted({errand.path for errand in self._outbox.pending()}))
-            logger.warning("The program ends before this is sent, which the next one will do: %s", unsent)
+            unsent = ", ".join(sorted({intent.path for intent in self._outbox.pending()}))
+            logger.warning("The program exits before everything is uploaded; the next one continues with: %s", unsent)
         return late
 
-    def _do(self, errand: Intent) -> None:
-        if errand.action is Action.REMOVE:
-            self._remote.remove(errand.path)
-        elif errand.action is Action.MOVE:
-            self._remote.move(errand.path, errand.target)
+    def _do(self, intent: Intent) -> None:
+        if intent.action is Action.REMOVE:
+            self._remote.remove(intent.path)
+        elif intent.action is Action.MOVE:
+            self._remote.move(intent.path, intent.target)
         else:
-            self._send(errand)
+            self._send(intent)
 
-    def _send(self, errand: Intent) -> None:
-        """Send something, from wherever it is by now."""
+    def _send(self, intent: Intent) -> None:
+        """Upload something from its current path, which may change meanwhile."""
         while True:
-            errand = self._outbox.current(errand)
+            intent = self._outbox.current(intent)
             try:
-                self._remote.send(self._fast, errand)
+                self._remote.send(self._fast, intent)
             except Exception:
-                if self._outbox.current(errand) == errand:
+                if self._outbox.current(intent) == intent:
                     raise
-            if self._outbox.current(errand) == errand:
+            if self._outbox.current(intent) == intent:
                 return

@@ -1,4 +1,4 @@
-"""A Storage of two tiers."""
+"""Storage of two tiers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 
 
 class TieredStorage:
-    """Answers the Storage port with a fast storage, and brings all that becomes of it to a slow one later.
+    """Storage adapter that writes to a fast storage and uploads the results to a slow one in the background.
 
-    fast: where writes and moves are durable and atomic, such as a disk of this machine. slow: what outlives it. Both
-    are to compute the same kind of digest. What is written under a name that begins with a dot, as saves are until they
-    are whole, stays in the fast tier; everything else goes to the slow one, a checkpoint's manifest last, and is read
-    back there. The slow tier goes through the states of the fast one in their order: what is removed before it was sent
-    is kept out of sight, sent, and removed there then. Reads and listings take what the fast tier lacks from the slow.
+    fast: a storage with durable writes and atomic moves, such as a local disk. slow: a storage that outlives it. Both
+    must compute the same kind of digest. sends: whether this process uploads; if several share a fast tier, exactly one
+    should. pauses: seconds between attempts; the last one repeats. limit: maximum number of seconds that the program
+    waits at exit for pending uploads; it does not wait while the slow tier fails. Call `close` to be sure.
 
-    A slow tier that fails is tried again and again, and warned of once each time it begins to fail; the run goes on.
-    The outbox is kept in the fast tier: a process that dies leaves the rest to the next. `sends`: whether this process
-    does that; of several that share a fast tier, one should. pauses: seconds between attempts, the last again and
-    again. limit: the most seconds that a program waits, at its end, for what is not sent yet; it does not wait for a
-    slow tier that fails then. To be sure, `close` it.
+    Names that begin with a dot, such as unfinished saves, stay in the fast tier. Everything else is uploaded, the
+    manifest of a checkpoint last, and verified by reading it back. The slow tier passes through the states of the fast
+    one in the same order: what is removed before it was uploaded is hidden, uploaded, and then removed there. Reads and
+    listings fall back to the slow tier.
+
+    A slow tier that fails is retried until it succeeds, with one warning per outage; the run continues. The outbox of
+    pending operations is kept in the fast tier: if the process dies, the next one continues.
     """
 
     def __init__(
@@ -41,16 +42,16 @@ class TieredStorage:
         if fast.capabilities.publication is not Publication.RENAME:
             raise ConfigurationError(
                 [
-                    f"You chose {fast.capabilities.location} as the fast tier, but it has no atomic rename; choose a "
-                    "folder of this machine."
+                    f"{fast.capabilities.location} cannot be the fast tier: it has no atomic rename. Choose a "
+                    "folder on this machine."
                 ]
             )
         self._fast, self._slow = fast, slow
         self._outbox = Outbox(fast, takes_over=sends)
-        self._remote = Remote(slow, self._outbox, self._has_something)
+        self._remote = Remote(slow, self._outbox, self._has_anything)
         self._uploader = Uploader(fast, self._remote, self._outbox, pauses, limit)
         self._sends = sends
-        self._told: str | None = None
+        self._warned: str | None = None
         self._wake()
 
     @property
@@ -62,13 +63,13 @@ class TieredStorage:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """The paths of which the slow tier does not know the latest yet, oldest first."""
-        return tuple(dict.fromkeys(errand.path for errand in self._outbox.pending()))
+        """The paths whose latest state is not in the slow tier yet, oldest first."""
+        return tuple(dict.fromkeys(intent.path for intent in self._outbox.pending()))
 
     def flush(self, limit: float | None = None) -> None:
-        """Wait until the slow tier has everything, at most `limit` seconds (None: however long it takes).
+        """Wait until the slow tier has everything, for at most `limit` seconds (None: without limit).
 
-        Raises StorageError where it has not, with what is not sent and why; that is kept, and sent later.
+        Raises StorageError otherwise, with what is pending and why; it is kept and uploaded later.
         """
         ends_at = float("inf") if limit is None else time.monotonic() + limit
         self._wake()
@@ -76,15 +77,14 @@ class TieredStorage:
             while self._sends and self.pending and time.monotonic() < ends_at:
                 self._outbox.changed.wait(min(1.0, max(ends_at - time.monotonic(), 0.0)))
         if self.pending:
-            why = self._uploader.trouble or "there was no time to, or it is another process's to do"
+            why = self._uploader.trouble or "not enough time, or another process uploads"
             raise StorageError(
-                f"You chose to wait until everything is in {self._slow.capabilities.location}, but not sent yet are "
-                f"{', '.join(self.pending)} ({why}); they are kept, and sent by the next program that uses "
-                f"{self._fast.capabilities.location} as its fast tier."
+                f"Not yet uploaded to {self._slow.capabilities.location}: {', '.join(self.pending)} ({why}). They are "
+                f"kept, and uploaded by the next program that uses {self._fast.capabilities.location} as its fast tier."
             )
 
     def close(self, limit: float | None = None) -> None:
-        """Flush, and send nothing more; see `flush`."""
+        """Flush, then stop uploading; see `flush`."""
         try:
             self.flush(limit)
         finally:
@@ -93,8 +93,8 @@ class TieredStorage:
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; see `Storage.write`."""
-        self._refuse_taken(path)
-        if _stays(path):
+        self._refuse_existing(path)
+        if _is_local_only(path):
             return self._fast.write(path, chunks)
         stored: list[Stored] = []
         self._outbox.during(lambda: stored.append(self._fast.write(path, chunks)), Action.SEND, path, source=path)
@@ -102,11 +102,11 @@ class TieredStorage:
         return stored[0]
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's bytes; see `Storage.read`."""
+        """Return the file's bytes; see `Storage.read`."""
         return self._tier_of(path).read(path, start)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in a folder of either tier; see `Storage.list`."""
+        """Return the names in a folder of either tier; see `Storage.list`."""
         entries = {entry.name: entry for entry in self._remote.list(folder)}
         entries |= {entry.name: entry for entry in self._fast.list(folder)}
         if not folder:
@@ -114,28 +114,28 @@ class TieredStorage:
         return tuple(entry for _, entry in sorted(entries.items()))
 
     def move(self, source: str, destination: str) -> None:
-        """Give something another name, in the slow tier later; see `Storage.move`."""
-        self._refuse_taken(destination)
+        """Rename in the fast tier, and later in the slow one; see `Storage.move`."""
+        self._refuse_existing(destination)
         _refuse_outbox(source)
         if not exists(self._fast, source):
             if not self._remote.has(source):
-                self._fast.move(source, destination)  # which says what is wrong
+                self._fast.move(source, destination)  # raises the appropriate error
             self._remote.move(source, destination)
             return
-        if _stays(source) and not _stays(destination):
+        if _is_local_only(source) and not _is_local_only(destination):
             move = lambda: self._outbox.moving(source, destination)  # noqa: E731
             self._outbox.during(move, Action.SEND, destination, source=destination)
         else:
             known = self._remote.expects(source)
             self._outbox.moving(source, destination)
-            if known and _stays(destination):
+            if known and _is_local_only(destination):
                 self._outbox.add(Action.REMOVE, source)
             elif known:
                 self._outbox.add(Action.MOVE, source, destination)
         self._wake()
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder, in the slow tier later; see `Storage.remove`."""
+        """Remove a file or a folder, later in the slow tier; see `Storage.remove`."""
         _refuse_outbox(path)
         known = self._remote.expects(path)
         if exists(self._fast, path):
@@ -145,17 +145,17 @@ class TieredStorage:
         self._wake()
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of a file, read through."""
+        """Read the file and return its size and digest."""
         return self._tier_of(path).digest(path)
 
     def _remove_here(self, path: str) -> None:
-        sources = [errand.source for errand in self._outbox.pending() if errand.source]
+        sources = [intent.source for intent in self._outbox.pending() if intent.source]
         if any(is_within(source, path) for source in sources):
             self._outbox.hold(path)
         elif any(is_within(path, source) for source in sources):
             raise StorageError(
-                f"You chose to remove {path} in {self.capabilities.location}, but it is part of something that is "
-                "still to be sent; remove that as a whole, or try again once it is sent."
+                f"Cannot remove {path} in {self.capabilities.location}: it is part of a pending upload. Remove the "
+                "whole upload, or try again when it is complete."
             )
         else:
             self._fast.remove(path)
@@ -164,49 +164,48 @@ class TieredStorage:
         _refuse_outbox(path)
         return self._slow if not exists(self._fast, path) and self._remote.has(path) else self._fast
 
-    def _refuse_taken(self, path: str) -> None:
-        """Raises StorageError where only the slow tier has something at a path; the fast one looks for itself."""
+    def _refuse_existing(self, path: str) -> None:
+        """Raise StorageError if only the slow tier has something at a path; the fast one checks itself."""
         _refuse_outbox(path)
-        if _stays(path):
+        if _is_local_only(path):
             return
         above = path.split("/")
         for depth in range(1, len(above)):
             folder, _, name = "/".join(above[:depth]).rpartition("/")
             if Entry(name, False) in self._remote.list(folder):
-                raise _taken(path, self._slow)
+                raise _exists_error(path, self._slow)
         if self._remote.has(path):
-            raise _taken(path, self._slow)
+            raise _exists_error(path, self._slow)
 
-    def _has_something(self) -> bool:
-        """Whether the fast tier holds anything: then it holds the newest, and a run goes on from it."""
-        return any(not _stays(entry.name) for entry in self._fast.list(""))
+    def _has_anything(self) -> bool:
+        """Return whether the fast tier holds anything; if so, it holds the newest checkpoint to resume from."""
+        return any(not _is_local_only(entry.name) for entry in self._fast.list(""))
 
     def _wake(self) -> None:
         if self._sends:
             self._uploader.wake()
         trouble = self._uploader.trouble
-        if trouble is None or self._told is None:
-            self._told = trouble
+        if trouble is None or self._warned is None:
+            self._warned = trouble
             if trouble is not None:
                 warnings.warn(
-                    f"Not everything that was saved is in {self._slow.capabilities.location} yet, and it is tried "
-                    f"again and again while the run goes on: {trouble}",
+                    f"Uploading to {self._slow.capabilities.location} failed and is retried while the run continues: "
+                    f"{trouble}",
                     stacklevel=3,
                 )
 
 
-def _stays(path: str) -> bool:
-    """Whether something is never sent: it is under a name of which no reader takes notice."""
+def _is_local_only(path: str) -> bool:
+    """Return whether a path is never uploaded: readers ignore its name."""
     return path.startswith(".")
 
 
 def _refuse_outbox(path: str) -> None:
     if is_within(path, OUTBOX):
-        raise StorageError(f"You chose the path {path!r}, but {OUTBOX} is the storage's own; choose another name.")
+        raise StorageError(f"The path {path!r} is reserved: {OUTBOX} belongs to the storage. Choose another name.")
 
 
-def _taken(path: str, slow: Storage) -> StorageError:
+def _exists_error(path: str, slow: Storage) -> StorageError:
     return StorageError(
-        f"You chose to write {path}, but {slow.capabilities.location} has something there already; remove it, or "
-        "choose another name."
+        f"Cannot write {path}: it exists already in {slow.capabilities.location}. Remove it, or choose another name."
     )

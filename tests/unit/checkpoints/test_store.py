@@ -258,7 +258,7 @@ def test_a_failure_to_rotate_is_no_failure_to_save(storage: MemoryStorage) -> No
     save_at(store, state, 1)
     operation = "move" if storage.capabilities.publication is Publication.RENAME else "remove"
     store.storage = FaultyStorage(storage, [Fault(2, Effect.FAIL, operation)])
-    with pytest.warns(UserWarning, match="still there: The plan is that"):
+    with pytest.warns(UserWarning, match="still there: Planned fault"):
         assert save_at(store, state, 2)[-1] == CheckpointPublished(2, "checkpoint-2")
     store.storage = storage
     save_at(store, state, 3)
@@ -517,7 +517,7 @@ def test_a_folder_that_can_never_be_removed_ends_no_run(storage: MemoryStorage) 
     save_at(store, state, 1)
     store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "remove", times=99)])
     for step in range(2, 7):
-        with pytest.warns(UserWarning, match="still there: The plan is that"):
+        with pytest.warns(UserWarning, match="still there: Planned fault"):
             assert save_at(store, state, step)[-1] == CheckpointPublished(step, f"checkpoint-{step}")
     store.storage = storage
     save_at(store, state, 7)

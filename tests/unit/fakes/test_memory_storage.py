@@ -62,7 +62,7 @@ def test_a_full_storage_refuses_what_does_not_fit() -> None:
     storage = MemoryStorage(capacity=10)
     storage.write("a", [bytes(6)])
 
-    with pytest.raises(StorageFullError, match="10 bytes are full"):
+    with pytest.raises(StorageFullError, match="10 bytes of memory are full"):
         storage.write("b", [bytes(2), bytes(3)])
 
     assert storage.list("") == (Entry("a", False),)
