@@ -217,7 +217,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a link to a file elsewhere": (linked("model.safetensors", "{outside}"), "leads out of"),
     "a link upwards": (linked("optimizer.json", "../../outside"), "leads out of"),
-    "a pipe that nobody writes to": (fifo, "no regular file"),
+    "a pipe that nobody writes to": (fifo, "not a regular file"),
 }  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def test_a_device_file_is_refused(whole: Path, tmp_path: Path) -> None:
         os.mknod(checkpoint / "random.json", 0o644 | stat.S_IFCHR, os.makedev(1, 5))
     except OSError:
         pytest.skip("not even root makes device files here")
-    assert "no regular file" in refused_by_verify(checkpoint)
+    assert "not a regular file" in refused_by_verify(checkpoint)
 
 
 @pytest.mark.parametrize("archive", [True, False])

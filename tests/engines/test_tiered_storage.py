@@ -146,7 +146,7 @@ def test_a_program_waits_at_its_end_for_what_is_being_sent(tmp_path: Path) -> No
     assert tree(LocalStorage(tmp_path / "slow")) == tree(LocalStorage(tmp_path / "fast"))
 
 
-@pytest.mark.filterwarnings("ignore:Not everything that was saved")
+@pytest.mark.filterwarnings("ignore:Uploading to")
 @pytest.mark.parametrize("effect", [Effect.FAIL, Effect.FULL, Effect.TEAR])
 def test_every_operation_on_the_slow_tier_may_fail(fast: LocalStorage, effect: Effect) -> None:
     """Whichever fails, or does half of what it says, it is done again; what arrives is what was sent."""
