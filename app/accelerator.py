@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 
 from hexloop.app.arguments.launched import launched
-from hexloop.app.wiring import Adapters
+from hexloop.app.wiring.adapters import Adapters
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

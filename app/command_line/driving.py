@@ -79,8 +79,8 @@ class Announced:
 
 def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> None:
     """Train to the end; what the arguments name as interrupts, else SIGINT and SIGTERM, lets it save and stop."""
-    from hexloop.app.training.pausing import wait_while_paused
-    from hexloop.app.wiring import choose_interrupts
+    from hexloop.app.trainer import session_of
+    from hexloop.app.wiring.adapters import choose_interrupts
 
     adapters = trainer.adapters
     if trainer.args.interrupts is None:
@@ -88,8 +88,9 @@ def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> No
     adapters.interrupts = Announced(adapters.interrupts)
     with closing(trainer.stream(resume)) as events:
         for event in events:
-            if not progress.began and trainer._session is not None:
-                progress.run = trainer._session.run.state.run
+            session = session_of(trainer)
+            if not progress.began and session is not None:
+                progress.run = session.run.state.run
             progress.note(event)
-            if isinstance(event, Paused):
-                wait_while_paused(trainer)
+            if isinstance(event, Paused) and session is not None:
+                session.wait_while_paused()

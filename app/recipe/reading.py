@@ -160,7 +160,7 @@ def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArg
 
 def _adapter_problems(arguments: TrainingArguments) -> Iterator[str]:
     """What no adapter at hand can do."""
-    from hexloop.app.wiring import choose_adapters
+    from hexloop.app.wiring.adapters import choose_adapters
 
     try:
         choose_adapters(arguments, {})

@@ -64,7 +64,7 @@ class Recipe:
 
     def make(self, name: str) -> Any:
         """The part `name`, with the random generators seeded first, so that no part changes what another one draws."""
-        from hexloop.app.wiring import choose_device
+        from hexloop.app.wiring.adapters import choose_device
 
         choose_device(self.arguments).seed(self.arguments.seed)
         try:

@@ -12,7 +12,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.sequence_to_sequence import generation
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.trainer import Trainer
-from hexloop.app.training.hooks import standard
+from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run import Evaluation
 

@@ -78,7 +78,7 @@ def record_run(subject: Any, resume: bool = False, cut: Cut | None = None, stop:
     record, batches, asked = RunRecord(), list[dict[str, str]](), None
     with closing(_events(subject, resume)) as events:
         for event in events:
-            run = subject if isinstance(subject, Run) else subject._session.run
+            run = subject if isinstance(subject, Run) else _session(subject).run
             if isinstance(event, TrainBegan):
                 record.started_at = event.step
                 run.counters = [*run.counters, lambda batch: batches.append(dict(_digests("", batch)))]
@@ -107,6 +107,14 @@ def _events(subject: Any, resume: bool) -> Generator[AnyEvent, None, None]:
             raise ValueError("The job's run finds no checkpoint in its folder; let it save to the folder it is given.")
         subject.state = state
     return train(subject)
+
+
+def _session(trainer: Any) -> Any:
+    from hexloop.app.trainer import session_of
+
+    session = session_of(trainer)
+    assert session is not None
+    return session
 
 
 def _store(run: Run[Any, Any]) -> CheckpointStore:
@@ -167,7 +175,7 @@ def _files(subject: Any, run: Run[Any, Any]) -> Iterable[File]:
     from hexloop.app.training.checkpoints import exportables
 
     run.state.callbacks = export_states(subject.callback_handler.callbacks)
-    return CheckpointContents(exportables(subject, run)).files(run.state)
+    return CheckpointContents(exportables(_session(subject).parts, run)).files(run.state)
 
 
 def _tensors(data: bytes) -> Iterator[tuple[str, str, list[int], str]]:

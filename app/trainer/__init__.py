@@ -1,7 +1,7 @@
-"""The Trainer and what it gives."""
+"""The Trainer and what it returns."""
 
 from __future__ import annotations
 
-from hexloop.app.trainer.trainer import Trainer, TrainOutput
+from hexloop.app.trainer.trainer import Trainer, TrainOutput, session_of
 
-__all__ = ["TrainOutput", "Trainer"]
+__all__ = ["TrainOutput", "Trainer", "session_of"]

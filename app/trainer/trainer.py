@@ -2,69 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, NamedTuple, Unpack
 
-from torch import Tensor
-
-from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.adoption import adopted
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.remarks import say_what_has_no_effect
-from hexloop.app.trainer.former import Former, without_old_names
-from hexloop.app.trainer.making import Making
-from hexloop.app.trainer.results import Results
-from hexloop.app.trainer.seams import Seams
-from hexloop.app.trainer.sizes import Sizes
-from hexloop.app.trainer.steps import Steps
-from hexloop.app.training import evaluating, reporting
+from hexloop.app.trainer.hooks import TrainerHooks
+from hexloop.app.trainer.legacy_names import LegacyNames, without_old_names
+from hexloop.app.training import evaluating, reporting, results, saving
 from hexloop.app.training.batch_size import find_batch_size
 from hexloop.app.training.callbacks import all_callbacks
-from hexloop.app.training.driving import follow
-from hexloop.app.training.evaluators import standard_prediction_step
-from hexloop.app.training.hooks import standard
+from hexloop.app.training.driving import follow, refuse_second_run
 from hexloop.app.training.inputs import default_label_names
 from hexloop.app.training.internals import refuse_overridden_internals
 from hexloop.app.training.live import seeded
 from hexloop.app.training.memory_metrics import measured, memory_stages_for
-from hexloop.app.training.pausing import wait_while_paused
 from hexloop.app.training.refusals import Refusals, refuse_metrics, refuse_parts
+from hexloop.app.training.session import Session
 from hexloop.app.training.sharded import is_sharded, refuse_unprepared
 from hexloop.app.training.verbosity import set_log_level
-from hexloop.app.wiring import Injected, choose_adapters
-from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.app.values import EvalLoopOutput, PredictionOutput
+from hexloop.app.wiring.adapters import Injected, choose_adapters
+from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
 
 
 class TrainOutput(NamedTuple):
-    """What `Trainer.train` gives: the steps done, the mean loss over them, and the figures of the run."""
+    """What `Trainer.train` returns: the steps done, the mean loss over them, and the metrics of the run."""
 
     global_step: int
     training_loss: float
     metrics: dict[str, float]
 
 
-class Trainer(Steps, Making, Sizes, Results, Seams, Former):
-    """Trains, evaluates and predicts with the reference library's constructor, methods and hooks.
+class Trainer(TrainerHooks, LegacyNames):
+    """Trains, evaluates and predicts, with the constructor, methods and hooks of transformers' Trainer.
 
-    Every method may be overridden; what a subclass leaves alone costs nothing. Adapters may be injected by keyword
+    Every method may be overridden; methods that are not overridden cost nothing. Adapters may be injected by keyword
     (device, precision, parallelism, collectives, storage, hub, loggers, clock, interrupts, journal); the arguments
-    choose the others. Whoever passes `loggers` decides alone what is shown: no progress bar and no printing callback is
-    added.
+    choose the others. Passing `loggers` replaces all default output: no progress bar and no printing callback is added.
 
     Raises ConfigurationError with every problem that can be known without data.
     """
 
     arguments_class: ClassVar[type[TrainingArguments]] = TrainingArguments
-    """What is made where no `args` are given, and out of a recipe's `arguments`."""
-
-    loss_is_scaled_for_ga: bool | None = None
-    """Whether an overridden `compute_loss` divides by `num_items_in_batch`; None: where the model's own loss does."""
+    """The class of the arguments if no `args` are passed, and of a recipe's `arguments`."""
 
     def __init__(
         self,
@@ -90,7 +81,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self.args = self.arguments_class() if args is None else adopted(args, self.arguments_class)
         with Refusals() as refusals:
             if (model is None) == (model_init is None):
-                raise ConfigurationError(["A Trainer needs a model or a model_init, one of the two; pass exactly one."])
+                raise ConfigurationError(["A Trainer needs either a model or a model_init; pass exactly one."])
         with refusals:
             self.adapters = choose_adapters(self.args, injected)
             self._memory = memory_stages_for(self.args, self.adapters.device)
@@ -101,6 +92,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         with refusals:
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
+        self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
         self._memory.begin("init")
         self.model_init = model_init
         set_log_level(self.args)
@@ -116,9 +108,11 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.data_collator = data_collator or self._default_collator()
-        self.label_names = default_label_names(self) if self.args.label_names is None else self.args.label_names
+        smoothed, overridden = bool(self.args.label_smoothing_factor), is_overridden(self, "compute_loss")
+        has_own_loss = compute_loss_func is not None or smoothed or overridden
+        given_names = self.args.label_names
+        self.label_names = default_label_names(self.model, has_own_loss) if given_names is None else given_names
         self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")
-        self._requests, self._session = Requests(), None
         self.ignore_keys_for_eval: list[str] | None = None
         self.control = TrainerControl()
         self.state = TrainerState(
@@ -148,9 +142,9 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
     ) -> TrainOutput:
         """Train to the end, waiting while the run is paused.
 
-        resume_from_checkpoint: a checkpoint's folder, True for the newest good one in the output folder, or "auto" for
-        that one if there is any: the run then starts or goes on, whichever fits, and one that is finished is not
-        trained again. `model_path` is its old name.
+        resume_from_checkpoint: the folder of a checkpoint, True for the newest good one in the output folder, or "auto"
+        to resume from that one if it exists and to start a new run otherwise; a finished run is not trained again.
+        `model_path` is its old name.
         Raises RunStateError while another run of this Trainer is live.
         """
         if kwargs:
@@ -161,7 +155,7 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
             for event in events:
                 kind = type(event)
                 if kind is Paused:
-                    wait_while_paused(self)
+                    self._live("train").wait_while_paused()
                 elif kind is TrainEnded:
                     ended = event  # type: ignore[assignment]
         assert ended is not None
@@ -170,48 +164,35 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
     def stream(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
     ) -> Generator[AnyEvent, None, None]:
-        """The run as a generator of events, which whoever iterates drives; `close()` ends it and releases everything.
+        """Return the run as a generator of events, driven by the caller; `close()` ends it and releases everything.
 
-        The run begins with the first `next`. Raises RunStateError while another run of this Trainer is live.
+        The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
         self.refuse_second_run()
         self.ignore_keys_for_eval = ignore_keys_for_eval
         events = find_batch_size if self.args.auto_find_batch_size else follow
-        return events(self, resume_from_checkpoint)
+        return events(self._run_host(), resume_from_checkpoint)
 
     def refuse_second_run(self) -> None:
-        """Raise RunStateError while a run is live. Called by the run itself."""
-        if self._session is not None:
-            raise RunStateError(
-                "You asked this Trainer for a second run, but one is live; finish it, close its stream, or use "
-                "another Trainer."
-            )
+        """Raise RunStateError while a run is live."""
+        refuse_second_run(None if self._session is None else self._session.run)
 
-    def end_session(self) -> None:
-        """The live run is over; the Trainer may begin another. Called by the run itself."""
-        self._session = None
-
-    @property
-    def is_in_train(self) -> bool:
-        """Whether a run is live."""
-        return self._session is not None
-
-    # Asking a live run, from any thread
+    # Requests to a live run, from any thread
 
     def request_stop(self, reason: str = "", save: bool = False) -> None:
-        """End the run at the next step boundary, or within a running evaluation; with `save`, save there first."""
+        """Stop the run at the next step boundary or during an evaluation; with `save`, save a checkpoint first."""
         self._requests.request_stop(reason, save)
 
     def request_save(self) -> SaveRequest:
-        """Save at the next step boundary; the handle's `wait()` gives the checkpoint's name once it is durable."""
+        """Save at the next step boundary; the handle's `wait()` returns the name of the durable checkpoint."""
         return self._requests.request_save()
 
     def pause(self) -> None:
-        """Stand still at the next step boundary: `train` waits, a stream yields Paused."""
+        """Pause at the next step boundary: `train` waits, a stream yields Paused."""
         self._requests.pause()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         self._requests.resume()
 
     # Evaluation and prediction
@@ -223,19 +204,39 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """The metrics on `eval_dataset` (the Trainer's own where None), logged and under the prefix.
+        """Return the metrics on `eval_dataset` (by default the Trainer's), under the prefix, and log them.
 
-        A dictionary of data sets is evaluated one by one, each under "<prefix>_<name>"; an overridden method is asked
-        for each.
+        The data sets of a dictionary are evaluated one by one, each under "<prefix>_<name>"; an overridden method is
+        called for each.
         """
-        return evaluating.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        several = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(several, dict) and is_overridden(self, "evaluate"):
+            return self._evaluate_each(several, eval_dataset is not None, ignore_keys, metric_key_prefix)
+        with measured(self._memory, "eval") as figures:
+            metrics = evaluating.evaluate(self._collect_parts(), eval_dataset, ignore_keys, metric_key_prefix)
+        return {**metrics, **figures}
+
+    def _evaluate_each(
+        self, several: dict[str, Any], given: bool, ignore_keys: list[str] | None, prefix: str
+    ) -> dict[str, float]:
+        """Call an overridden `evaluate` for each of several data sets; return all metrics together."""
+        together: dict[str, float] = {}
+        self._asks_for_each = True
+        try:
+            for name, one in several.items():
+                together |= self.evaluate(
+                    eval_dataset=one if given else name, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}"
+                )
+        finally:
+            self._asks_for_each = False
+        return together
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
+        """Return predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
         with measured(self._memory, "test") as figures:
-            output = evaluating.predict(self, test_dataset, ignore_keys, metric_key_prefix)
+            output = evaluating.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **figures})
 
     @standard
@@ -247,9 +248,9 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Predict every batch of `dataloader`; gives predictions, labels, metrics and the number of samples."""
+        """Predict every batch of `dataloader`; return predictions, labels, metrics and the number of samples."""
         return evaluating.evaluation_loop(
-            self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            self._collect_parts(), dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
 
     def prediction_loop(
@@ -260,56 +261,100 @@ class Trainer(Steps, Making, Sizes, Results, Seams, Former):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """The name that `evaluation_loop` had in the reference library's version 4."""
+        """Call `evaluation_loop`, whose name this was in version 4 of transformers."""
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     @standard
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Tensor | None, Any, Any]:
-        """The loss, the logits and the labels of a batch, each None where there is none or it is not asked for."""
-        step = standard_prediction_step(self)
-        predicted: tuple[Tensor | None, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
-        return predicted
-
     def evaluation_in_training(self) -> Evaluation:
-        """The evaluation that the loop asks for when one is due."""
-        return evaluating.evaluation_in_training(self)
+        """Return the evaluation that the loop runs when one is due."""
+        return evaluating.evaluation_in_training(self._collect_parts())
 
     # Logs and files
 
+    @standard
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Complete `logs` with the epoch, enter them in the history, and show them to callbacks and loggers."""
-        reporting.log(self, logs)
-
-    def watch(self, run: Any) -> tuple[Callable[[], None], ...]:
-        """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
-        return reporting.watch(self, run)
+        """Add the epoch to `logs`, append them to the history, and pass them to callbacks and loggers."""
+        with_tokens = self.args.include_num_input_tokens_seen != "no"
+        reporting.log(logs, self._dispatcher, self.state, self.control, self._session, with_tokens)
 
     @standard
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model, its configuration and the processing class to a folder (the output folder where None).
+        """Write the model, its configuration and the processing class to a folder, by default the output folder.
 
-        Of several processes the first writes. All call it where the weights are spread: each writes its share.
+        The first of several processes writes. All processes must call it if the model is sharded: each writes its part.
         """
-        refuse_unprepared(self)
-        if self.args.should_save or is_sharded(self):
+        refuse_unprepared(self.adapters, self.model)
+        if self.args.should_save or is_sharded(self.adapters.parallelism, self.model):
             self._save(output_dir or str(self.args.output_dir))
 
+    @standard
     def new_run_name(self) -> str:
-        """A name that no other run has."""
+        """Return a unique name for a run."""
         return uuid.uuid4().hex
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""
+        if self.is_world_process_zero():
+            print(results.table(split, metrics))
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write `<split>_results.json` in the output folder.
+
+        With `combined`, also add them to all_results.json, where they replace metrics of the same names.
+        """
+        if self.is_world_process_zero():
+            results.save(self._collect_parts(), split, metrics, combined)
+
+    @staticmethod
+    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return a readable copy: memory in MB, floating-point operations in GF, times as h:mm:ss.cc, four decimals."""
+        return results.readable(metrics)
+
+    def save_state(self) -> None:
+        """Write the state to trainer_state.json in the output folder."""
+        if self.is_world_process_zero():
+            saving.save_state(self._collect_parts())
+
+    @staticmethod
+    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
+        """Return the tokens of all batches of a loader, or `max_steps` times those of its first batch.
+
+        Returns 0 with a warning if its batches have no "input_ids".
+        """
+        try:
+            return results.count_tokens(train_dl, max_steps)
+        except KeyError:
+            warnings.warn("The loader's tokens cannot be counted: its batches have no input_ids.", stacklevel=2)
+            return 0
+
+    def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
+        """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
+        if found := results.differences(training_args, trainer_state):
+            logging.getLogger("hexloop").warning("The resumed run differs from the checkpoint: %s.", "; ".join(found))
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this process is the first of the run."""
+        return self.adapters.collectives.rank == 0
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this process is the first of its machine."""
+        return self.args.local_process_index == 0
 
     # Callbacks
 
     def add_callback(self, callback: Any) -> None:
-        """Call this callback too; a class stands for an instance of it."""
+        """Add a callback; a class is instantiated."""
         self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take out a callback, or the first of a class, and give it back; None where there is none."""
+        """Remove and return a callback, or the first of a class; return None if there is none."""
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Take out a callback, or the first of a class."""
+        """Remove a callback, or the first of a class."""
         self.callback_handler.remove_callback(callback)
+
+
+def session_of(trainer: Trainer) -> Session | None:
+    """Return the live run of a Trainer and what belongs to it; None between runs."""
+    return trainer._session

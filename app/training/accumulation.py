@@ -6,20 +6,18 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from attrs import asdict, frozen
 
 from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.app.training.loaders import global_batch_size, splits
 from hexloop.app.training.peeking import likely_checkpoint
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.ports.collectives import Json
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 
 @frozen
@@ -41,20 +39,21 @@ class SavedStep:
 
 
 @contextmanager
-def same_global_batch(trainer: Trainer, resume_from: str | bool | None) -> Iterator[None]:
-    """While the run lasts, let `gradient_accumulation_steps` make its optimizer steps as large as its checkpoint's.
+def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> Iterator[int]:
+    """Adjust `gradient_accumulation_steps` for the run, so that its optimizer steps are as large as its checkpoint's.
 
-    So it is where the number of processes is another, and the argument is not; a batch that was changed on purpose is
-    left to `RunSetup.differences`. Collective. Raises ConfigurationError, with what divides, where nothing does it.
+    This happens if the number of processes changed and the argument did not; `RunSetup.differences` handles a batch
+    size that was changed on purpose. Collective. Yields the value that the user passed. Raises ConfigurationError, with
+    the sizes that would work, if no number of accumulation steps does.
     """
-    args = trainer.args
-    trainer._asked_accumulation = asked = args.gradient_accumulation_steps
-    saved = _saved_step(trainer, resume_from)
-    batch = global_batch_size(args, trainer._train_batch_size)
+    args = parts.args
+    asked = args.gradient_accumulation_steps
+    saved = _saved_step(parts, resume_from)
+    batch = global_batch_size(args, parts.train_batch_size)
     on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size
     if saved is not None and saved.is_spread_anew(args.world_size, asked) and not on_purpose:
         if saved.samples % batch:
-            raise ConfigurationError([_what_divides(trainer, saved)])
+            raise ConfigurationError([_what_divides(parts, saved)])
         args.gradient_accumulation_steps = saved.samples // batch
     if args.gradient_accumulation_steps != asked and args.should_log:
         logging.getLogger("hexloop").warning(
@@ -66,19 +65,19 @@ def same_global_batch(trainer: Trainer, resume_from: str | bool | None) -> Itera
             asked,
         )
     try:
-        yield
+        yield asked
     finally:
         args.gradient_accumulation_steps = asked
 
 
-def _saved_step(trainer: Trainer, resume_from: str | bool | None) -> SavedStep | None:
+def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedStep | None:
     """As the first process finds it, for all; None where there is no checkpoint, or it does not say."""
 
     def found() -> Json:
         if not resume_from:
             return None
         with suppress(CheckpointError, OSError, ValueError, LookupError, TypeError, ArithmeticError):
-            storage, name = likely_checkpoint(trainer, resume_from)
+            storage, name = likely_checkpoint(parts.adapters.storage, resume_from)
             if name is not None:
                 processes = read_manifest(storage, name).world_size
                 setup = json.loads(b"".join(storage.read(f"{name}/{RUN_SETUP}")))
@@ -86,13 +85,13 @@ def _saved_step(trainer: Trainer, resume_from: str | bool | None) -> SavedStep |
                 return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
         return None
 
-    said = cast("dict[str, int] | None", run_on_rank0(trainer.adapters.collectives, found))
+    said = cast("dict[str, int] | None", run_on_rank0(parts.adapters.collectives, found))
     return None if said is None else SavedStep(**said)
 
 
-def _what_divides(trainer: Trainer, saved: SavedStep) -> str:
+def _what_divides(parts: TrainerParts, saved: SavedStep) -> str:
     """That a step cannot be had from batches of this size, and from which it can."""
-    args, size = trainer.args, trainer._train_batch_size
+    args, size = parts.args, parts.train_batch_size
     devices = size // args.per_device_train_batch_size
     if splits(args):
         processes, sizes = [], [args.world_size * each for each in _divisors(saved.samples, args.world_size)]

@@ -6,15 +6,13 @@ import hashlib
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hexloop.adapters.trainable.torch.layouts import shape_of
 from hexloop.app.training.sharded import layout_of
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.collectives import Json
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 MAY_DIFFER = frozenset({"local_rank", "log_level", "log_level_replica", "logging_dir", "run_name"})
 """Arguments that a process may have for itself."""
@@ -25,15 +23,15 @@ LIBRARIES = ("hexloop", "torch", "numpy", "safetensors", "transformers", "accele
 MOST_TOLD = 8
 
 
-def refuse_unlike(trainer: Trainer) -> None:
+def refuse_unlike(parts: TrainerParts) -> None:
     """Raise ConfigurationError, on every process, where arguments, versions, model or data are not everywhere the same.
 
     One small message a process; what differs is told by key and rank, only where anything does.
     """
-    collectives = trainer.adapters.collectives
+    collectives = parts.adapters.collectives
     if collectives.world_size == 1:
         return
-    own = _described(trainer)
+    own = _described(parts)
     digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16).hexdigest()
     if len(set(cast("list[str]", collectives.gather(digest)))) == 1:
         return
@@ -49,10 +47,10 @@ def refuse_unlike(trainer: Trainer) -> None:
     raise ConfigurationError(problems[:MOST_TOLD])
 
 
-def _described(trainer: Trainer) -> dict[str, Any]:
+def _described(parts: TrainerParts) -> dict[str, Any]:
     """What has to be the same, as plain values."""
-    arguments = {name: value for name, value in trainer.args.to_dict().items() if name not in MAY_DIFFER}
-    model, layout = trainer.adapters.parallelism.unwrap(trainer.model), layout_of(trainer)
+    arguments = {name: value for name, value in parts.args.to_dict().items() if name not in MAY_DIFFER}
+    model, layout = parts.adapters.parallelism.unwrap(parts.model), layout_of(parts)
     shapes = [
         [name, *shape_of(tensor, tensor, layout), str(tensor.dtype)]
         for name, tensor in layout.parameters(model).items()
@@ -67,7 +65,7 @@ def _described(trainer: Trainer) -> dict[str, Any]:
         "the model": type(model).__qualname__,
         "the model's parameters": hashlib.blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest(),
     }
-    length = _length(trainer.train_dataset)
+    length = _length(parts.train_dataset)
     return described if length is None else {**described, "the number of training samples": length}
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from hexloop.adapters.trainable.torch.embedding_noise import add_embedding_noise
 from hexloop.adapters.trainable.torch.overflow import OverflowWatch
 from hexloop.adapters.trainable.torch.past_outputs import PastOutputs
+from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, EpochBegan
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
-
 
 Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
 """What is called at events of these types."""
@@ -26,14 +23,13 @@ PredictionStep: TypeAlias = Callable[..., Any]
 
 
 @contextmanager
-def attached(trainer: Trainer, model: Any) -> Iterator[list[Observer]]:
+def attached(args: TrainingArguments, model: Any) -> Iterator[list[Observer]]:
     """Kernels, noise on embeddings, a watch for overflows, a memory: each where the arguments ask for it.
 
     Inside, those that want to be told of the run's events.
 
     Raises ConfigurationError where the model has no place for one, or a package is missing.
     """
-    args = trainer.args
     observers: list[Observer] = []
     with ExitStack() as attachments:
         if args.use_liger_kernel:

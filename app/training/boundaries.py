@@ -5,22 +5,18 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.events import AnyEvent, EpochEnded, StepEnded
-from hexloop.domain.loop import log_evaluate_save
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
-    from hexloop.app.training.session import Session
+from hexloop.domain.state import RunState
 
 Dispatch = Callable[[AnyEvent], None]
 
 
-def asking_at_boundaries(trainer: Trainer, session: Session, dispatch: Dispatch) -> Dispatch:
-    """`dispatch`, after which an overridden `_maybe_log_save_evaluate` is asked at each end of a step or an epoch."""
+def asking_at_boundaries(parts: TrainerParts, state: RunState, dispatch: Dispatch) -> Dispatch:
+    """Return a `dispatch` that also calls an overridden `_maybe_log_save_evaluate` after every step and epoch."""
     began, last = time.time(), StepEnded(0, (), None, True)
-    ask = trainer._maybe_log_save_evaluate
+    ask = parts.hooks.maybe_log_save_evaluate.method
     parameters = inspect.signature(ask).parameters.values()
     open_ended = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     names = {each.name for each in parameters}
@@ -31,14 +27,13 @@ def asking_at_boundaries(trainer: Trainer, session: Session, dispatch: Dispatch)
         if not isinstance(event, StepEnded | EpochEnded):
             return
         last = event if isinstance(event, StepEnded) else last
-        state = session.run.state
         values = {
             "tr_loss": sum(last.losses),  # type: ignore[arg-type]
             "grad_norm": last.gradient_norm,
-            "model": trainer.model_wrapped,
+            "model": parts.model_wrapped,
             "trial": None,
-            "epoch": trainer.state.epoch,
-            "ignore_keys_for_eval": trainer.ignore_keys_for_eval,
+            "epoch": parts.state.epoch,
+            "ignore_keys_for_eval": parts.ignore_keys_for_eval,
             "start_time": began,
             "learning_rate": state.learning_rate,
         }
@@ -46,22 +41,6 @@ def asking_at_boundaries(trainer: Trainer, session: Session, dispatch: Dispatch)
             ask(*values.values())
         else:
             ask(**{name: value for name, value in values.items() if name in names})
-        trainer.control.set_due_actions([])
+        parts.control.set_due_actions([])
 
     return dispatch_and_ask
-
-
-def do_what_is_due(trainer: Trainer, session: Session) -> None:
-    """Log, evaluate and save, telling the callbacks."""
-    for event in log_evaluate_save(session.run):
-        trainer._dispatcher.dispatch(event)
-
-
-def take_checkpoint(session: Session) -> None:
-    """Take the checkpoint that is due."""
-    session.checkpoints.take(session.run.state)
-
-
-def load_best(session: Session) -> None:
-    """Put the weights of the best checkpoint in force."""
-    session.checkpoints.load_best_now(session.run.state)

@@ -6,22 +6,23 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.snapshots.torch import TorchSnapshots
-from hexloop.app.callbacks import TrainerControl, export_states, restore_states
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.storages import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.app.training.compatibility import RunSetup
 from hexloop.app.training.finished import finished_at
-from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.journaling import note_of_saves
 from hexloop.app.training.saving import companion_files
 from hexloop.app.training.states import model_state, optimizer_state, rank_files
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -34,10 +35,6 @@ from hexloop.ports.collectives import Reduction
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage
 
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
-
-
 AUTO = "auto"
 """Says to go on where there is something to go on from, and to start where there is not."""
 
@@ -48,8 +45,9 @@ class RunCheckpoints:
     Where a callback listens for saves, or a subclass writes the model itself, the save is published before they hear.
     """
 
-    def __init__(self, trainer: Trainer, store: CheckpointStore) -> None:
-        self._trainer = trainer
+    def __init__(self, parts: TrainerParts, store: CheckpointStore, settle_counters: Callable[[], None]) -> None:
+        self._parts = parts
+        self._settle_counters = settle_counters
         self._store = store
         self._required = True
         self._taken: list[AnyEvent] = []
@@ -73,13 +71,13 @@ class RunCheckpoints:
 
     def prepare(self) -> None:
         """Make room for snapshots, where any are to be taken."""
-        if self._trainer.args.save_strategy != "no":
+        if self._parts.args.save_strategy != "no":
             self._choose_way()
             self._store.prepare()
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint, by an overridden `_save_checkpoint` where there is one; see `Checkpoints.save`."""
-        if not is_overridden(self._trainer, "_save_checkpoint"):
+        if not self._parts.hooks.save_checkpoint.overridden:
             return self._save(state, required)
         return self._save_by_override(state, required)
 
@@ -89,9 +87,9 @@ class RunCheckpoints:
 
     def load_best(self, state: RunState) -> None:
         """Put the weights of the best checkpoint in force, by an overridden `_load_best_model` where there is one."""
-        own = is_overridden(self._trainer, "_load_best_model") and self._trainer.args.load_best_model_at_end
+        own = self._parts.hooks.load_best_model.overridden and self._parts.args.load_best_model_at_end
         if own and state.best_checkpoint is not None:
-            self._trainer._load_best_model()
+            self._parts.hooks.load_best_model()
         else:
             self._store.load_best(state)
 
@@ -103,7 +101,7 @@ class RunCheckpoints:
         """Callbacks hear of the save when the method has returned, whatever it did."""
         self._required, self._taken = required, []
         try:
-            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+            self._parts.hooks.save_checkpoint(self._parts.model_wrapped, None)
         finally:
             self._required, told = True, self._taken
         if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in told):
@@ -111,17 +109,16 @@ class RunCheckpoints:
         yield from told
 
     def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
-        if self._trainer._session is not None:
-            self._trainer._session.settle_counters()
-        state.callbacks = callbacks_state(self._trainer, saving=True)
+        self._settle_counters()
+        state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
         self._choose_way()
-        if self._trainer.args.save_async:
+        if self._parts.args.save_async:
             self._agree_on_way()
         return self._store.save(state, required)
 
     def _agree_on_way(self) -> None:
         """No rank writes behind the loop where a callback of one of them listens."""
-        collectives = self._trainer.adapters.collectives
+        collectives = self._parts.adapters.collectives
         if collectives.world_size > 1:
             (in_background,) = collectives.start_reduction(
                 [float(self._store.in_background)], Reduction.MINIMUM
@@ -129,69 +126,74 @@ class RunCheckpoints:
             self._store.in_background = bool(in_background)
 
     def _choose_way(self) -> None:
-        own = any(is_overridden(self._trainer, name) for name in ("save_model", "_save", "_save_checkpoint"))
-        heard = self._trainer.callback_handler.overriding("on_save") or own
-        self._store.in_background = self._trainer.args.save_async and not heard
+        heard = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
+        self._store.in_background = self._parts.args.save_async and not heard
 
 
-def make_store(trainer: Trainer, run: Run[Any, Any], storage: Storage) -> CheckpointStore:
-    """Who writes and reads this run's checkpoints on `storage`."""
-    args, kept, collectives = trainer.args, exportables(trainer, run), trainer.adapters.collectives
+def make_store(
+    parts: TrainerParts, run: Run[Any, Any], asked_accumulation: int, now: Callable[[], TrainerParts]
+) -> CheckpointStore:
+    """Return what writes and reads this run's checkpoints.
+
+    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the parts as they stand then.
+    """
+    storage = parts.adapters.storage
+    args, kept, collectives = parts.args, exportables(parts, run), parts.adapters.collectives
     return CheckpointStore(
         storage,
         CheckpointContents(
             kept,
-            lambda: companion_files(trainer),
-            snapshots=snapshots_for(trainer),
-            setup=RunSetup(trainer, run),
-            ranks=rank_files(trainer),
+            lambda: companion_files(now()),
+            snapshots=snapshots_for(parts),
+            setup=RunSetup(parts, run, asked_accumulation),
+            ranks=rank_files(parts),
             written={"model"} if args.save_only_model else None,
         ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
-        environment=_environment(trainer),
+        environment=_environment(parts),
         load_best_at_end=args.load_best_model_at_end,
-        note=note_of_saves(trainer.adapters.journal, storage),
+        note=note_of_saves(parts.adapters.journal, storage),
         collectives=collectives,
         in_background=args.save_async,
         skip_when_busy=args.save_when_busy == "skip",
     )
 
 
-def snapshots_for(trainer: Trainer) -> TorchSnapshots:
+def snapshots_for(parts: TrainerParts) -> TorchSnapshots:
     """Memory for the trainer's state, whose copies are done before the optimizer changes what they copy."""
     snapshots = TorchSnapshots()
-    if trainer.adapters.device.name.startswith("cuda"):
-        trainer.optimizer.register_step_pre_hook(lambda *_: snapshots.wait_before_update())
+    if parts.adapters.device.name.startswith("cuda"):
+        parts.optimizer.register_step_pre_hook(lambda *_: snapshots.wait_before_update())
     return snapshots
 
 
-def exportables(trainer: Trainer, run: Run[Any, Any]) -> dict[str, Exportable]:
+def exportables(parts: TrainerParts, run: Run[Any, Any]) -> dict[str, Exportable]:
     """Whoever keeps something between steps, by the name of its file."""
     return {
-        "model": model_state(trainer),
-        "optimizer": optimizer_state(trainer),
+        "model": model_state(parts),
+        "optimizer": optimizer_state(parts),
         "scheduler": run.scheduler,
-        "scaler": trainer.adapters.precision,
+        "scaler": parts.adapters.precision,
         "losses": run.losses,
         "data": run.batches,
-        "random": trainer.adapters.device,
+        "random": parts.adapters.device,
     }
 
 
-def _environment(trainer: Trainer) -> dict[str, str]:
+def _environment(parts: TrainerParts) -> dict[str, str]:
     """Facts on which the last bits of a result may depend."""
     return {
         "machine": platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
-        "device": trainer.adapters.device.name,
-        "precision": trainer.adapters.precision.name,
+        "device": parts.adapters.device.name,
+        "precision": parts.adapters.precision.name,
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
     }
 
 
-def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
+def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
     """Put a new run where a checkpoint left off: a folder by its path, or with True the newest good one of the run's.
 
     "auto" is True where there is any, and leaves the run at its start where there is none; a run that is finished has
@@ -205,41 +207,43 @@ def restore(trainer: Trainer, run: Run[Any, Any], store: CheckpointStore, resume
         refuse_foreign(str(resume_from))
     store.alone = resume_from == AUTO
     newest = resume_from in (True, AUTO)
-    state = store.resume() if newest else _resume_folder(trainer, store, str(resume_from))
+    state = store.resume() if newest else _resume_folder(parts, store, str(resume_from))
     if state is None:
         if resume_from == AUTO:
             return
-        _refuse_foreign_ones(trainer.adapters.storage)
+        _refuse_foreign_ones(parts.adapters.storage)
         raise CheckpointError(
             "You chose resume_from_checkpoint=True, but there is no good checkpoint in "
-            f"{trainer.adapters.storage.capabilities.location}; name one, or train from the start."
+            f"{parts.adapters.storage.capabilities.location}; name one, or train from the start."
         )
-    if trainer.args.should_log:
+    if parts.args.should_log:
         _warn_of_another_order(run.state, state)
-    if trainer.args.ignore_data_skip:
+    if parts.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state
-    if resume_from == AUTO and finished_at(trainer.adapters.storage, trainer.args, store.latest) is not None:
+    if resume_from == AUTO and finished_at(parts.adapters.storage, parts.args, store.latest) is not None:
         state.due = []
         run.control.should_training_stop = True
-    restore_callbacks(trainer, state.callbacks, trainer.args.restore_callback_states_from_checkpoint)
+    rebuild = parts.args.restore_callback_states_from_checkpoint
+    restore_callbacks(parts.callback_handler, parts.control, state.callbacks, rebuild)
 
 
-def callbacks_state(trainer: Trainer, saving: bool = False) -> dict[str, Any]:
-    """What the trainer's callbacks keep, by the name of their class; with its switches, as they are while `saving`."""
-    switches = replace(trainer.control, should_save=saving or trainer.control.should_save)
-    return export_states([*trainer.callback_handler.callbacks, switches])
+def callbacks_state(handler: CallbackHandler, control: TrainerControl, saving: bool = False) -> dict[str, Any]:
+    """Return the state of the callbacks and of the control, as it is while `saving`, by class name."""
+    switches = replace(control, should_save=saving or control.should_save)
+    return export_states([*handler.callbacks, switches])
 
 
-def restore_callbacks(trainer: Trainer, states: Mapping[str, Any], made_anew: bool = False) -> None:
-    """Let each callback remember what `states` says; or, `made_anew`, let one that is made from it take its place."""
-    control = trainer.control
-    *restored, switches = restore_states([*trainer.callback_handler.callbacks, control], states)
-    if made_anew:
-        trainer.callback_handler.callbacks = restored
+def restore_callbacks(
+    handler: CallbackHandler, control: TrainerControl, states: Mapping[str, Any], rebuild: bool = False
+) -> None:
+    """Restore the attributes of each callback, or with `rebuild` replace each by one that is built from its state."""
+    *restored, switches = restore_states([*handler.callbacks, control], states)
+    if rebuild:
+        handler.callbacks = restored
         control.take_over(replace(cast(TrainerControl, switches), should_training_stop=control.should_training_stop))
     else:
-        _take_attributes(trainer.callback_handler.callbacks, restored)
+        _take_attributes(handler.callbacks, restored)
 
 
 def _refuse_foreign_ones(storage: Storage) -> None:
@@ -251,9 +255,9 @@ def _refuse_foreign_ones(storage: Storage) -> None:
         refuse_foreign(os.path.join(folder or "", checkpoint_name(step)))
 
 
-def _resume_folder(trainer: Trainer, store: CheckpointStore, folder: str) -> RunState | None:
+def _resume_folder(parts: TrainerParts, store: CheckpointStore, folder: str) -> RunState | None:
     """Resume from a folder of the run's own storage, or of anywhere else, by its path or URL."""
-    own = trainer.adapters.storage.capabilities
+    own = parts.adapters.storage.capabilities
     if own.local_folder is None and os.sep not in folder:
         return store.resume(folder)
     parent, name = split_location(folder)
@@ -279,11 +283,11 @@ def _take_attributes(callbacks: list[Any], restored: list[Any]) -> None:
                 setattr(callback, name, getattr(twin, name))
 
 
-def refuse_unwritable(trainer: Trainer) -> None:
-    """Raise ConfigurationError where the run is to save to a folder that cannot be written to."""
-    storage, place = trainer.adapters.storage, str(trainer.args.output_dir)
+def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:
+    """Raise ConfigurationError if the run saves to a folder that cannot be written to."""
+    place = str(args.output_dir)
     folder = storage.capabilities.local_folder
-    if str(trainer.args.save_strategy) == "no":
+    if str(args.save_strategy) == "no":
         return
     if is_elsewhere(place):
         refuse_unreachable(place, storage)
@@ -296,7 +300,7 @@ def refuse_unwritable(trainer: Trainer) -> None:
     except OSError as error:
         raise ConfigurationError(
             [
-                f"You chose output_dir={trainer.args.output_dir!r}, but it cannot be written to ({error}); "
+                f"You chose output_dir={args.output_dir!r}, but it cannot be written to ({error}); "
                 "choose another folder, or save_strategy='no'."
             ]
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 
@@ -15,13 +15,11 @@ from hexloop.app.training.learning_rates import make_schedule
 from hexloop.app.training.loaders import global_batch_size
 from hexloop.app.training.sharded import layout_of, own_class
 from hexloop.app.training.states import group_sizes, model_state
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.run import Run
 from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 MAY_CHANGE = frozenset(
     {"params", "param_names", "lr", "initial_lr", "max_lr", "min_lr"}
@@ -36,12 +34,13 @@ class RunSetup:
     Made before the first step, as a schedule may change the optimizer's options on the way.
     """
 
-    def __init__(self, trainer: Trainer, run: Run[Any, Any]) -> None:
-        self._trainer = trainer
+    def __init__(self, parts: TrainerParts, run: Run[Any, Any], asked_accumulation: int) -> None:
+        self._parts = parts
+        self._asked_accumulation = asked_accumulation
         self._run = run
-        found = ("batch_size",) if trainer.args.auto_find_batch_size else ()
-        self._accepted = frozenset((*trainer.args.resume_despite, *found))
-        self._model = model_state(trainer)
+        found = ("batch_size",) if parts.args.auto_find_batch_size else ()
+        self._accepted = frozenset((*parts.args.resume_despite, *found))
+        self._model = model_state(parts)
         self._document = self._described()
 
     def document(self) -> Mapping[str, Any]:
@@ -68,7 +67,7 @@ class RunSetup:
         left = set()
         if self._other_optimizer(saved):
             left.add("optimizer")
-            if self._trainer.args.should_log:
+            if self._parts.args.should_log:
                 warnings.warn(
                     "The optimizer begins anew, as the checkpoint's is another: its moments are gone.", stacklevel=2
                 )
@@ -91,23 +90,23 @@ class RunSetup:
             self._count_batches(state)  # as many processes, or as much accumulation, give the same steps otherwise
 
     def _described(self) -> dict[str, Any]:
-        trainer, optimizer = self._trainer, self._trainer.optimizer
-        model = trainer.adapters.parallelism.unwrap(trainer.model)
+        parts, optimizer = self._parts, self._parts.optimizer
+        model = parts.adapters.parallelism.unwrap(parts.model)
         return {
             "model": own_class(model).__qualname__,
-            "precision": trainer.adapters.precision.name,
+            "precision": parts.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
-            "batch_size": global_batch_size(trainer.args, trainer._train_batch_size),
-            "asked_accumulation": trainer._asked_accumulation or trainer.args.gradient_accumulation_steps,
+            "batch_size": global_batch_size(parts.args, parts.train_batch_size),
+            "asked_accumulation": self._asked_accumulation,
             "optimizer": {
                 "class": type(optimizer).__qualname__,
-                "by_arguments": trainer.makes_optimizer or optimizer is trainer._standard_optimizer,
+                "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
                 "groups": [
                     _options(group, size)
-                    for group, size in zip(optimizer.param_groups, group_sizes(trainer), strict=True)
+                    for group, size in zip(optimizer.param_groups, group_sizes(parts), strict=True)
                 ],
-                "without_decay": _without_decay(model, layout_of(trainer)),
+                "without_decay": _without_decay(model, layout_of(parts)),
             },
         }
 
@@ -152,7 +151,7 @@ class RunSetup:
         then, now = saved.get("optimizer"), self._document["optimizer"]
         if then is None:
             return
-        for live, before, own in zip(self._trainer.optimizer.param_groups, then["groups"], now["groups"], strict=True):
+        for live, before, own in zip(self._parts.optimizer.param_groups, then["groups"], now["groups"], strict=True):
             for name, value in own.items():
                 if name != "parameters" and before.get(name) != value:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value
@@ -164,7 +163,7 @@ class RunSetup:
             state.batches = math.ceil(state.position / size)
             return
         left = (samples - state.position) / size
-        left = math.floor(left) if self._trainer.args.dataloader_drop_last else math.ceil(left)
+        left = math.floor(left) if self._parts.args.dataloader_drop_last else math.ceil(left)
         state.batches = max(0, plan.batches_per_epoch - max(0, left))
 
     def _stretch_plan(self, state: RunState) -> None:
@@ -172,7 +171,7 @@ class RunSetup:
 
         Where the steps are given, it is the passes over the data that are counted anew.
         """
-        run, args = self._run, self._trainer.args
+        run, args = self._run, self._parts.args
         plan = run.plan
         if plan.batches_per_epoch is None or self._document["samples_per_epoch"] is None:
             return
@@ -186,8 +185,8 @@ class RunSetup:
         passes_left = max(0.0, args.num_train_epochs - passes)
         total = state.step + math.ceil(passes_left * plan.steps_per_epoch - 1e-9)
         run.plan = evolve(plan, total_steps=total)
-        if self._trainer.makes_scheduler and isinstance(run.scheduler, ScheduledRates):
-            run.scheduler.shape = make_schedule(args, total, self._trainer.optimizer)  # type: ignore[assignment]
+        if self._parts.makes_scheduler and isinstance(run.scheduler, ScheduledRates):
+            run.scheduler.shape = make_schedule(args, total, self._parts.optimizer)  # type: ignore[assignment]
 
     @staticmethod
     def _of_class(saved: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define, field
@@ -14,6 +14,14 @@ from hexloop.ports.batches import Padding
 
 Total = Callable[[float], float]
 """From a number of this process to the sum over all processes, which call it together."""
+
+
+class Counter(Protocol):
+    """Counts over micro-batches; counts may stay on the device until they are needed."""
+
+    def settle(self) -> None:
+        """Add the pending counts to the run's state."""
+        ...
 
 
 def _own(number: float) -> float:

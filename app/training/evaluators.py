@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,8 +15,8 @@ from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchE
 from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
 from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.attachments import with_past
-from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.inputs import named_on
 from hexloop.app.training.loaders import expected_rows
 from hexloop.app.training.losses import HALF_FORMATS, loss_in_force
@@ -24,67 +24,65 @@ from hexloop.app.training.refusals import refuse_metrics
 from hexloop.app.training.sharded import is_sharded, refuse_unprepared
 from hexloop.app.training.sharing import evaluation_batches
 from hexloop.app.training.worlds import ranks_of
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
-
-def standard_prediction_step(trainer: Trainer) -> Callable[..., Any]:
+def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     """The prediction step that `Trainer.prediction_step` is unless it is overridden.
 
     Of an overridden `_prepare_inputs` it predicts what that makes of a batch.
     """
-    step = _prediction_step(trainer)
-    if not is_overridden(trainer, "_prepare_inputs"):
+    step = _prediction_step(parts)
+    if not parts.hooks.prepare_inputs.overridden:
         return step
 
     def prepare(inputs: Any) -> Any:
-        return trainer._prepare_inputs(copied(inputs))
+        return parts.hooks.prepare_inputs(copied(inputs))
 
     return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
 
 
-def _prediction_step(trainer: Trainer) -> PredictionStep:
+def _prediction_step(parts: TrainerParts) -> PredictionStep:
     """A loss that divides by the item count in training does so here, where the items are those of one batch.
 
     What mixed precision computes in half comes out in float32.
     """
-    loss = loss_in_force(trainer)
-    precision = trainer.adapters.precision
+    loss = loss_in_force(parts)
+    precision = parts.adapters.precision
 
     def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
-        items = item_count(inputs, trainer.label_names, loss.shifted) if loss.normalises else None
+        items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
         return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
 
     def wrap_in_full(forward: Any) -> Any:
         wrapped = precision.wrap(forward)
         return lambda *args, **kwargs: in_full_precision(wrapped(*args, **kwargs))
 
-    config = getattr(trainer.model, "config", None)
+    config = getattr(parts.model, "config", None)
     ignored = () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",))
     return PredictionStep(
         compute,
         wrap_in_full if precision.name in HALF_FORMATS else precision.wrap,
-        trainer.label_names,
+        parts.label_names,
         ignored,
-        not trainer.label_names and trainer.can_return_loss,
+        not parts.label_names and parts.can_return_loss,
     )
 
 
 def make_evaluator(
-    trainer: Trainer, loader: Any, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str, keep: bool
+    parts: TrainerParts, loader: Any, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str, keep: bool
 ) -> TorchEvaluator:
     """Whoever answers the Evaluator port for `loader`. `keep`: the predictions are wanted, whoever saw each batch's.
 
     Raises ConfigurationError where the arguments ask for metrics that cannot be computed so.
     """
-    args = trainer.args
-    refuse_metrics(args, trainer.compute_metrics)
-    trainer.callback_handler.eval_dataloader = loader
-    model = _in_training(trainer) if trainer.is_in_train else _prepared(trainer)
+    args = parts.args
+    refuse_metrics(args, parts.compute_metrics)
+    parts.callback_handler.eval_dataloader = loader
+    model = _prepared(parts) if parts.run is None else _in_training(parts)
     rows = expected_rows(loader)
-    loader = evaluation_batches(trainer, loader)
+    loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
         prefix=prefix,
         loss_only=args.prediction_loss_only if loss_only is None else loss_only,
@@ -95,63 +93,63 @@ def make_evaluator(
         keep=keep,
         include=args.include_for_metrics,
         filter_nan=args.logging_nan_inf_filter,
-        main_input=trainer.main_input_name,
-        dtype=None if trainer.is_in_train else _full_evaluation_type(trainer),
+        main_input=parts.main_input_name,
+        dtype=_full_evaluation_type(args) if parts.run is None else None,
         expected_rows=rows or 0,
         folder=_made(args.predictions_folder),
-        preparation_seconds=trainer.model_preparation_time,
+        preparation_seconds=parts.preparation.seconds,
     )
     known = "an unknown number of" if rows is None else rows
     logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
-    overridden = is_overridden(trainer, "prediction_step")
-    own = overridden or is_overridden(trainer, "compute_loss")
-    step = trainer.prediction_step if overridden else standard_prediction_step(trainer)
+    overridden = parts.hooks.prediction_step.overridden
+    own = overridden or parts.hooks.compute_loss.overridden
+    step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
     return TorchEvaluator(
         model,
         loader,
         step if args.past_index < 0 else with_past(args.past_index, step),
-        named_on(trainer, transfer_to(trainer.adapters.device.name, non_blocking=True), own),
+        named_on(parts, transfer_to(parts.adapters.device.name, non_blocking=True), own),
         row_count,
-        trainer.compute_metrics,
-        trainer.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
+        parts.compute_metrics,
+        parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        ranks_of(trainer),
-        modes=None if trainer._session is None else trainer._session.modes,
+        ranks_of(parts),
+        modes=parts.modes,
     )
 
 
-def _in_training(trainer: Trainer) -> Any:
+def _in_training(parts: TrainerParts) -> Any:
     """The model as training has it; one that every process holds whole, without what lets its gradients meet."""
-    parallelism = trainer.adapters.parallelism
+    parallelism = parts.adapters.parallelism
     if parallelism.capabilities.processes and not parallelism.capabilities.sharded:
-        return trainer.model
-    return trainer.model_wrapped
+        return parts.model
+    return parts.model_wrapped
 
 
-def _prepared(trainer: Trainer) -> Any:
-    """The model outside of a run, on its device and in the mode for evaluation, in which it stays.
+def _prepared(parts: TrainerParts) -> Any:
+    """Return the model outside of a run, on its device and in evaluation mode, in which it stays.
 
-    Where no run has prepared it yet, how long that took is noted in `model_preparation_time`, rounded to 4 decimals.
+    Before the first run, records how many seconds this took, rounded to 4 decimals.
     """
-    clock = trainer.adapters.clock
+    clock = parts.adapters.clock
     began = clock.monotonic()
-    model = trainer.place_model()
-    refuse_unprepared(trainer)
-    parallelism = trainer.adapters.parallelism
-    if is_sharded(trainer):
-        model = trainer.model_wrapped
+    model = parts.hooks.place_model()
+    refuse_unprepared(parts.adapters, parts.model)
+    parallelism = parts.adapters.parallelism
+    if is_sharded(parallelism, parts.model):
+        model = parts.model_wrapped
     elif parallelism.capabilities.several_devices:
         model, _ = parallelism.prepare(model, lambda _wrapped: None)
-    if trainer.model_preparation_time is None and trainer.state.global_step == 0:
-        trainer.model_preparation_time = round(clock.monotonic() - began, 4)
+    if parts.preparation.seconds is None and parts.state.global_step == 0:
+        parts.preparation.seconds = round(clock.monotonic() - began, 4)
     model.eval()
     return model
 
 
-def _full_evaluation_type(trainer: Trainer) -> torch.dtype | None:
-    if trainer.args.bf16_full_eval:
+def _full_evaluation_type(args: TrainingArguments) -> torch.dtype | None:
+    if args.bf16_full_eval:
         return torch.bfloat16
-    return torch.float16 if trainer.args.fp16_full_eval else None
+    return torch.float16 if args.fp16_full_eval else None
 
 
 def _made(folder: str | None) -> str | None:

@@ -9,31 +9,27 @@ from __future__ import annotations
 import json
 import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.selection import from_newest, publish_staged, readable_manifests
 from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 FINISHED = "finished.json"
 
 
-def note_finished(trainer: Trainer) -> None:
-    """Write down that the live run of `trainer` is finished, for as long as it is not to be longer."""
-    session, storage = trainer._session, trainer.adapters.storage
-    if session is None or not trainer.is_world_process_zero():
-        return
-    state, last = session.run.state, session.checkpoints.latest
+def note_finished(storage: Storage, args: TrainingArguments, state: RunState, last: str | None) -> None:
+    """Record that a run is finished, unless its arguments are changed later to make it longer.
+
+    last: the newest checkpoint of the run.
+    """
     try:
         ended_with = None if last is None else read_manifest(storage, last).session
         document = {"run": state.run, "step": state.step, "checkpoint": last, "session": ended_with}
         storage.remove(FINISHED)
-        storage.write(FINISHED, [f"{json.dumps({**document, **_length(trainer.args)}, indent=2)}\n".encode()])
+        storage.write(FINISHED, [f"{json.dumps({**document, **_length(args)}, indent=2)}\n".encode()])
     except (CheckpointError, StorageError) as error:
         warnings.warn(
             f"It could not be written down that the run is finished ({error}); resume_from_checkpoint='auto' will go "

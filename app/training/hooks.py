@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat
 
+from attrs import define
 from torch import Tensor
 
 from hexloop.adapters.batches.torch.transfer import copied
@@ -15,23 +16,6 @@ from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.adapters.trainable.torch.world import settled
 from hexloop.ports.learner import Learner
 from hexloop.ports.precision import Precision
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def standard(method: Method) -> Method:
-    """Mark a method as the one that a run knows a shorter way around, as long as nobody overrides it.
-
-    The mark is the method itself, as functools.wraps copies marks to the override that it describes.
-    """
-    method.__is_standard__ = method  # type: ignore[attr-defined]
-    return method
-
-
-def is_overridden(instance: object, name: str) -> bool:
-    """Whether the method `name` is another than the standard one: in a subclass, or set on the instance."""
-    method = getattr(type(instance), name)
-    return name in vars(instance) or getattr(method, "__is_standard__", None) is not method
 
 
 @contextmanager
@@ -52,6 +36,18 @@ def computing_in_format(model: Any, precision: Precision[Any]) -> Iterator[None]
             model.forward = own
 
 
+@define
+class WindowState:
+    """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
+
+    last_of_window: whether the gradients of the current micro-batch are those of an optimizer step.
+    length: micro-batches of the current window; None if no hook that asks for it is overridden.
+    """
+
+    last_of_window: bool = True
+    length: int | None = None
+
+
 class OverriddenTrainingStep:
     """A learner whose micro-step is the user's `training_step(model, inputs[, num_items_in_batch])`.
 
@@ -65,6 +61,7 @@ class OverriddenTrainingStep:
         model: Any,
         training_step: Callable[..., Tensor],
         enter_training_mode: Callable[[], None],
+        window: WindowState,
     ) -> None:
         parameters = inspect.signature(training_step).parameters.values()
         self._takes_count = any(
@@ -74,19 +71,17 @@ class OverriddenTrainingStep:
         self._enter_training_mode = enter_training_mode
         self._model = model
         self.standard = standard
-        self.window_items: Any = None
-        self.last_of_window = True
-        self.window_length: int | None = None
+        self._window = window
 
     def count_items(self, window: Sequence[Any]) -> object:
         """As the standard learner counts."""
-        self.window_length = len(window)
+        self._window.length = len(window)
         return settled(self.standard.count_items(window))
 
     def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
         """The user's step, on a copy of the batch's mapping, as it may take entries out."""
         inputs = copied(batch)
-        self.window_items, self.last_of_window = window_items, last_of_window
+        self._window.last_of_window = last_of_window
         self._enter_training_mode()
         if self._takes_count:
             return self._training_step(self._model, inputs, num_items_in_batch=window_items).detach()
@@ -107,7 +102,9 @@ class OverriddenBatchSamples:
     Where that counts nothing, `learner` does.
     """
 
-    def __init__(self, learner: Learner[Any, Tensor], get_batch_samples: Callable[..., Any], device: Any) -> None:
+    def __init__(
+        self, learner: Learner[Any, Tensor], get_batch_samples: Callable[..., Any], device: Any, window: WindowState
+    ) -> None:
         self.learner = learner
         self.micro_step = learner.micro_step
         self.update = learner.update
@@ -115,12 +112,7 @@ class OverriddenBatchSamples:
         takes_device = "device" in inspect.signature(get_batch_samples).parameters
         self._get = partial(get_batch_samples, device=device) if takes_device else get_batch_samples
         self._count: object = None
-        self.window_length: int | None = None
-
-    @property
-    def last_of_window(self) -> bool:
-        """As the learner has it."""
-        return getattr(self.learner, "last_of_window", True)
+        self._window = window
 
     def windows(self, batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
         """The user's windows of a pass over the data."""
@@ -133,5 +125,5 @@ class OverriddenBatchSamples:
 
     def count_items(self, window: Sequence[Any]) -> object:
         """The user's count of the present window."""
-        self.window_length = len(window)
+        self._window.length = len(window)
         return self.learner.count_items(window) if self._count is None else self._count

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 from torch import Tensor
 
 from hexloop.app.training.columns import find_label_names, forward_parameters, returns_loss_unasked
-from hexloop.app.training.hooks import is_overridden
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import DataError
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 LABELS = "labels"
 
@@ -47,30 +44,37 @@ class NamedByPosition:
         return dict(zip(self.names, values, strict=False)) | labels
 
 
-def needs_labels_of_its_own(trainer: Trainer) -> bool:
-    """Whether the loss is computed from labels that the model's forward does not take."""
-    own = trainer.compute_loss_func is not None or bool(trainer.args.label_smoothing_factor)
-    return (own or is_overridden(trainer, "compute_loss")) and not find_label_names(trainer.model)
+def needs_own_labels(model: Any, has_own_loss: bool) -> bool:
+    """Return whether the loss is computed from labels that the model's forward does not take.
+
+    has_own_loss: whether something else than the model computes the loss.
+    """
+    return has_own_loss and not find_label_names(model)
 
 
-def named_by_position(trainer: Trainer) -> NamedByPosition:
+def named_by_position(parts: TrainerParts) -> NamedByPosition:
     """What names the tensors of a batch as the model's forward does."""
-    parameters = forward_parameters(trainer.model).values()
+    parameters = forward_parameters(parts.model).values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return NamedByPosition(type(trainer.model).__name__, names, needs_labels_of_its_own(trainer))
+    return NamedByPosition(type(parts.model).__name__, names, needs_own_labels(parts.model, _has_own_loss(parts)))
 
 
-def named_on(trainer: Trainer, transfer: Callable[[Any], Any], takes_any_batch: bool) -> Callable[[Any], Any]:
+def named_on(parts: TrainerParts, transfer: Callable[[Any], Any], takes_any_batch: bool) -> Callable[[Any], Any]:
     """`transfer`, which also names the tensors of a batch, unless a method of the user's `takes_any_batch`."""
     if takes_any_batch:
         return transfer
-    named = named_by_position(trainer)
+    named = named_by_position(parts)
     return lambda batch: named(transfer(batch))
 
 
-def default_label_names(trainer: Trainer) -> list[str]:
-    """The inputs that are labels where the arguments do not say: what forward takes as such, or a loss of its own."""
-    names = find_label_names(trainer.model)
-    if not names and needs_labels_of_its_own(trainer) and not returns_loss_unasked(trainer.model):
+def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
+    """Return the inputs that are labels if the arguments do not name them: those of forward, or of a separate loss."""
+    names = find_label_names(model)
+    if not names and needs_own_labels(model, has_own_loss) and not returns_loss_unasked(model):
         return [LABELS]
     return names
+
+
+def _has_own_loss(parts: TrainerParts) -> bool:
+    smoothed = bool(parts.args.label_smoothing_factor)
+    return parts.compute_loss_func is not None or smoothed or parts.hooks.compute_loss.overridden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -13,14 +13,12 @@ from attrs import define, field
 from hexloop.adapters.batches.torch.transfer import Transfer
 from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerprint
 from hexloop.app.training.worlds import totals_of
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.run import Run
 from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.storage import Storage
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 ASIDE = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
 """Arguments that say nothing about how a run goes."""
@@ -144,11 +142,11 @@ class RunJournal:
         return act_unless_failed
 
 
-def journal_of(trainer: Trainer) -> RunJournal:
+def journal_of(parts: TrainerParts) -> RunJournal:
     """Who follows the next run of `trainer`."""
-    args, adapters = trainer.args, trainer.adapters
+    args, adapters = parts.args, parts.adapters
     settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in ASIDE}
-    return RunJournal(adapters.journal, adapters.device.name, settings, args.journal == "steps", totals_of(trainer))
+    return RunJournal(adapters.journal, adapters.device.name, settings, args.journal == "steps", totals_of(parts))
 
 
 def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:

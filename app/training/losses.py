@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -26,10 +26,7 @@ from hexloop.app.training.columns import (
     shifts_labels,
     takes_any_keyword,
 )
-from hexloop.app.training.hooks import is_overridden
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
+from hexloop.app.wiring.parts import TrainerParts
 
 HALF_FORMATS = ("bf16", "fp16")
 """The precisions under which a model returns half precision."""
@@ -101,49 +98,59 @@ def _has_several_labels_a_row(model: Any) -> bool:
     return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
 
 
-def loss_in_force(trainer: Trainer) -> LossChoice:
+def standard_loss(parts: TrainerParts) -> LossChoice:
+    """Return the loss that the arguments and the model call for."""
+    found, stated = takes_any_keyword(parts.model), parts.model_accepts_loss_kwargs
+    divides = None if found == stated else stated
+    return choose_loss(
+        parts.model, parts.args, parts.label_names, parts.compute_loss_func, divides, parts.label_smoother
+    )
+
+
+def loss_in_force(parts: TrainerParts) -> LossChoice:
     """The loss that the Trainer's `compute_loss` gives, overridden or not.
 
     An overridden one is taken to divide by the item count where the model's own loss does and it takes the count,
     unless `loss_is_scaled_for_ga` says otherwise. Under mixed precision it sees what the model returns in float32.
     """
-    return _in_own_context(trainer, _loss_in_force(trainer))
+    return _in_own_context(parts, _loss_in_force(parts))
 
 
-def _loss_in_force(trainer: Trainer) -> LossChoice:
-    choice = trainer.loss_choice
-    if not is_overridden(trainer, "compute_loss"):
+def _loss_in_force(parts: TrainerParts) -> LossChoice:
+    choice = standard_loss(parts)
+    if not parts.hooks.compute_loss.overridden:
         return choice
-    takes_count = _takes_count(trainer.compute_loss)
+    compute_loss = parts.hooks.compute_loss.method
+    takes_count = _takes_count(compute_loss)
     normalises = choice.normalises and takes_count
-    if trainer.loss_is_scaled_for_ga is not None:
-        normalises = trainer.loss_is_scaled_for_ga
-    compute = _asked_what_it_takes(trainer.compute_loss, takes_count)
-    if trainer.adapters.precision.name in HALF_FORMATS:
+    if parts.loss_is_scaled_for_ga is not None:
+        normalises = parts.loss_is_scaled_for_ga
+    compute = _asked_what_it_takes(compute_loss, takes_count)
+    if parts.adapters.precision.name in HALF_FORMATS:
         compute = _with_outputs_in_full(compute)
     return LossChoice(_on_copies(compute), normalises, choice.shifted)
 
 
-def _in_own_context(trainer: Trainer, choice: LossChoice) -> LossChoice:
+def _in_own_context(parts: TrainerParts, choice: LossChoice) -> LossChoice:
     """The loss, computed in the contexts of a subclass."""
-    names = ("compute_loss_context_manager", "autocast_smart_context_manager")
-    if not any(is_overridden(trainer, name) for name in names):
+    hooks = parts.hooks
+    if not (hooks.compute_loss_context_manager.overridden or hooks.autocast_smart_context_manager.overridden):
         return choice
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        with trainer.compute_loss_context_manager():
+        with hooks.compute_loss_context_manager():
             return choice.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
     return evolve(choice, compute=compute)
 
 
-def preparing(trainer: Trainer, choice: LossChoice) -> LossChoice:
+def preparing(parts: TrainerParts, choice: LossChoice) -> LossChoice:
     """The loss of what an overridden `_prepare_inputs` makes of a batch."""
-    if not is_overridden(trainer, "_prepare_inputs"):
+    if not parts.hooks.prepare_inputs.overridden:
         return choice
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        prepared = trainer._prepare_inputs(copied(inputs))
+        prepared = parts.hooks.prepare_inputs(copied(inputs))
         return choice.compute(model, prepared, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
     return evolve(choice, compute=compute)

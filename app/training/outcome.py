@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
-from hexloop.app.training.finished import note_finished
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 FAILED = 1
 """The exit code of a program whose run's last steps are not saved, though it was stopped, or a save of them failed."""
@@ -44,11 +40,16 @@ class Outcome:
         return STOPPED if self.checkpoint is not None else FAILED
 
 
-def watch_outcome(trainer: Trainer) -> dict[type[AnyEvent], Callable[[Any], None]]:
-    """What is to be told of which event, so that `trainer.outcome` says how the run ended; until then it is None."""
+def watch_outcome(
+    set_outcome: Callable[[Outcome | None], None], note_finished: Callable[[], None]
+) -> dict[type[AnyEvent], Callable[[Any], None]]:
+    """Return the event handlers that find out how the run ended; `set_outcome` gets None until then.
+
+    note_finished: called if the run reached its end and its last save succeeded.
+    """
     published: set[str] = set()
     failed: set[int] = set()
-    trainer.outcome = None
+    set_outcome(None)
 
     def saved(event: CheckpointPublished) -> None:
         published.add(event.name)
@@ -57,8 +58,8 @@ def watch_outcome(trainer: Trainer) -> dict[type[AnyEvent], Callable[[Any], None
     def ended(event: TrainEnded) -> None:
         last = checkpoint_name(event.step)
         checkpoint = last if last in published else None
-        trainer.outcome = Outcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed))
+        set_outcome(Outcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed)))
         if not event.stopped and published and not failed:
-            note_finished(trainer)
+            note_finished()
 
     return {CheckpointPublished: saved, SaveFailed: lambda event: failed.add(event.step), TrainEnded: ended}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from hexloop.app.storages import as_location, split_location, storage_for
 from hexloop.app.training.checkpoints import AUTO
@@ -11,16 +10,12 @@ from hexloop.domain.checkpoints.selection import from_newest, publish_staged, re
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage
 
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
+def likely_checkpoint(own: Storage, resume_from: str | bool) -> tuple[Storage, str | None]:
+    """Return the storage and the name of the checkpoint that `resume_from` most likely means; None if there is none.
 
-def likely_checkpoint(trainer: Trainer, resume_from: str | bool) -> tuple[Storage, str | None]:
-    """Where the checkpoint lies that `resume_from` most likely means, and its name; None where there is none.
-
-    Nothing is verified, so that the newest may turn out to be damaged, and the run go on from another.
+    own: the run's storage. Nothing is verified: if the newest turns out to be damaged, the run resumes from another.
     """
-    own = trainer.adapters.storage
     if resume_from in (True, AUTO):
         with suppress(StorageError):
             publish_staged(own)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hexloop.adapters.batches.torch.batches import length_of
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.learning_rates import make_schedule
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 
 class Refusals:
@@ -40,22 +37,20 @@ class Refusals:
             raise ConfigurationError(self._problems)
 
 
-def refuse_evaluation_without_data(trainer: Trainer) -> None:
+def refuse_evaluation_without_data(parts: TrainerParts) -> None:
     """Raise ConfigurationError where evaluations are due in the run, and nothing is there to evaluate on."""
-    args = trainer.args
+    args = parts.args
     due = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no" or args.eval_on_start
-    if not due or is_overridden(trainer, "evaluate") or is_overridden(trainer, "get_eval_dataloader"):
+    if not due or parts.hooks.evaluate.overridden or parts.hooks.get_eval_dataloader.overridden:
         return
-    if trainer.eval_dataset is None:
+    if parts.eval_dataset is None:
         raise ConfigurationError(
             [
                 f"You chose eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r}, but the "
                 "Trainer has no data to evaluate on; pass eval_dataset, or set eval_strategy='no'."
             ]
         )
-    datasets = (
-        trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval_dataset": trainer.eval_dataset}
-    )
+    datasets = parts.eval_dataset if isinstance(parts.eval_dataset, dict) else {"eval_dataset": parts.eval_dataset}
     empty = [name for name, dataset in datasets.items() if length_of(dataset) == 0]
     if empty or not datasets:
         raise ConfigurationError(
@@ -66,22 +61,22 @@ def refuse_evaluation_without_data(trainer: Trainer) -> None:
         )
 
 
-def refuse_optimizer(trainer: Trainer, total_steps: int) -> None:
+def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
     """Raise ConfigurationError where the optimizer or the schedule cannot be made, or is of other parameters."""
     with Refusals() as refusals:
-        _refuse_optimizer_of_whole_parameters(trainer)
+        _refuse_optimizer_of_whole_parameters(parts)
     with refusals:
-        if trainer.makes_optimizer:
-            trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+        if parts.makes_optimizer:
+            parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
     with refusals:
-        if trainer.makes_scheduler:
-            make_schedule(trainer.args, total_steps)
+        if parts.makes_scheduler:
+            make_schedule(parts.args, total_steps)
     refusals.settle()
 
 
-def _refuse_optimizer_of_whole_parameters(trainer: Trainer) -> None:
-    capabilities = trainer.adapters.parallelism.capabilities
-    if capabilities.sharded and not trainer._own_optimizer:
+def _refuse_optimizer_of_whole_parameters(parts: TrainerParts) -> None:
+    capabilities = parts.adapters.parallelism.capabilities
+    if capabilities.sharded and not parts.own_optimizer:
         raise ConfigurationError(
             [
                 f"You gave the Trainer an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()) with "

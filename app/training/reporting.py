@@ -1,4 +1,4 @@
-"""How the numbers of a run reach its history, its callbacks and its loggers."""
+"""Passes the numbers of a run to its history, its callbacks and its loggers."""
 
 from __future__ import annotations
 
@@ -7,67 +7,73 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.display import ProgressDisplay
 from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.fail_safe import LoggerGroup
-from hexloop.domain.run import Run
 from hexloop.ports.logger import Record, RunInformation
 
 if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
+    from hexloop.app.training.session import Session
 
 
-def log(trainer: Trainer, logs: dict[str, float]) -> None:
-    """Complete `logs` in place with the epoch, and with the tokens seen where they are counted; enter and show them."""
-    state = trainer.state
+def log(
+    logs: dict[str, float],
+    dispatcher: EventDispatcher,
+    state: TrainerState,
+    control: TrainerControl,
+    session: Session | None,
+    with_tokens: bool,
+) -> None:
+    """Add the epoch to `logs`, with `with_tokens` the tokens seen; append them to the history and report them."""
     logs["epoch"] = state.epoch
-    if trainer.args.include_num_input_tokens_seen != "no":
-        _add_tokens(trainer, logs)
+    if with_tokens:
+        _add_tokens(logs, state, session)
     state.log_history.append({**logs, "step": state.global_step})
-    trainer.control.should_log = False
-    trainer._dispatcher.call("on_log", logs=logs)
-    if trainer._watchers is not None:
-        trainer._watchers.write(Record(state.global_step, state.epoch, dict(logs)))
+    control.should_log = False
+    dispatcher.call("on_log", logs=logs)
+    if session is not None and session.loggers is not None:
+        session.loggers.write(Record(state.global_step, state.epoch, dict(logs)))
 
 
-def _add_tokens(trainer: Trainer, logs: dict[str, float]) -> None:
-    """The tokens seen so far; in a log of training also how many a second."""
-    session = trainer._session
+def _add_tokens(logs: dict[str, float], state: TrainerState, session: Session | None) -> None:
+    """Add the tokens seen so far; to a log of training also the tokens per second."""
     if session is not None:
         session.settle_counters()
-    logs["num_input_tokens_seen"] = tokens = trainer.state.num_input_tokens_seen
+    logs["num_input_tokens_seen"] = tokens = state.num_input_tokens_seen
     if session is not None and "loss" in logs:
-        began = session.run.start
-        seconds = trainer.adapters.clock.monotonic() - began.at
-        logs |= speed_metrics("train", seconds, tokens=tokens - began.tokens)
+        start = session.run.start
+        seconds = session.run.clock.monotonic() - start.at
+        logs |= speed_metrics("train", seconds, tokens=tokens - start.tokens)
 
 
-def watch(trainer: Trainer, run: Run[Any, Any]) -> tuple[Callable[[], None], ...]:
-    """Tell the loggers and the sources of interrupts that a run begins; gives what ends that."""
-    args, adapters = trainer.args, trainer.adapters
-    watchers = LoggerGroup(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
+def watch(session: Session) -> tuple[Callable[[], None], ...]:
+    """Start the loggers and the sources of interrupts; return the functions that stop them."""
+    parts, run = session.parts, session.run
+    args, adapters = parts.args, parts.adapters
+    loggers = LoggerGroup(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
     name = args.run_name or str(args.output_dir)
     configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
 
     def save_and_stop(reason: str) -> None:
-        trainer._requests.request_stop(reason, save=True)
+        parts.requests.request_stop(reason, save=True)
 
-    adapters.interrupts.start(save_and_stop)  # may refuse, and then nobody was told of the run yet
-    watchers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
-    trainer._watchers = watchers
+    adapters.interrupts.start(save_and_stop)  # may raise, and then no logger has been started yet
+    loggers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
+    session.loggers = loggers
 
     def finish() -> None:
-        trainer._watchers = None
-        watchers.finish()
+        session.loggers = None
+        loggers.finish()
 
-    return adapters.interrupts.stop, finish, partial(_close_bars, trainer, ProgressDisplay)
+    return adapters.interrupts.stop, finish, partial(_close_bars, parts.callback_handler, ProgressDisplay)
 
 
-def _close_bars(trainer: Trainer, kind: type[Any]) -> None:
-    """A run that ends in an error does not come to the event at which a progress bar closes itself.
+def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
+    """Close progress bars: a run that raises does not reach the event at which a bar closes itself.
 
-    What it needs it is given: where a program ends with a run that nobody closed, the names of modules are gone by now.
+    Takes all that it needs as parameters: when a program exits while a run is open, module globals are already gone.
     """
-    for callback in trainer.callback_handler.callbacks:
+    for callback in handler.callbacks:
         if isinstance(callback, kind):
             callback.close()

@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hexloop.app.storages import is_elsewhere
 from hexloop.app.training.saving import replace, storage_of
 from hexloop.app.training.whole_files import write_whole
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.ports.files import File
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 TOGETHER = "all_results.json"
 """The file with the metrics of every split."""
@@ -48,17 +46,17 @@ def table(split: str, metrics: Mapping[str, Any]) -> str:
     return "\n".join([f"***** {split} metrics *****", *lines])
 
 
-def save(trainer: Trainer, split: str, metrics: Mapping[str, Any], combined: bool) -> None:
+def save(parts: TrainerParts, split: str, metrics: Mapping[str, Any], combined: bool) -> None:
     """Write `<split>_results.json`, and with `combined` bring all_results.json up to date."""
-    _write(trainer, f"{split}_results.json", metrics)
+    _write(parts, f"{split}_results.json", metrics)
     if combined:
-        _write(trainer, TOGETHER, {**_saved_together(trainer), **metrics})
+        _write(parts, TOGETHER, {**_saved_together(parts), **metrics})
 
 
-def _saved_together(trainer: Trainer) -> dict[str, Any]:
-    folder = str(trainer.args.output_dir)
+def _saved_together(parts: TrainerParts) -> dict[str, Any]:
+    folder = str(parts.args.output_dir)
     if is_elsewhere(folder):
-        storage = storage_of(trainer, folder)
+        storage = storage_of(parts, folder)
         there = any(entry.name == TOGETHER for entry in storage.list(""))
         text = b"".join(storage.read(TOGETHER)) if there else b"{}"
     else:
@@ -68,10 +66,10 @@ def _saved_together(trainer: Trainer) -> dict[str, Any]:
     return saved
 
 
-def _write(trainer: Trainer, name: str, metrics: Mapping[str, Any]) -> None:
-    folder, data = str(trainer.args.output_dir), json.dumps(metrics, indent=4, sort_keys=True).encode()
+def _write(parts: TrainerParts, name: str, metrics: Mapping[str, Any]) -> None:
+    folder, data = str(parts.args.output_dir), json.dumps(metrics, indent=4, sort_keys=True).encode()
     if is_elsewhere(folder):
-        replace(storage_of(trainer, folder), [File(name, [data])])
+        replace(storage_of(parts, folder), [File(name, [data])])
     else:
         write_whole(Path(folder, name), data)
 

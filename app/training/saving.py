@@ -8,26 +8,23 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save_file
 
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.app.storages import as_location, is_elsewhere, storage_for
-from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.sharded import is_sharded, own_class, save_sharded
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.ports.files import File
 from hexloop.ports.storage import Storage
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 ARGUMENTS = "training_args.json"
 STATE = "trainer_state.json"
 CHUNK = 1 << 20
 
 
-def save_model(trainer: Trainer, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
+def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
     """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder.
 
     Where the weights are spread over processes all of them call this, and the first writes what is not weights.
@@ -36,14 +33,14 @@ def save_model(trainer: Trainer, folder: str, state_dict: Mapping[str, Any] | No
     """
     if is_elsewhere(folder):
         with tempfile.TemporaryDirectory() as here:
-            save_model(trainer, here, state_dict)
-            replace(storage_of(trainer, folder), _files_in(here))
+            save_model(parts, here, state_dict)
+            replace(storage_of(parts, folder), _files_in(here))
         return
     os.makedirs(folder, exist_ok=True)
-    model = trainer.adapters.parallelism.unwrap(trainer.model)
-    if is_sharded(trainer) and state_dict is None:
-        save_sharded(trainer, folder)
-        if not trainer.args.should_save:
+    model = parts.adapters.parallelism.unwrap(parts.model)
+    if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None:
+        save_sharded(parts, folder)
+        if not parts.args.should_save:
             return
         _save_configuration(model, folder)
     elif hasattr(model, "save_pretrained"):
@@ -52,45 +49,45 @@ def save_model(trainer: Trainer, folder: str, state_dict: Mapping[str, Any] | No
         named = ModelState(model).named_tensors() if state_dict is None else state_dict
         tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
-    _save_processing_class(trainer, folder)
-    Path(folder, ARGUMENTS).write_text(trainer.args.to_json_string() + "\n", encoding="utf-8")
+    _save_processing_class(parts, folder)
+    Path(folder, ARGUMENTS).write_text(parts.args.to_json_string() + "\n", encoding="utf-8")
 
 
-def save_state(trainer: Trainer) -> None:
+def save_state(parts: TrainerParts) -> None:
     """Write trainer_state.json to the output folder."""
-    folder = str(trainer.args.output_dir)
+    folder = str(parts.args.output_dir)
     if is_elsewhere(folder):
-        replace(storage_of(trainer, folder), [_state_file(trainer)])
+        replace(storage_of(parts, folder), [_state_file(parts)])
         return
     os.makedirs(folder, exist_ok=True)
-    trainer.state.save_to_json(os.path.join(folder, STATE))
+    parts.state.save_to_json(os.path.join(folder, STATE))
 
 
-def companion_files(trainer: Trainer) -> Iterator[File]:
+def companion_files(parts: TrainerParts) -> Iterator[File]:
     """What a checkpoint holds beside the weights and the run's own state: configuration, tokenizer, arguments, state.
 
     Of an adapter also its own files, which the library that made it loads; the weights are those of the whole model.
     Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
     """
-    yield _text(ARGUMENTS, trainer.args.to_json_string())
-    yield _state_file(trainer)
+    yield _text(ARGUMENTS, parts.args.to_json_string())
+    yield _state_file(parts)
     with tempfile.TemporaryDirectory() as folder:
-        if is_overridden(trainer, "save_model") or is_overridden(trainer, "_save"):
-            trainer.save_model(folder, _internal_call=True)
+        if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
+            parts.hooks.save_model(folder, _internal_call=True)
         else:
-            model = trainer.adapters.parallelism.unwrap(trainer.model)
-            if _is_adapter(model) and not is_sharded(trainer):
+            model = parts.adapters.parallelism.unwrap(parts.model)
+            if _is_adapter(model) and not is_sharded(parts.adapters.parallelism, parts.model):
                 model.save_pretrained(folder)
             else:
                 _save_configuration(model, folder)
-            _save_processing_class(trainer, folder)
+            _save_processing_class(parts, folder)
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
 
 
-def storage_of(trainer: Trainer, url: str) -> Storage:
+def storage_of(parts: TrainerParts, url: str) -> Storage:
     """The storage for what is below a URL: the run's own where that is its."""
-    own = as_location(url) == as_location(str(trainer.args.output_dir))
-    return trainer.adapters.storage if own else storage_for(url)
+    own = as_location(url) == as_location(str(parts.args.output_dir))
+    return parts.adapters.storage if own else storage_for(url)
 
 
 def replace(storage: Storage, files: Iterable[File]) -> None:
@@ -107,8 +104,8 @@ def _files_in(folder: str) -> Iterator[File]:
             yield File(path.relative_to(folder).as_posix(), _chunks(path))
 
 
-def _state_file(trainer: Trainer) -> File:
-    return _text(STATE, json.dumps(asdict(trainer.state), indent=2, sort_keys=True, default=float))
+def _state_file(parts: TrainerParts) -> File:
+    return _text(STATE, json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float))
 
 
 def _is_adapter(model: Any) -> bool:
@@ -127,9 +124,9 @@ def _save_configuration(model: Any, folder: str) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-def _save_processing_class(trainer: Trainer, folder: str) -> None:
+def _save_processing_class(parts: TrainerParts, folder: str) -> None:
     """The processing class, or where there is none the tokenizer of the collator."""
-    processing_class: Any = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
+    processing_class: Any = parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.storage import Storage
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 PATIENCE = 5.0
 """Seconds in which what one process has written is seen by another, also where machines share a folder by network."""
 
 
-def refuse_separate_folders(trainer: Trainer) -> None:
+def refuse_separate_folders(parts: TrainerParts) -> None:
     """Raise ConfigurationError, on every process, where any does not see what the first one writes.
 
     A checkpoint is the work of all processes: in folders of their own, as on disks of several machines, none of them
     would be whole. To be called on all processes at once.
     """
-    collectives, storage = trainer.adapters.collectives, trainer.adapters.storage
-    if collectives.world_size == 1 or str(trainer.args.save_strategy) == "no":
+    collectives, storage = parts.adapters.collectives, parts.adapters.storage
+    if collectives.world_size == 1 or str(parts.args.save_strategy) == "no":
         return
     name = run_on_rank0(collectives, lambda: _written(storage))
     seen = run_on_all_ranks(collectives, lambda: _is_seen(storage, name))
@@ -36,7 +33,7 @@ def refuse_separate_folders(trainer: Trainer) -> None:
     if blind:
         raise ConfigurationError(
             [
-                f"You chose output_dir={trainer.args.output_dir!r}, but what rank 0 writes there is not there for "
+                f"You chose output_dir={parts.args.output_dir!r}, but what rank 0 writes there is not there for "
                 f"{_ranks(blind)}: they have a folder of the same name on another disk, and no checkpoint would be "
                 "whole; choose a folder that all machines share, the URL of an object store, or save_strategy='no'."
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hexloop.adapters.batches.torch.batches import length_of
 from hexloop.adapters.batches.torch.foreign_loaders import is_shared_already, reads_by_index, whole_order
@@ -14,15 +14,12 @@ from hexloop.adapters.batches.torch.sampled_shares import SampledShares
 from hexloop.adapters.batches.torch.sharded import HandOut, ShardedBatches, own_share, too_many_ranks
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.app.training.fingerprints import batch_fingerprint
-from hexloop.app.training.hooks import is_overridden
 from hexloop.app.training.loaders import batches_of, dispatches, splits
 from hexloop.app.training.passing_bar import passing_bar
 from hexloop.app.training.worlds import dispatcher_of
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
-
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
 Shared = ShardedBatches | ForeignShares | GivenShares
 
@@ -36,40 +33,40 @@ def _uninspected(batch: Any) -> None:
 
 
 def training_batches(
-    trainer: Trainer, loader: Any, transfer: Callable[[Any], Any], inspect: Callable[[Any], None]
+    parts: TrainerParts, loader: Any, transfer: Callable[[Any], Any], inspect: Callable[[Any], None]
 ) -> Batches[Any]:
     """The batches of this process of a training loader, whoever made it."""
-    progress = passing_bar(trainer.args)
-    if trainer.args.world_size == 1:
+    progress = passing_bar(parts.args)
+    if parts.args.world_size == 1:
         return batches_of(loader, transfer, inspect, progress)
-    if is_overridden(trainer, "training_step"):
+    if parts.hooks.training_step.overridden:
         transfer = _without_padding(transfer)
     if isinstance(loader, OrderedLoader | StreamLoader):
-        hand_out = _hand_out(trainer, loader)
-        reads = hand_out is own_share or _is_first(trainer)
-        at_least = trainer.args.world_size if loader.num_workers < 2 else 1  # of one worker there may be less
-        return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(trainer), at_least)
+        hand_out = _hand_out(parts, loader)
+        reads = hand_out is own_share or _is_first(parts)
+        at_least = parts.args.world_size if loader.num_workers < 2 else 1  # of one worker there may be less
+        return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(parts), at_least)
     if is_shared_already(loader):
-        return GivenShares(loader, trainer.args.world_size, transfer, inspect, progress)
-    sharing = _sharing(trainer)
+        return GivenShares(loader, parts.args.world_size, transfer, inspect, progress)
+    sharing = _sharing(parts)
     if reads_by_index(loader) and sharing.hand_out is None:
         return SampledShares(loader, sharing, transfer, inspect, progress)
     return ForeignShares(loader, sharing, transfer, inspect, progress)
 
 
-def evaluation_batches(trainer: Trainer, loader: Any) -> Iterable[Any]:
+def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
     """The batches of this process of a loader to evaluate on: over all processes each row once, in order."""
-    if trainer.args.world_size == 1:
+    if parts.args.world_size == 1:
         return cast(Iterable[Any], loader)
-    return _batches_of_shares(_evaluation_shares(trainer, loader))
+    return _batches_of_shares(_evaluation_shares(parts, loader))
 
 
-def _evaluation_shares(trainer: Trainer, loader: Any) -> Shared:
+def _evaluation_shares(parts: TrainerParts, loader: Any) -> Shared:
     if isinstance(loader, OrderedLoader | StreamLoader):
-        return ShardedBatches(loader, _as_it_is, hand_out=_hand_out(trainer, loader), compare=_comparing(trainer))
-    sharing, whole = _sharing(trainer), whole_order(loader)
+        return ShardedBatches(loader, _as_it_is, hand_out=_hand_out(parts, loader), compare=_comparing(parts))
+    sharing, whole = _sharing(parts), whole_order(loader)
     if is_shared_already(loader) and whole is None:
-        return GivenShares(loader, trainer.args.world_size, _as_it_is)
+        return GivenShares(loader, parts.args.world_size, _as_it_is)
     if reads_by_index(loader) and sharing.hand_out is None:
         return SampledShares(loader, sharing, _as_it_is, batch_sampler=whole)
     return ForeignShares(loader, sharing, _as_it_is)
@@ -81,14 +78,14 @@ def _batches_of_shares(shared: Shared) -> Iterator[Any]:
             yield share.batch
 
 
-def refuse_too_many_processes(trainer: Trainer, batches: Batches[Any]) -> None:
+def refuse_too_many_processes(parts: TrainerParts, batches: Batches[Any]) -> None:
     """Raise ConfigurationError where the data are too few for the processes, or for a step of the user's own."""
-    world, samples = trainer.args.world_size, batches.samples_per_epoch()
+    world, samples = parts.args.world_size, batches.samples_per_epoch()
     if world == 1:
         return
     if samples is not None and 0 < samples < world:
         raise ConfigurationError([too_many_ranks(world, samples)])
-    if is_overridden(trainer, "training_step") and _pads(batches, world):
+    if parts.hooks.training_step.overridden and _pads(batches, world):
         raise ConfigurationError([_no_padding()])
 
 
@@ -122,11 +119,11 @@ def _without_padding(transfer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return transferred
 
 
-def _comparing(trainer: Trainer) -> Callable[[Any], None]:
+def _comparing(parts: TrainerParts) -> Callable[[Any], None]:
     """See to it that all processes begin with the same rows, where each of them reads all."""
 
     def compare(witness: Any) -> None:
-        if len(set(map(str, trainer.adapters.collectives.gather(batch_fingerprint(witness))))) > 1:
+        if len(set(map(str, parts.adapters.collectives.gather(batch_fingerprint(witness))))) > 1:
             raise DataError(
                 "The processes read different rows, where each reads the whole and takes its share of every batch: the "
                 "data, or their sampler, take a part by the rank (as after split_dataset_by_node), or an order that "
@@ -138,18 +135,18 @@ def _comparing(trainer: Trainer) -> Callable[[Any], None]:
     return compare
 
 
-def _hand_out(trainer: Trainer, loader: OrderedLoader | StreamLoader) -> HandOut:
-    if isinstance(loader, OrderedLoader) or not dispatches(trainer.args):
+def _hand_out(parts: TrainerParts, loader: OrderedLoader | StreamLoader) -> HandOut:
+    if isinstance(loader, OrderedLoader) or not dispatches(parts.args):
         return own_share
-    return dispatcher_of(trainer).hand_out
+    return dispatcher_of(parts).hand_out
 
 
-def _is_first(trainer: Trainer) -> bool:
-    return trainer.args.process_index == 0
+def _is_first(parts: TrainerParts) -> bool:
+    return parts.args.process_index == 0
 
 
-def _sharing(trainer: Trainer) -> Sharing:
-    args, collectives = trainer.args, trainer.adapters.collectives
+def _sharing(parts: TrainerParts) -> Sharing:
+    args, collectives = parts.args, parts.adapters.collectives
 
     def tell(states: list[str]) -> list[str]:
         return cast(list[str], collectives.broadcast(states))
@@ -160,6 +157,6 @@ def _sharing(trainer: Trainer) -> Sharing:
         args.seed if args.data_seed is None else args.data_seed,
         splits(args),
         tell,
-        dispatcher_of(trainer).hand_out if dispatches(args) else None,
-        _comparing(trainer),
+        dispatcher_of(parts).hand_out if dispatches(args) else None,
+        _comparing(parts),
     )

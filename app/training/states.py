@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.trainable.torch import model_state as torch_model
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.training.sharded import DEALT, is_sharded, layout_of, writers_of
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.ports.parallelism import ModelState, OwnState
 from hexloop.ports.state import Exportable
 
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
-
-def model_state(trainer: Trainer) -> ModelState:
+def model_state(parts: TrainerParts) -> ModelState:
     """Return what exports and loads the weights that the trainer trains, or has trained."""
-    writers = writers_of(trainer)
-    if engine := _own_state(trainer):
-        return engine.model_state(trainer.model_wrapped, writers)
-    model = trainer.adapters.parallelism.unwrap(trainer.model)
-    return torch_model.ModelState(model, layout_of(trainer), writers)
+    writers = writers_of(parts)
+    if engine := _own_state(parts):
+        return engine.model_state(parts.model_wrapped, writers)
+    model = parts.adapters.parallelism.unwrap(parts.model)
+    return torch_model.ModelState(model, layout_of(parts), writers)
 
 
-def optimizer_state(trainer: Trainer) -> Exportable:
+def optimizer_state(parts: TrainerParts) -> Exportable:
     """Return what exports and loads the optimizer. Raises CheckpointError if the engine's state is unknown."""
-    if engine := _own_state(trainer):
-        return engine.optimizer_state(trainer.model_wrapped, trainer.optimizer)
-    model = trainer.adapters.parallelism.unwrap(trainer.model)
-    return OptimizerState(model, trainer.optimizer, layout_of(trainer))
+    if engine := _own_state(parts):
+        return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
+    model = parts.adapters.parallelism.unwrap(parts.model)
+    return OptimizerState(model, parts.optimizer, layout_of(parts))
 
 
-def group_sizes(trainer: Trainer) -> Sequence[int]:
+def group_sizes(parts: TrainerParts) -> Sequence[int]:
     """Return how many of the model's parameters are in each of the optimizer's groups."""
-    if engine := _own_state(trainer):
-        return engine.group_sizes(trainer.model_wrapped, trainer.optimizer)
-    return [len(group["params"]) for group in trainer.optimizer.param_groups]
+    if engine := _own_state(parts):
+        return engine.group_sizes(parts.model_wrapped, parts.optimizer)
+    return [len(group["params"]) for group in parts.optimizer.param_groups]
 
 
-def rank_files(trainer: Trainer) -> RankFiles:
+def rank_files(parts: TrainerParts) -> RankFiles:
     """Return which process writes what: of what is spread each writes some, of the rest the first writes all."""
-    collectives, engine = trainer.adapters.collectives, _own_state(trainer)
-    dealt = DEALT if is_sharded(trainer) else frozenset()
-    if engine is not None and engine.spreads_optimizer(trainer.model_wrapped):
+    collectives, engine = parts.adapters.collectives, _own_state(parts)
+    dealt = DEALT if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
+    if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
         dealt |= {"optimizer"}
-    together = frozenset({"model"}) if writers_of(trainer) == 1 else frozenset[str]()
+    together = frozenset({"model"}) if writers_of(parts) == 1 else frozenset[str]()
     return RankFiles(collectives.rank, collectives.world_size, dealt=dealt, together=together)
 
 
-def _own_state(trainer: Trainer) -> OwnState[Any] | None:
+def _own_state(parts: TrainerParts) -> OwnState[Any] | None:
     """Return the adapter of an engine that keeps the state itself, if it has prepared the model."""
-    parallelism = trainer.adapters.parallelism
-    if not parallelism.capabilities.owns_state or trainer.model_wrapped is trainer.model:
+    parallelism = parts.adapters.parallelism
+    if not parallelism.capabilities.owns_state or parts.model_wrapped is parts.model:
         return None
     return cast("OwnState[Any]", parallelism)

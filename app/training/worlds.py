@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
@@ -11,29 +11,27 @@ from hexloop.adapters.batches.torch.dispatch import Dispatcher
 from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
 from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
+from hexloop.app.wiring.parts import TrainerParts
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities
 
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
 
-
-def world_of(trainer: Trainer, normalises: bool) -> World:
+def world_of(parts: TrainerParts, normalises: bool) -> World:
     """How a window's items are counted over the processes: exactly, unless the arguments ask for equal weights.
 
     normalises: the loss divides by the count that it is given.
     """
-    args, collectives = trainer.args, trainer.adapters.collectives
+    args, collectives = parts.args, parts.adapters.collectives
     size = collectives.world_size
     if size == 1:
         return ALONE
     exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
-    return exact_world(size, trainer.adapters.device.name, collectives) if exact else even_world(size)
+    return exact_world(size, parts.adapters.device.name, collectives) if exact else even_world(size)
 
 
-def totals_of(trainer: Trainer) -> Callable[[Sequence[float]], Sequence[float]]:
+def totals_of(parts: TrainerParts) -> Callable[[Sequence[float]], Sequence[float]]:
     """How the processes add up numbers of which each has as many."""
-    collectives = trainer.adapters.collectives
+    collectives = parts.adapters.collectives
 
     def totals(numbers: Sequence[float]) -> Sequence[float]:
         if collectives.world_size == 1:
@@ -43,26 +41,26 @@ def totals_of(trainer: Trainer) -> Callable[[Sequence[float]], Sequence[float]]:
     return totals
 
 
-def total_of(trainer: Trainer) -> Callable[[float], float]:
+def total_of(parts: TrainerParts) -> Callable[[float], float]:
     """How the processes add up a number that each has counted."""
-    totals = totals_of(trainer)
+    totals = totals_of(parts)
     return lambda number: totals([number])[0]
 
 
-def ranks_of(trainer: Trainer) -> Ranks:
+def ranks_of(parts: TrainerParts) -> Ranks:
     """How the processes bring together what each predicts."""
-    if trainer.adapters.collectives.world_size == 1:
+    if parts.adapters.collectives.world_size == 1:
         return OneRank()
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
-    return TensorRanks(trainer.adapters.device.name)
+    return TensorRanks(parts.adapters.device.name)
 
 
-def dispatcher_of(trainer: Trainer) -> Dispatcher:
+def dispatcher_of(parts: TrainerParts) -> Dispatcher:
     """How the first process hands out what it reads. All processes ask for it together, at the first time."""
     from hexloop.adapters.collectives.torch.tensors import host_group
 
-    args = trainer.args
+    args = parts.args
     return Dispatcher(args.process_index, args.world_size, host_group(float(args.ddp_timeout)))
 
 
@@ -97,9 +95,9 @@ class MeetingEachBatch:
         return self.inner.unwrap(model)
 
 
-def parallelism_of(trainer: Trainer) -> Parallelism[Any]:
+def parallelism_of(parts: TrainerParts) -> Parallelism[Any]:
     """How the model is spread; with `sync_each_batch` in accelerator_config gradients meet at each micro-batch."""
-    config = trainer.args.accelerator_config
+    config = parts.args.accelerator_config
     told = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
-    parallelism = trainer.adapters.parallelism
+    parallelism = parts.adapters.parallelism
     return MeetingEachBatch(parallelism) if (told or {}).get("sync_each_batch") else parallelism

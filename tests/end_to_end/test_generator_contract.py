@@ -390,9 +390,9 @@ def test_a_second_run_at_once_is_refused(tmp_path: Path) -> None:
     trainer = small_trainer(tmp_path)
     events = trainer.stream()
     next(events)
-    with pytest.raises(RunStateError, match="one is live"):
+    with pytest.raises(RunStateError, match="is live already"):
         trainer.train()
-    with pytest.raises(RunStateError, match="one is live"):
+    with pytest.raises(RunStateError, match="is live already"):
         trainer.stream()
 
     assert [type(event) for event in events].count(StepEnded) == 4
@@ -403,7 +403,7 @@ def test_of_two_streams_only_the_first_begins(tmp_path: Path) -> None:
     trainer = small_trainer(tmp_path)
     one, other = trainer.stream(), trainer.stream()
     next(one)
-    with pytest.raises(RunStateError, match="one is live"):
+    with pytest.raises(RunStateError, match="is live already"):
         next(other)
     one.close()
 

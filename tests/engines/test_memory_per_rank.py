@@ -59,10 +59,11 @@ def held(engine: str, folder: str, rank: int, size: int) -> dict[str, float]:
     trainer: Any = Trainer(Tower(), arguments, train_dataset=[{"x": torch.ones(WIDTH)} for _ in range(32)])
     trainer.train()
     assert arguments.world_size == size
-    assert is_sharded(trainer)
+    parts = trainer._collect_parts()
+    assert is_sharded(parts.adapters.parallelism, parts.model)
     storage, found = LocalStorage(folder), {}
     names = [entry.name for entry in storage.list("checkpoint-2")]
-    keepers: dict[str, Any] = {"model": model_state(trainer), "optimizer": optimizer_state(trainer)}
+    keepers: dict[str, Any] = {"model": model_state(parts), "optimizer": optimizer_state(parts)}
     for name, keeper in keepers.items():
         gc.collect()
         with LiveBytes() as live:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hexloop.adapters.journal.json_lines import read
 from hexloop.app.command_line.exit_codes import ExitCode
-from hexloop.app.wiring import JOURNAL
+from hexloop.app.wiring.adapters import JOURNAL
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import Divergence, ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact

@@ -15,7 +15,7 @@ from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.combinations import REFUSALS, Refusal, Setting, refusals_of
 from hexloop.app.engines import engine_for
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
-from hexloop.app.wiring import precision_name
+from hexloop.app.wiring.adapters import precision_name
 from hexloop.ports.device import DeviceCapabilities
 
 PAGE = Path(__file__).parents[3] / "docs" / "combinations.md"

@@ -14,7 +14,7 @@ from hexloop.adapters.interrupts.manual import ManualInterrupts, NoInterrupts
 from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.wiring import choose_interrupts
+from hexloop.app.wiring.adapters import choose_interrupts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import AgreedRequests, Requests
 

@@ -1,16 +1,16 @@
-"""What other releases of the reference library have, and what hexloop refuses by name."""
+"""Names of older releases of transformers, and methods that hexloop does not have yet."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any, NoReturn
 
-from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.trainer.base import TrainerBase
 from hexloop.domain.errors import ConfigurationError, RunStateError
 
 
-class Former(TrainerAttributes):
-    """Old names that keep working, each with a warning that names the new one, and methods that are still to come."""
+class LegacyNames(TrainerBase):
+    """Old names, each with a warning that states the new one, and methods that are refused."""
 
     @property
     def tokenizer(self) -> Any:
@@ -25,29 +25,29 @@ class Former(TrainerAttributes):
 
     @staticmethod
     def take_tokenizer(tokenizer: Any, processing_class: Any) -> Any:
-        """What is given under the old name. Raises ConfigurationError where both names are used."""
+        """Return what was passed under the old name. Raises ConfigurationError if both names are used."""
         if processing_class is not None:
             raise ConfigurationError(
-                ["You gave both tokenizer and processing_class, its new name; give processing_class alone."]
+                ["You passed both tokenizer and processing_class, its new name; pass processing_class alone."]
             )
         _warn("Trainer(tokenizer=...)", "processing_class=...")
         return tokenizer
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Nothing: `accelerator` is there when it is first asked for, and the adapters settle what it would."""
+        """No-op: `accelerator` is made on access, and the adapters do its work."""
 
     def torch_jit_model_eval(self, model: Any, dataloader: Any, training: bool = False) -> Any:
-        """The model as it is: TorchScript is no longer developed, and torch.compile does its work."""
+        """Return the model unchanged: TorchScript is no longer developed; use torch.compile."""
         _warn("torch_jit_model_eval", "torch_compile=True")
         return model
 
     def ipex_optimize_model(self, model: Any, training: bool = False, dtype: Any = None) -> Any:
-        """The model as it is: torch itself has what Intel's extension did for it."""
+        """Return the model unchanged: torch itself contains the optimizations of Intel's extension."""
         _warn("ipex_optimize_model", "bf16=True or torch_compile=True")
         return model
 
     def end(self) -> None:
-        """Nothing is left to end once no run is live: loggers, workers and files are closed with the run itself.
+        """No-op if no run is live: loggers, workers and files are closed with the run itself.
 
         Raises RunStateError while a run is live.
         """
@@ -55,8 +55,8 @@ class Former(TrainerAttributes):
             raise RunStateError("You called end() while a run is live; finish it, or close its stream.")
 
     def propagate_args_to_deepspeed(self, auto_find_batch_size: bool = False) -> NoReturn:
-        """Refused: no engine of DeepSpeed is in this run."""
-        _refuse("propagate_args_to_deepspeed", "no engine of DeepSpeed runs here", "leave the call out")
+        """Raise ConfigurationError: arguments reach DeepSpeed when a run starts."""
+        _refuse("propagate_args_to_deepspeed", "arguments reach DeepSpeed when a run starts", "remove the call")
 
     def hyperparameter_search(
         self,
@@ -68,12 +68,12 @@ class Former(TrainerAttributes):
         hp_name: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Refused until hexloop searches."""
+        """Raise ConfigurationError: there is no hyperparameter search yet."""
         search = "make a Trainer with model_init for each trial of a search library of your choice, and call train"
         _refuse("hyperparameter_search", "hexloop has no search yet", search)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> Any:
-        """Refused until hexloop publishes."""
+        """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("init_hf_repo", "hexloop does not publish models yet", PUBLISH)
 
     def create_model_card(
@@ -88,7 +88,7 @@ class Former(TrainerAttributes):
         dataset: Any = None,
         dataset_args: Any = None,
     ) -> Any:
-        """Refused until hexloop publishes."""
+        """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("create_model_card", "hexloop does not write model cards yet", PUBLISH)
 
     def push_to_hub(
@@ -100,7 +100,7 @@ class Former(TrainerAttributes):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Refused until hexloop publishes."""
+        """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("push_to_hub", "hexloop does not publish models yet", PUBLISH)
 
 
@@ -108,9 +108,9 @@ PUBLISH = "save_model to a folder, and publish that with huggingface_hub.upload_
 
 
 def without_old_names(method: str, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The values of old keyword arguments under their present `names`, each with a warning.
+    """Return the values of old keyword arguments under their current `names`, each with a warning.
 
-    Raises TypeError for others, as a call with an unknown argument does.
+    Raises TypeError for other keywords.
     """
     for name in given:
         if name not in names:
@@ -120,9 +120,7 @@ def without_old_names(method: str, given: dict[str, Any], names: dict[str, str])
 
 
 def _warn(old: str, new: str) -> None:
-    warnings.warn(
-        f"{old} is a name of older releases of the reference library; use {new}.", FutureWarning, stacklevel=3
-    )
+    warnings.warn(f"{old} is a name of older releases of transformers; use {new}.", FutureWarning, stacklevel=3)
 
 
 def _refuse(method: str, because: str, instead: str) -> NoReturn:

@@ -1,0 +1,323 @@
+"""The attributes of a Trainer, and how it makes its model, optimizer and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from hexloop.adapters.engines.single.engine import SingleProcess
+from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
+from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
+from hexloop.app.accelerator import Accelerator
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
+from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
+from hexloop.app.training.learning_rates import make_learning_rates
+from hexloop.app.training.live import seeded
+from hexloop.app.training.losses import smoother_for
+from hexloop.app.training.memory_metrics import MemoryStages
+from hexloop.app.training.outcome import Outcome
+from hexloop.app.training.placement import place_model
+from hexloop.app.training.session import Session
+from hexloop.app.training.sharded import is_sharded
+from hexloop.app.wiring.adapters import Adapters
+from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.requests import Requests
+
+
+class TrainerBase:
+    """The attributes that subclasses and callbacks read and write, and what makes model, optimizer and schedule."""
+
+    args: TrainingArguments
+    adapters: Adapters
+    model: Any
+    model_wrapped: Any
+    """The model as the engine of the run prepared it; the model itself if nothing wraps it."""
+    model_init: Callable[..., Any] | None
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    data_collator: Callable[[list[Any]], Any]
+    compute_loss_func: Callable[..., Any] | None
+    compute_metrics: Callable[..., dict[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    optimizer: Any
+    lr_scheduler: Any
+    optimizer_cls_and_kwargs: tuple[type[Any], dict[str, Any]] | None
+    label_names: list[str]
+    main_input_name: str
+    is_model_parallel: bool
+    """Whether the model is spread over several devices of this process."""
+
+    place_model_on_device: bool
+    """Whether the Trainer moves the model; a subclass may assign it after the constructor."""
+
+    model_accepts_loss_kwargs: bool
+    """Whether forward takes the number of items; a subclass may assign it after the constructor."""
+
+    can_return_loss: bool
+    """Whether forward returns a loss without labels."""
+
+    loss_is_scaled_for_ga: bool | None = None
+    """Whether an overridden `compute_loss` divides by `num_items_in_batch`; None: if the model's own loss does."""
+
+    hp_name: Callable[[Any], str] | None = None
+    """Returns the name of a trial of a hyperparameter search."""
+
+    ignore_keys_for_eval: list[str] | None
+    control: TrainerControl
+    state: TrainerState
+    callback_handler: CallbackHandler
+
+    outcome: Outcome | None = None
+    """How the last run ended; None while one is live, and after one that raised."""
+
+    _memory: MemoryStages
+    _dispatcher: EventDispatcher
+    _requests: Requests
+    _preparation: PreparationTime
+
+    _session: Session | None
+    """The live run; None between runs."""
+
+    _asks_for_each: bool = False
+    """Whether an overridden `evaluate` is being called for each of several data sets."""
+
+    _optimizer_of_run: Any = None
+    _scheduler_of_run: Any = None
+    """What the last run made for itself; the next run makes new ones."""
+
+    _standard_optimizer: Any = None
+    """The optimizer that the standard `create_optimizer` made."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What overridden hooks call: backward, unwrap_model, device and so on, implemented by the adapters."""
+        last = True if self._session is None else self._session.learner.window.last_of_window
+        return Accelerator(self.adapters, last)
+
+    @property
+    def is_in_train(self) -> bool:
+        """Whether a run is live."""
+        return self._session is not None
+
+    @property
+    def model_preparation_time(self) -> float | None:
+        """Seconds that an evaluation before any run took to prepare the model; evaluations report it if not None."""
+        return self._preparation.seconds
+
+    @model_preparation_time.setter
+    def model_preparation_time(self, seconds: float | None) -> None:
+        self._preparation.seconds = seconds
+
+    @property
+    def _train_batch_size(self) -> int:
+        """Samples in a training micro-batch of this process: what the arguments say, or less if that was found."""
+        found: int | None = vars(self).get("found_batch_size")
+        return self.args.train_batch_size if found is None else found
+
+    @_train_batch_size.setter
+    def _train_batch_size(self, size: int) -> None:
+        vars(self)["found_batch_size"] = size
+
+    @property
+    def label_smoother(self) -> Any:
+        """The loss of smoothed labels, None if labels are not smoothed; a subclass may assign another one or None.
+
+        It is called with the outputs of the model and the labels, and may take `shift_labels` and
+        `num_items_in_batch`.
+        """
+        if "_own_smoother" in vars(self):
+            return self._own_smoother
+        return smoother_for(self.model, self.args)
+
+    @label_smoother.setter
+    def label_smoother(self, smoother: Any) -> None:
+        self._own_smoother = smoother
+
+    # Model
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Return a new model from `model_init`, which may take the trial of a search."""
+        assert self.model_init is not None
+        takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
+        with self.adapters.engine.model_init(self.args):
+            model = self.model_init(trial) if takes_trial else self.model_init()
+        if model is None:
+            raise ConfigurationError(["model_init returned None; let it return the model."])
+        return model
+
+    def note_model(self) -> None:
+        """Set the attributes that depend on the model; subclasses may assign others after the constructor."""
+        devices = {each for each in (getattr(self.model, "hf_device_map", None) or {}).values() if each != "disk"}
+        self.is_model_parallel = len(devices - {"cpu"}) > 1
+        if self.is_model_parallel or getattr(self.model, "is_loaded_in_8bit", False):
+            self._compute_on_one_device()
+        asked = self.args.place_model_on_device
+        self.place_model_on_device = not devices if asked is None else asked
+        self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
+        self.can_return_loss = returns_loss_unasked(self.model)
+
+    def _compute_on_one_device(self) -> None:
+        """Do not replicate a model that is spread over several GPUs already, or whose weights cannot be copied."""
+        if self.adapters.parallelism.capabilities.several_devices:
+            self.adapters.parallelism = SingleProcess()
+            self.args.surroundings = evolve(self.args.surroundings, n_gpu=1)
+
+    def _renew_model(self) -> None:
+        """Rebuild the model if there is a `model_init` and the current one was trained."""
+        if self.model_init is not None and self.state.global_step > 0:
+            with seeded(self.adapters.device, self.args.seed):
+                self.model = self.model_wrapped = self.call_model_init()
+            self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
+
+    @standard
+    def place_model(self, moves: bool = True) -> Any:
+        """Move the model to its device, with the memory options of the arguments. A sharded model stays where it is."""
+        sharded = is_sharded(self.adapters.parallelism, self.model)
+        moves = moves and self.place_model_on_device and not sharded
+        return place_model(self.model, self.args, self.adapters.device, moves)
+
+    @standard
+    def get_num_trainable_parameters(self) -> int:
+        """Return the number of trainable values."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return sum(map(self.adapters.engine.element_count, trained))
+
+    # Optimizer and schedule
+
+    @property
+    def makes_optimizer(self) -> bool:
+        """Whether the optimizer is the one that the arguments name."""
+        theirs = is_overridden(self, "create_optimizer") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_optimizer and self.optimizer_cls_and_kwargs is None and not theirs
+
+    @property
+    def makes_scheduler(self) -> bool:
+        """Whether the schedule is the one that the arguments name."""
+        theirs = is_overridden(self, "create_scheduler") or is_overridden(self, "create_optimizer_and_scheduler")
+        return self._own_scheduler and not theirs
+
+    @standard
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make the optimizer, then the schedule over `num_training_steps` optimizer steps."""
+        if is_overridden(self, "create_optimizer"):
+            self.create_optimizer()  # earlier releases of transformers passed nothing, and overrides take nothing
+        else:
+            self.create_optimizer(self.model_wrapped)
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    @standard
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return the optimizer of the trainable parameters; make it if there is none."""
+        if self.optimizer is None:
+            target = self.model if model is None else model
+            if self.optimizer_cls_and_kwargs is not None:
+                optimizer_class, options = self.optimizer_cls_and_kwargs
+            else:
+                optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
+            decayed = self.get_decay_parameter_names(target)
+            self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
+            self._standard_optimizer = self.optimizer
+        return self.optimizer
+
+    @standard
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the learning-rate schedule; make it if there is none."""
+        if self.lr_scheduler is None:
+            target = self.optimizer if optimizer is None else optimizer
+            own = self.adapters.engine.schedule(self.args, target, num_training_steps)
+            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps) if own is None else own
+            self._scheduler_of_run = self.lr_scheduler  # also if the user calls this: a run has another length
+        return self.lr_scheduler
+
+    @property
+    def _own_optimizer(self) -> bool:
+        """Whether the user has set no optimizer: there is none, or a run made it."""
+        return self.optimizer is None or self.optimizer is self._optimizer_of_run
+
+    @property
+    def _own_scheduler(self) -> bool:
+        return self.lr_scheduler is None or self.lr_scheduler is self._scheduler_of_run
+
+    @contextmanager
+    def making_own_optimizer(self) -> Iterator[None]:
+        """Let the next run replace what the block makes of optimizer and schedule, except what the user has set."""
+        self.forget_own_optimizer()
+        makes_optimizer, makes_scheduler = self.optimizer is None, self.lr_scheduler is None
+        try:
+            yield
+        finally:
+            if makes_optimizer:
+                self._optimizer_of_run = self.optimizer
+            if makes_scheduler:
+                self._scheduler_of_run = self.lr_scheduler
+
+    def forget_own_optimizer(self) -> None:
+        """Drop the optimizer and the schedule that an earlier run made; keep the user's, and what they drive."""
+        if self._own_scheduler:
+            self.lr_scheduler = None
+        if self._own_optimizer and getattr(self.lr_scheduler, "optimizer", None) is not self.optimizer:
+            self.optimizer = None
+
+    def _prepare_for_run(self, model: Any, total_steps: int) -> Any:
+        """Wrap the model, make the optimizer over what it then holds, compile, make the schedule."""
+
+        def make_optimizer(wrapped: Any) -> Any:
+            self.model_wrapped = wrapped
+            self.create_optimizer_and_scheduler(total_steps)
+            return self.optimizer
+
+        args = self.args
+        with self.making_own_optimizer():
+            wrapped, self.optimizer = self.adapters.parallelism.prepare(model, make_optimizer)
+            if self.lr_scheduler is None:  # the engine has made the optimizer itself
+                self.create_scheduler(num_training_steps=total_steps)
+        if args.torch_compile:
+            backend = args.torch_compile_backend or "inductor"
+            wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)
+        self.model_wrapped = wrapped
+        wrapped.train()
+        return wrapped
+
+    @staticmethod
+    @standard
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
+        """Return the optimizer class that the arguments name, and its keyword arguments."""
+        return choose_optimizer(
+            str(getattr(args.optim, "value", args.optim)),
+            args.learning_rate,
+            (args.adam_beta1, args.adam_beta2),
+            args.adam_epsilon,
+            args.optim_args,
+            args.device.type,
+            model,
+        )
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Return the names of the parameters with weight decay: no biases, no normalisation layers."""
+        return decayed_names(model)
+
+    def get_learning_rates(self) -> list[float]:
+        """Return the rate of each parameter group. Raises ConfigurationError if there is no optimizer yet."""
+        return [group["lr"] for group in self._made_optimizer().param_groups]
+
+    def get_optimizer_group(self, param: Any = None) -> Any:
+        """Return the parameter group of a parameter, None if it is in none; without one, each group's parameters.
+
+        Raises ConfigurationError if there is no optimizer yet.
+        """
+        groups = self._made_optimizer().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(each is param for each in group["params"])), None)
+
+    def _made_optimizer(self) -> Any:
+        if self.optimizer is None:
+            raise ConfigurationError(["The Trainer has no optimizer yet; call create_optimizer() or train() first."])
+        return self.optimizer

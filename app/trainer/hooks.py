@@ -1,0 +1,349 @@
+"""The methods of a Trainer that subclasses override, in their standard versions."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hexloop.adapters.batches.torch.batches import length_of
+from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
+from hexloop.adapters.batches.torch.transfer import copied, transfer_to
+from hexloop.adapters.trainable.torch.world import settled
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.training import saving
+from hexloop.app.training.columns import used_columns
+from hexloop.app.training.counters import measured_operations, operations_in
+from hexloop.app.training.evaluators import standard_prediction_step
+from hexloop.app.training.internals import INSTEAD
+from hexloop.app.training.loaders import LoaderMaker, example_count, global_batch_size, sampler_of
+from hexloop.app.training.losses import LossChoice, standard_loss
+from hexloop.app.training.session import RunHost, Session
+from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
+from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.domain.loop import log_evaluate_save
+from hexloop.domain.plan import make_plan
+
+
+class TrainerHooks(TrainerBase):
+    """What each hook does unless it is overridden; an override may call it."""
+
+    # A step
+
+    @standard
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Run forward and backward of one micro-batch; return its share of the window's loss, detached."""
+        learner = self._live("training_step").learner
+        loss: Tensor = learner.standard.micro_step(inputs, num_items_in_batch, learner.window.last_of_window)
+        return loss
+
+    @standard
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss of a batch, with `return_outputs` together with the outputs of the model."""
+        return self.loss_choice.compute(model, inputs, return_outputs, num_items_in_batch)
+
+    @property
+    def loss_choice(self) -> LossChoice:
+        """The loss that the arguments and the model call for."""
+        return standard_loss(self._collect_parts())
+
+    @standard
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None
+    ) -> tuple[list[Any], Any]:
+        """Return the next `num_batches` micro-batches, or all that are left, and their item count, on the device.
+
+        The count is None if the loss needs none, and if no run is live. If overridden, it provides every window.
+        """
+        samples = list(islice(epoch_iterator, num_batches))
+        if not samples or self._session is None:
+            return samples, None
+        return samples, settled(self._session.learner.standard.count_items(samples))
+
+    @property
+    def current_gradient_accumulation_steps(self) -> int:
+        """The micro-batches of the current optimizer step, which may be fewer at the end of an epoch."""
+        length = None if self._session is None else self._session.learner.window.length
+        return self.args.gradient_accumulation_steps if length is None else length
+
+    @standard
+    def compute_loss_context_manager(self) -> ExitStack:
+        """Return the context in which the loss is computed, in every step and every prediction."""
+        with ExitStack() as contexts:
+            contexts.enter_context(self.autocast_smart_context_manager())
+            return contexts.pop_all()
+
+    @standard
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """Return a context in which the model computes in the run's precision. If overridden, every loss uses it.
+
+        The standard step computes in that precision without it.
+        """
+        return self.accelerator.autocast()
+
+    @standard
+    def floating_point_ops(self, inputs: Any) -> float:
+        """Return the floating-point operations of forward and backward on `inputs`.
+
+        The model's own figure, or one by its parameters for a model of transformers, else measured. If overridden, it
+        is called for every micro-batch.
+        """
+        estimate = operations_in(self.model)
+        return measured_operations(self.model, inputs) if estimate is None else estimate(inputs)
+
+    def store_flos(self) -> None:
+        """Bring `state.total_flos` up to date; checkpoints and the log at the end do this themselves."""
+        if self._session is not None:
+            self._session.settle_counters()
+
+    @standard
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Return a copy of a batch's mapping, with its tensors on the device.
+
+        If overridden, it is called for every micro-batch of a step and of an evaluation.
+        """
+        return transfer_to(self.adapters.device.name, non_blocking=True)(copied(inputs))
+
+    @standard
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Any, Any]:
+        """Return the loss, the logits and the labels of a batch, each None if missing or not asked for."""
+        step = standard_prediction_step(self._collect_parts())
+        predicted: tuple[Tensor | None, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
+        return predicted
+
+    # Data
+
+    @standard
+    def get_train_dataloader(self) -> Any:
+        """Return the batches of the training data."""
+        if self.train_dataset is None:
+            raise ConfigurationError(["The Trainer has no data to train on; pass train_dataset."])
+        maker = self._loader_maker()
+        if is_overridden(self, "_get_train_sampler"):
+            sampler = sampler_of(self._get_train_sampler, self.train_dataset)
+            if sampler is not None:
+                return maker.sampled(self.train_dataset, self._train_batch_size, sampler)
+        return maker.training(self.train_dataset, self._train_batch_size)
+
+    @standard
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if dataset is None:
+            raise ConfigurationError(["The Trainer has no data to evaluate on; pass eval_dataset."])
+        return self._evaluation_loader(dataset)
+
+    @standard
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the batches of `test_dataset`."""
+        return self._evaluation_loader(test_dataset)
+
+    @standard
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Return a sampler of the training data's indices in the run's order; None for data without indices.
+
+        If overridden, its sampler decides the order, unless it returns None.
+        """
+        return self._loader_maker().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    @standard
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        """Return a sampler of the data set's indices in order; None for data without indices."""
+        return self._loader_maker().evaluation_sampler(eval_dataset)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the samples of a loader; its length times the batch size if its data set has no length."""
+        count = example_count(dataloader)
+        return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
+
+    def _evaluation_loader(self, dataset: Any) -> Any:
+        maker = self._loader_maker()
+        sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
+        if sampler is None:
+            return maker.evaluation(dataset)
+        return maker.sampled(dataset, self.args.eval_batch_size, sampler)
+
+    def _loader_maker(self) -> LoaderMaker:
+        columns = used_columns(self.model, self.label_names)
+        pins = self.adapters.device.capabilities.pins_memory
+        return LoaderMaker(self.args, self.data_collator, columns, pins, self.main_input_name)
+
+    def _default_collator(self) -> Callable[[list[Any]], Any]:
+        if hasattr(self.processing_class, "pad"):
+            return DataCollatorWithPadding(self.processing_class)
+        return default_data_collator
+
+    # Sizes of a run, by the names of transformers
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Any
+    ) -> tuple[int, int, int, float, int, int | None, int]:
+        """Return the sizes of a run with `args` over `dataloader`, in the order of transformers.
+
+        Epochs; optimizer steps of an epoch; samples; samples trained on; samples of an optimizer step; batches of an
+        epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
+        Raises ConfigurationError if neither data nor arguments say how long the run is.
+        """
+        batches, accumulation = length_of(dataloader), args.gradient_accumulation_steps
+        plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
+        total, size = plan.total_steps, self.get_total_train_batch_size(args)
+        if batches is None:
+            return sys.maxsize, total, total * size, total * size, size, total * accumulation, total
+        steps_per_epoch = max(1, math.ceil(batches / accumulation))
+        samples = self.num_examples(dataloader)
+        if args.max_steps > 0:
+            return math.ceil(total / steps_per_epoch), steps_per_epoch, samples, total * size, size, batches, total
+        epochs = math.ceil(args.num_train_epochs)
+        return epochs, steps_per_epoch, samples, samples * args.num_train_epochs, size, batches, total
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the samples in an optimizer step of all processes together."""
+        model_parallel_size = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        samples = global_batch_size(args, self._train_batch_size) * args.gradient_accumulation_steps
+        return samples // model_parallel_size
+
+    def get_sp_size(self) -> int:
+        """Return the size of sequence parallelism by heads."""
+        return 1
+
+    def get_cp_size(self) -> int:
+        """Return the size of context parallelism."""
+        return 1
+
+    def get_tp_size(self) -> int:
+        """Return the size of tensor parallelism, as a model of transformers that was loaded with it states."""
+        return int(getattr(self.model, "_tp_size", None) or 1)
+
+    # Checkpoints and boundaries
+
+    @standard
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write the model's files, with the weights in `state_dict` if given. `save_model` calls it."""
+        saving.save_model(self._collect_parts(), output_dir or str(self.args.output_dir), state_dict)
+
+    @standard
+    def _save_checkpoint(self, model: Any, trial: Any = None, metrics: Any = None) -> None:
+        """Take a checkpoint of the run as it is, published when this returns.
+
+        If overridden, it replaces the default save. Raises RunStateError if no run is live.
+        """
+        session = self._live("_save_checkpoint")
+        session.checkpoints.take(session.run.state)
+
+    @standard
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint. Raises RunStateError if no run is live."""
+        session = self._live("_load_best_model")
+        session.checkpoints.load_best_now(session.run.state)
+
+    @standard
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Log, evaluate and save what is due at this boundary. Raises RunStateError if no run is live.
+
+        If overridden, it is called after every optimizer step and every epoch, as one opaque action; what it does not
+        do is not done. tr_loss: the loss of the last step, on its device.
+        """
+        for event in log_evaluate_save(self._live("_maybe_log_save_evaluate").run):
+            self._dispatcher.dispatch(event)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for an internal method of transformers the error says what to use."""
+            known = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
+
+    # What a run receives
+
+    def _live(self, method: str) -> Session:
+        if self._session is None:
+            raise RunStateError(f"{method} needs a live run; call train() or stream() instead.")
+        return self._session
+
+    def _collect_parts(self) -> TrainerParts:
+        """Collect the attributes and hooks as they are now."""
+        return TrainerParts(
+            args=self.args,
+            adapters=self.adapters,
+            hooks=Hooks.of(self),
+            model=self.model,
+            model_wrapped=self.model_wrapped,
+            optimizer=self.optimizer,
+            lr_scheduler=self.lr_scheduler,
+            makes_optimizer=self.makes_optimizer,
+            makes_scheduler=self.makes_scheduler,
+            own_optimizer=self._own_optimizer,
+            standard_optimizer=self._standard_optimizer,
+            train_dataset=self.train_dataset,
+            eval_dataset=self.eval_dataset,
+            data_collator=self.data_collator,
+            processing_class=self.processing_class,
+            compute_loss_func=self.compute_loss_func,
+            compute_metrics=self.compute_metrics,
+            preprocess_logits_for_metrics=self.preprocess_logits_for_metrics,
+            label_names=self.label_names,
+            label_smoother=self.label_smoother,
+            model_accepts_loss_kwargs=self.model_accepts_loss_kwargs,
+            loss_is_scaled_for_ga=self.loss_is_scaled_for_ga,
+            main_input_name=self.main_input_name,
+            can_return_loss=self.can_return_loss,
+            train_batch_size=self._train_batch_size,
+            ignore_keys_for_eval=self.ignore_keys_for_eval,
+            callback_handler=self.callback_handler,
+            dispatcher=self._dispatcher,
+            state=self.state,
+            control=self.control,
+            requests=self._requests,
+            preparation=self._preparation,
+            run=None if self._session is None else self._session.run,
+            modes=None if self._session is None else self._session.modes,
+        )
+
+    def _run_host(self) -> RunHost:
+        """Return what a run calls while it is constructed, and where it leaves its results."""
+
+        def forget_run() -> None:
+            self.forget_own_optimizer()
+            self.model_wrapped = self.model
+
+        def attach(session: Session | None) -> None:
+            self._session = session
+
+        def set_outcome(outcome: Any) -> None:
+            self.outcome = outcome
+
+        def set_train_batch_size(size: int) -> None:
+            self._train_batch_size = size
+
+        return RunHost(
+            parts=self._collect_parts,
+            memory=self._memory,
+            renew_model=self._renew_model,
+            prepare=self._prepare_for_run,
+            forget_run=forget_run,
+            attach=attach,
+            set_outcome=set_outcome,
+            set_train_batch_size=set_train_batch_size,
+        )
