@@ -1,0 +1,51 @@
+"""Old paths of modules that have moved, kept importable for one release."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MOVED = {
+    "hexloop.adapters.clock.manual": "hexloop.adapters.clock.clocks",
+}
+"""From a module of release 0.1.0 that the docs named to the module that defines its public names now."""
+
+PACKAGES = {name.rsplit(".", depth)[0] for name in MOVED for depth in (1, 2, 3)}
+
+
+class MovedModules:
+    """Finds the modules in MOVED. Comes last in `sys.meta_path`, so it is asked only for modules that do not exist."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for an old path, or for a package that contained one."""
+        if fullname not in MOVED and fullname not in PACKAGES:
+            return None
+        loader: Any = self  # importlib.abc.Loader would triple the time of `import hexloop`
+        return ModuleSpec(fullname, loader, is_package=fullname in PACKAGES)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Use the default."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Look up every attribute in the new module."""
+        new = MOVED.get(module.__name__)
+        if new is not None:
+            warnings.warn(
+                f"{module.__name__} has moved to {new}. The old path will be removed in the next release.",
+                FutureWarning,
+                stacklevel=2,
+            )
+            vars(module)["__getattr__"] = partial(getattr, import_module(new))
+
+
+def install() -> None:
+    """Make the old paths importable."""
+    sys.meta_path.append(MovedModules())
