@@ -14,8 +14,8 @@ from hexloop.adapters.scheduler.torch.factories import (
     get_polynomial_decay_schedule_with_warmup,
     get_reduce_on_plateau_schedule,
     get_scheduler,
+    get_wsd_schedule,
 )
-from hexloop.adapters.scheduler.torch.stages import get_wsd_schedule
 
 __all__ = [
     "get_adafactor_schedule",

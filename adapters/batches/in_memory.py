@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 Row_co = TypeVar("Row_co", covariant=True)
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """Which sample comes at which position of an epoch, such as the domain's `KeyedPermutation`."""
 
     def __getitem__(self, position: int, /) -> int:
@@ -33,7 +33,7 @@ class InMemoryBatches(Generic[Row]):
         self,
         rows: Sequence[Row],
         batch_size: int,
-        order: Callable[[int], Order] | None = None,
+        order: Callable[[int], SampleOrder] | None = None,
         drop_last: bool = False,
     ) -> None:
         # A batch has as many rows as it is long; the builtin itself, because the loop asks at every step.
@@ -71,7 +71,7 @@ class InMemoryBatches(Generic[Row]):
         if unknown := [part.name for part in parts]:
             raise ValueError(f"These batches keep nothing, and were to load {unknown}; load them into who wrote them.")
 
-    def _cut(self, order: Order, position: int) -> Iterator[list[Row]]:
+    def _cut(self, order: SampleOrder, position: int) -> Iterator[list[Row]]:
         size, rows = self._batch_size, self._rows
         for number in range(self._count_from(position)):
             first = position + number * size

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hexloop.adapters.contents.checkpoint.contents import parts_of
 from hexloop.adapters.contents.checkpoint.safetensors_files import is_weights
-from hexloop.adapters.trainable.torch.tensors import part_of
+from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.foreign.names import WEIGHTS, WEIGHTS_INDEX
 from hexloop.app.foreign.pickled import read_pickled, refuse_irregular
 from hexloop.domain.errors import CheckpointError
@@ -48,7 +48,7 @@ def _distinct(state: Any, name: str) -> list[Part]:
         seen.setdefault(
             (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if len(tensor.shape) else key, key
         )
-    return [part_of(key, state[key]) for key in seen.values()]
+    return [tensor_part(key, state[key]) for key in seen.values()]
 
 
 def _shards(folder: str, names: list[str]) -> list[str]:

@@ -12,9 +12,7 @@ from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
-from hexloop.adapters.trainable.least_squares.scalar import Scalar
-from hexloop.adapters.trainable.least_squares.squares import Row
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, Row, Scalar, least_squares
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Run

@@ -10,8 +10,7 @@ import torch
 from attrs import evolve
 
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.trainable.torch.optimizer_table import choose_optimizer
-from hexloop.adapters.trainable.torch.optimizers import decayed_names, make_optimizer
+from hexloop.adapters.trainable.torch.optimizers import build_optimizer, choose_optimizer, decayed_names
 from hexloop.app.accelerator import Accelerator
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
@@ -222,7 +221,7 @@ class TrainerBase:
             else:
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
             decayed = self.get_decay_parameter_names(target)
-            self.optimizer = make_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
+            self.optimizer = build_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
             self._standard_optimizer = self.optimizer
         return self.optimizer
 
@@ -268,14 +267,14 @@ class TrainerBase:
     def _prepare_for_run(self, model: Any, total_steps: int) -> Any:
         """Wrap the model, make the optimizer over what it then holds, compile, make the schedule."""
 
-        def make_optimizer(wrapped: Any) -> Any:
+        def build_optimizer(wrapped: Any) -> Any:
             self.model_wrapped = wrapped
             self.create_optimizer_and_scheduler(total_steps)
             return self.optimizer
 
         args = self.args
         with self.making_own_optimizer():
-            wrapped, self.optimizer = self.adapters.parallelism.prepare(model, make_optimizer)
+            wrapped, self.optimizer = self.adapters.parallelism.prepare(model, build_optimizer)
             if self.lr_scheduler is None:  # the engine has made the optimizer itself
                 self.create_scheduler(num_training_steps=total_steps)
         if args.torch_compile:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hexloop.adapters.batches.torch.batches import length_of
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
-from hexloop.adapters.batches.torch.transfer import copied, transfer_to
-from hexloop.adapters.trainable.torch.world import settled
+from hexloop.adapters.batches.torch.structure import shallow_copy, transfer_to
+from hexloop.adapters.trainable.torch.trainable import resolved_count
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.training import saving
@@ -66,7 +66,7 @@ class TrainerHooks(TrainerBase):
         samples = list(islice(epoch_iterator, num_batches))
         if not samples or self._session is None:
             return samples, None
-        return samples, settled(self._session.learner.standard.count_items(samples))
+        return samples, resolved_count(self._session.learner.standard.count_items(samples))
 
     @property
     def current_gradient_accumulation_steps(self) -> int:
@@ -110,7 +110,7 @@ class TrainerHooks(TrainerBase):
 
         If overridden, it is called for every micro-batch of a step and of an evaluation.
         """
-        return transfer_to(self.adapters.device.name, non_blocking=True)(copied(inputs))
+        return transfer_to(self.adapters.device.name, non_blocking=True)(shallow_copy(inputs))
 
     @standard
     def prediction_step(

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
-from hexloop.adapters.trainable.torch.embedding_noise import add_embedding_noise
-from hexloop.adapters.trainable.torch.overflow import OverflowWatch
-from hexloop.adapters.trainable.torch.past_outputs import PastOutputs
+from hexloop.adapters.trainable.torch.model_patches import OverflowWatch, PastOutputs, add_embedding_noise
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.domain.errors import ConfigurationError

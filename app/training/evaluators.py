@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.transfer import copied, transfer_to
-from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, TorchEvaluator
-from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
-from hexloop.adapters.trainable.torch.full_precision import in_full_precision
-from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.adapters.batches.torch.structure import row_count, shallow_copy, transfer_to
+from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, TorchEvaluator
+from hexloop.adapters.trainable.torch.loss import in_full_precision
+from hexloop.adapters.trainable.torch.trainable import item_count
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.attachments import with_past
 from hexloop.app.training.inputs import named_on
@@ -38,7 +36,7 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
         return step
 
     def prepare(inputs: Any) -> Any:
-        return parts.hooks.prepare_inputs(copied(inputs))
+        return parts.hooks.prepare_inputs(shallow_copy(inputs))
 
     return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
 

@@ -11,9 +11,9 @@ from typing import Any, SupportsFloat
 from attrs import define
 from torch import Tensor
 
-from hexloop.adapters.batches.torch.transfer import copied
-from hexloop.adapters.trainable.torch.full_precision import in_full_precision
-from hexloop.adapters.trainable.torch.world import settled
+from hexloop.adapters.batches.torch.structure import shallow_copy
+from hexloop.adapters.trainable.torch.loss import in_full_precision
+from hexloop.adapters.trainable.torch.trainable import resolved_count
 from hexloop.ports.learner import Learner
 from hexloop.ports.precision import Precision
 
@@ -76,11 +76,11 @@ class OverriddenTrainingStep:
     def count_items(self, window: Sequence[Any]) -> object:
         """As the standard learner counts."""
         self._window.length = len(window)
-        return settled(self.standard.count_items(window))
+        return resolved_count(self.standard.count_items(window))
 
     def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
         """The user's step, on a copy of the batch's mapping, as it may take entries out."""
-        inputs = copied(batch)
+        inputs = shallow_copy(batch)
         self._window.last_of_window = last_of_window
         self._enter_training_mode()
         if self._takes_count:

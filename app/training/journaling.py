@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.adapters.batches.torch.structure import Transfer
 from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerprint
 from hexloop.app.training.worlds import totals_of
 from hexloop.app.wiring.parts import TrainerParts

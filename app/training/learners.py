@@ -72,7 +72,7 @@ def make_learner(
         exact=parts.args.loss_weighting == "exact",
         label_names=parts.label_names,
         shifted=choice.shifted,
-        world=world_of(parts, choice.normalises),
+        item_sum=world_of(parts, choice.normalises),
         layout=layout_of(parts),
         inner=parts.model,
         restore_modes=restore_modes,

@@ -9,19 +9,15 @@ from typing import Any
 from attrs import frozen
 from torch.utils.data import DataLoader
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches, length_of
-from hexloop.adapters.batches.torch.collate import WithoutColumns
-from hexloop.adapters.batches.torch.index_sampler import IndexSampler
-from hexloop.adapters.batches.torch.keyed import KeyedDataset
-from hexloop.adapters.batches.torch.keyed_rows import KeyedRows
+from hexloop.adapters.batches.torch.batches import LoaderBatches, length_of
+from hexloop.adapters.batches.torch.collate import ColumnFilter
+from hexloop.adapters.batches.torch.data_state import Progress, no_progress
+from hexloop.adapters.batches.torch.external import ExternalBatches
 from hexloop.adapters.batches.torch.loader import OrderedLoader, is_iterable
-from hexloop.adapters.batches.torch.order import VectorisedPermutation
-from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
-from hexloop.adapters.batches.torch.standing import Progress, no_progress
-from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.streams import kept_streams
-from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.adapters.batches.torch.order import IndexSampler, OrderedBatchSampler, VectorisedPermutation
+from hexloop.adapters.batches.torch.random_streams import KeyedDataset, preserved_rng_states
+from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
+from hexloop.adapters.batches.torch.structure import Transfer, row_count
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.training.columns import without_unused_columns
@@ -147,7 +143,7 @@ class LoaderMaker:
             return dataset, self.collate
         if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
             return without_unused_columns(dataset, self.columns), self.collate
-        return dataset, WithoutColumns(self.collate, self.columns)
+        return dataset, ColumnFilter(self.collate, self.columns)
 
     def _order(self, dataset: Any, seed: int, epoch: int) -> Order:
         length = len(dataset)
@@ -162,7 +158,7 @@ class LoaderMaker:
 
     def _length(self, dataset: Any, index: int) -> int:
         column = self.args.length_column_name
-        with kept_streams():  # a resumed run asks for these lengths once more
+        with preserved_rng_states():  # a resumed run asks for these lengths once more
             sample = dataset[index]
         if column in sample:
             return int(sample[column])
@@ -225,7 +221,7 @@ def batches_of(
     """
     if isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
-    return ForeignBatches(loader, transfer, inspect, progress)
+    return ExternalBatches(loader, transfer, inspect, progress)
 
 
 def stop_workers(loader: Any) -> None:

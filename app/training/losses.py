@@ -9,16 +9,16 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from hexloop.adapters.batches.torch.transfer import copied
-from hexloop.adapters.trainable.torch.full_precision import in_full_precision
+from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.trainable.torch.loss import (
     ComputeLoss,
     FunctionLoss,
+    LabelSmoother,
     ModelLoss,
     SmoothedLoss,
+    in_full_precision,
     takes_item_count,
 )
-from hexloop.adapters.trainable.torch.smoothing import LabelSmoother
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.training.columns import (
     is_causal_language_model,
@@ -150,7 +150,7 @@ def preparing(parts: TrainerParts, choice: LossChoice) -> LossChoice:
         return choice
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        prepared = parts.hooks.prepare_inputs(copied(inputs))
+        prepared = parts.hooks.prepare_inputs(shallow_copy(inputs))
         return choice.compute(model, prepared, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
 
     return evolve(choice, compute=compute)
@@ -177,7 +177,7 @@ def _on_copies(compute_loss: ComputeLoss) -> ComputeLoss:
     """A user's `compute_loss`, which may take entries out of its inputs, as the run reads the batch again."""
 
     def compute(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return compute_loss(model, copied(inputs), *args, **kwargs)
+        return compute_loss(model, shallow_copy(inputs), *args, **kwargs)
 
     return compute
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from hexloop.adapters.batches.torch.standing import Progress, no_progress
+from hexloop.adapters.batches.torch.data_state import Progress, no_progress
 from hexloop.app.arguments import TrainingArguments
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import define, frozen
 
-from hexloop.adapters.batches.torch.transfer import transfer_to
-from hexloop.adapters.evaluator.torch.modes import Modes
+from hexloop.adapters.batches.torch.structure import transfer_to
+from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.app.training.accumulation import same_global_batch
 from hexloop.app.training.alike import refuse_unlike
 from hexloop.app.training.attachments import Observer, attached

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any, cast
 
-from hexloop.adapters.batches.torch.batches import length_of
-from hexloop.adapters.batches.torch.foreign_loaders import is_shared_already, reads_by_index, whole_order
-from hexloop.adapters.batches.torch.foreign_shares import ForeignShares, GivenShares, Sharing
+from hexloop.adapters.batches.torch.batches import Distribute, ShardedBatches, length_of, local_share, too_many_ranks
+from hexloop.adapters.batches.torch.external import is_sharded_already, reads_by_index, unsharded_batches
+from hexloop.adapters.batches.torch.external_shares import (
+    ExternalShares,
+    PresplitBatches,
+    SampledShares,
+    SharingOptions,
+)
 from hexloop.adapters.batches.torch.loader import OrderedLoader
-from hexloop.adapters.batches.torch.sampled_shares import SampledShares
-from hexloop.adapters.batches.torch.sharded import HandOut, ShardedBatches, own_share, too_many_ranks
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.app.training.fingerprints import batch_fingerprint
 from hexloop.app.training.loaders import batches_of, dispatches, splits
@@ -21,7 +24,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
 
-Shared = ShardedBatches | ForeignShares | GivenShares
+Shared = ShardedBatches | ExternalShares | PresplitBatches
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -43,15 +46,15 @@ def training_batches(
         transfer = _without_padding(transfer)
     if isinstance(loader, OrderedLoader | StreamLoader):
         hand_out = _hand_out(parts, loader)
-        reads = hand_out is own_share or _is_first(parts)
+        reads = hand_out is local_share or _is_first(parts)
         at_least = parts.args.world_size if loader.num_workers < 2 else 1  # of one worker there may be less
         return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(parts), at_least)
-    if is_shared_already(loader):
-        return GivenShares(loader, parts.args.world_size, transfer, inspect, progress)
+    if is_sharded_already(loader):
+        return PresplitBatches(loader, parts.args.world_size, transfer, inspect, progress)
     sharing = _sharing(parts)
     if reads_by_index(loader) and sharing.hand_out is None:
         return SampledShares(loader, sharing, transfer, inspect, progress)
-    return ForeignShares(loader, sharing, transfer, inspect, progress)
+    return ExternalShares(loader, sharing, transfer, inspect, progress)
 
 
 def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
@@ -64,12 +67,12 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
 def _evaluation_shares(parts: TrainerParts, loader: Any) -> Shared:
     if isinstance(loader, OrderedLoader | StreamLoader):
         return ShardedBatches(loader, _as_it_is, hand_out=_hand_out(parts, loader), compare=_comparing(parts))
-    sharing, whole = _sharing(parts), whole_order(loader)
-    if is_shared_already(loader) and whole is None:
-        return GivenShares(loader, parts.args.world_size, _as_it_is)
+    sharing, whole = _sharing(parts), unsharded_batches(loader)
+    if is_sharded_already(loader) and whole is None:
+        return PresplitBatches(loader, parts.args.world_size, _as_it_is)
     if reads_by_index(loader) and sharing.hand_out is None:
         return SampledShares(loader, sharing, _as_it_is, batch_sampler=whole)
-    return ForeignShares(loader, sharing, _as_it_is)
+    return ExternalShares(loader, sharing, _as_it_is)
 
 
 def _batches_of_shares(shared: Shared) -> Iterator[Any]:
@@ -97,7 +100,7 @@ def _pads(batches: Batches[Any], world: int) -> bool:
         ends = max(1, loader.num_workers) if isinstance(loader, StreamLoader) else 1
         rest = 0 if samples is None else samples % loader.place.batch_size
         return not drops and ends == 1 and 0 < rest < world
-    if isinstance(batches, ForeignShares) and not batches.sharing.splits and not batches.drops_last:
+    if isinstance(batches, ExternalShares) and not batches.sharing.splits and not batches.drops_last:
         return (length_of(batches.loader) or 0) % world > 0
     return False
 
@@ -135,9 +138,9 @@ def _comparing(parts: TrainerParts) -> Callable[[Any], None]:
     return compare
 
 
-def _hand_out(parts: TrainerParts, loader: OrderedLoader | StreamLoader) -> HandOut:
+def _hand_out(parts: TrainerParts, loader: OrderedLoader | StreamLoader) -> Distribute:
     if isinstance(loader, OrderedLoader) or not dispatches(parts.args):
-        return own_share
+        return local_share
     return dispatcher_of(parts).hand_out
 
 
@@ -145,13 +148,13 @@ def _is_first(parts: TrainerParts) -> bool:
     return parts.args.process_index == 0
 
 
-def _sharing(parts: TrainerParts) -> Sharing:
+def _sharing(parts: TrainerParts) -> SharingOptions:
     args, collectives = parts.args, parts.adapters.collectives
 
     def tell(states: list[str]) -> list[str]:
         return cast(list[str], collectives.broadcast(states))
 
-    return Sharing(
+    return SharingOptions(
         args.process_index,
         args.world_size,
         args.seed if args.data_seed is None else args.data_seed,

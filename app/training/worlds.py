@@ -7,16 +7,16 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.adapters.batches.torch.dispatch import Dispatcher
-from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
-from hexloop.adapters.trainable.torch.world import ALONE, World, even_world, exact_world
+from hexloop.adapters.batches.torch.shares import Dispatcher
+from hexloop.adapters.evaluator.torch.evaluator import RankGatherer, SingleRank
+from hexloop.adapters.trainable.torch.trainable import LOCAL_ITEM_SUM, ItemSum, estimated_item_sum, exact_item_sum
 from hexloop.app.arguments.accelerator_config import AcceleratorConfig
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.ports.collectives import Reduction
 from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities
 
 
-def world_of(parts: TrainerParts, normalises: bool) -> World:
+def world_of(parts: TrainerParts, normalises: bool) -> ItemSum:
     """How a window's items are counted over the processes: exactly, unless the arguments ask for equal weights.
 
     normalises: the loss divides by the count that it is given.
@@ -24,9 +24,9 @@ def world_of(parts: TrainerParts, normalises: bool) -> World:
     args, collectives = parts.args, parts.adapters.collectives
     size = collectives.world_size
     if size == 1:
-        return ALONE
+        return LOCAL_ITEM_SUM
     exact = args.average_tokens_across_devices if normalises else args.loss_weighting == "exact"
-    return exact_world(size, parts.adapters.device.name, collectives) if exact else even_world(size)
+    return exact_item_sum(size, parts.adapters.device.name, collectives) if exact else estimated_item_sum(size)
 
 
 def totals_of(parts: TrainerParts) -> Callable[[Sequence[float]], Sequence[float]]:
@@ -47,10 +47,10 @@ def total_of(parts: TrainerParts) -> Callable[[float], float]:
     return lambda number: totals([number])[0]
 
 
-def ranks_of(parts: TrainerParts) -> Ranks:
+def ranks_of(parts: TrainerParts) -> RankGatherer:
     """How the processes bring together what each predicts."""
     if parts.adapters.collectives.world_size == 1:
-        return OneRank()
+        return SingleRank()
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
     return TensorRanks(parts.adapters.device.name)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from attrs import define, fields, frozen
 
-from hexloop.adapters.evaluator.torch.modes import Modes
+from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.wiring.adapters import Adapters

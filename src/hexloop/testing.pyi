@@ -33,8 +33,8 @@ from .adapters.snapshots.in_memory import InMemorySnapshots as InMemorySnapshots
 from .adapters.storage.faults import Died as Died, Effect as Effect, Fault as Fault, FaultyStorage as FaultyStorage
 from .adapters.storage.local import LocalStorage as LocalStorage
 from .adapters.storage.memory import MemoryStorage as MemoryStorage
-from .adapters.trainable.least_squares.model import LinearModel as LinearModel
-from .adapters.trainable.least_squares.momentum import MomentumOptimizer as MomentumOptimizer
+from .adapters.trainable.least_squares.trainable import LinearModel as LinearModel
+from .adapters.trainable.least_squares.trainable import MomentumOptimizer as MomentumOptimizer
 from .adapters.trainable.least_squares.sharded import (
     LinearShard as LinearShard,
     ShardedLeastSquares as ShardedLeastSquares,

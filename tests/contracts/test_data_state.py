@@ -13,7 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.batches.torch.data_state import capture, contents, is_stateful, parts_of, state_from
+from hexloop.adapters.batches.torch.data_state import (
+    decode_state,
+    encode_state,
+    is_stateful,
+    state_from_parts,
+    state_parts,
+)
 from hexloop.app.testing.contracts.state import kept
 from hexloop.domain.errors import DataError
 
@@ -33,11 +39,11 @@ VALUES = st.recursive(
 
 def there_and_back(state: Any) -> Any:
     """Through parts, whose JSON is written and read, as a checkpoint does."""
-    captured = capture(None, state)
+    captured = encode_state(None, state)
     json.dumps(captured.document, allow_nan=False)
-    found = state_from("state", kept(parts_of("state", captured)))
+    found = state_from_parts("state", kept(state_parts("state", captured)))
     assert found is not None
-    return contents(found)
+    return decode_state(found)
 
 
 @settings(deadline=None)
@@ -73,12 +79,12 @@ def test_tensors_and_arrays_come_back(value: Any) -> None:
 def test_a_capture_is_a_copy() -> None:
     """What the data do next does not reach it."""
     tensor, listed = torch.zeros(2), [1]
-    captured = capture(None, {"tensor": tensor, "list": listed})
+    captured = encode_state(None, {"tensor": tensor, "list": listed})
     tensor += 1
     listed.append(2)
 
-    assert contents(captured)["list"] == [1]
-    assert contents(captured)["tensor"].tolist() == [0, 0]
+    assert decode_state(captured)["list"] == [1]
+    assert decode_state(captured)["tensor"].tolist() == [0, 0]
 
 
 def test_the_states_of_generators_come_back() -> None:
@@ -110,18 +116,18 @@ def test_what_no_checkpoint_can_hold_is_refused(value: Any, named: str) -> None:
         pass
 
     with pytest.raises(DataError, match=rf"The state_dict of Rows holds a {named} at a\.1, .*; let state_dict give"):
-        capture(Rows(), {"a": [0, value]})
+        encode_state(Rows(), {"a": [0, value]})
 
 
 def test_parts_that_do_not_belong_together_are_refused() -> None:
     """One that is missing, one too many, one that is cut."""
-    parts = kept(parts_of("state", capture(None, {"a": torch.zeros(2), "b": torch.ones(3)})))
+    parts = kept(state_parts("state", encode_state(None, {"a": torch.zeros(2), "b": torch.ones(3)})))
     document, *tensors = parts
 
-    for unfit in ([document, tensors[0]], tensors, [*parts, *kept(parts_of("other", capture(None, 1)))]):
+    for unfit in ([document, tensors[0]], tensors, [*parts, *kept(state_parts("other", encode_state(None, 1)))]):
         with pytest.raises(ValueError, match="state of the data"):
-            state_from("state", unfit)
-    assert state_from("state", []) is None
+            state_from_parts("state", unfit)
+    assert state_from_parts("state", []) is None
 
 
 def test_an_ordered_dictionary_is_a_dictionary() -> None:

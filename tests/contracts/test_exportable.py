@@ -8,10 +8,13 @@ from typing import TypeVar
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.losses.plain import PlainLosses
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
-from hexloop.adapters.trainable.least_squares.model import LinearModel
-from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
 from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.adapters.trainable.least_squares.trainable import (
+    LeastSquares,
+    LinearModel,
+    MomentumOptimizer,
+    least_squares,
+)
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.ports.collectives import Collectives
 from tests.contracts.least_squares import PLANE, ROWS, small_trainable

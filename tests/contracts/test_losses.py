@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hexloop.adapters.losses.plain import PlainLosses
-from hexloop.adapters.trainable.least_squares.scalar import Scalar, detached
+from hexloop.adapters.trainable.least_squares.trainable import Scalar, detached
 from hexloop.app.testing.contracts.learning import LossesContract
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.tensors import DTYPES
+from hexloop.adapters.trainable.torch.serialization import DTYPES
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
 from tests.contracts.test_optimizer_states import same

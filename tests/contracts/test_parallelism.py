@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.trainable.least_squares.model import LinearModel
-from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
-from hexloop.adapters.trainable.least_squares.scalar import Scalar
-from hexloop.adapters.trainable.least_squares.squares import Row
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, LinearModel, MomentumOptimizer, Row, Scalar
 from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.ports.parallelism import Parallelism
 from tests.contracts.least_squares import ROWS

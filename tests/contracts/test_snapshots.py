@@ -8,7 +8,7 @@ import torch
 
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import PIECE, TorchSnapshots
-from hexloop.adapters.trainable.torch.tensors import part_of
+from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.testing.contracts.state import SnapshotsContract
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import Part
@@ -59,7 +59,7 @@ class TestTorchSnapshots(SnapshotsContract):
         return [tensor.clone(memory_format=torch.preserve_format) for tensor in TENSORS]
 
     def parts_of(self, values: Any) -> list[Part]:
-        return [part_of(f"layer.{number}", tensor) for number, tensor in enumerate(values)]
+        return [tensor_part(f"layer.{number}", tensor) for number, tensor in enumerate(values)]
 
     def change(self, values: Any) -> None:
         for tensor in values:
@@ -71,10 +71,10 @@ class TestTorchSnapshots(SnapshotsContract):
     def test_memory_is_used_again(self) -> None:
         """The second snapshot of a tensor is in the memory of the first, and so is one that room was made for."""
         snapshots, tensor = TorchSnapshots(), torch.ones(10_000)
-        snapshots.reserve({"model": [part_of("weight", tensor)]})()
+        snapshots.reserve({"model": [tensor_part("weight", tensor)]})()
         (reserved,) = snapshots._buffers.values()
         for _ in range(3):
-            (taken,) = snapshots.take("model", [part_of("weight", tensor)])
+            (taken,) = snapshots.take("model", [tensor_part("weight", tensor)])
             address = torch.frombuffer(taken.read(), dtype=torch.uint8).data_ptr()
             assert address == reserved.data_ptr()
 
@@ -82,7 +82,7 @@ class TestTorchSnapshots(SnapshotsContract):
         """A disk can take those of a page or more from where they lie, whatever lies between them."""
         snapshots = TorchSnapshots()
         tensors = [torch.ones(count) for count in (1, 1024, 3, 5000, 1023, 2048)]
-        parts = [part_of(f"layer.{place}", tensor) for place, tensor in enumerate(tensors)]
+        parts = [tensor_part(f"layer.{place}", tensor) for place, tensor in enumerate(tensors)]
         snapshots.reserve({"model": parts})()
         large = [buffer for buffer in snapshots._buffers.values() if buffer.nbytes >= PAGE]
         assert [buffer.numel() for buffer in large] == [1024, 5000, 2048]
@@ -92,8 +92,8 @@ class TestTorchSnapshots(SnapshotsContract):
     def test_a_tensor_of_another_size_gets_other_memory(self) -> None:
         """A value that grew is copied whole."""
         snapshots = TorchSnapshots()
-        snapshots.take("model", [part_of("weight", torch.ones(3))])
-        (taken,) = snapshots.take("model", [part_of("weight", torch.full((5,), 2.0))])
+        snapshots.take("model", [tensor_part("weight", torch.ones(3))])
+        (taken,) = snapshots.take("model", [tensor_part("weight", torch.full((5,), 2.0))])
         assert torch.frombuffer(bytearray(taken.read()), dtype=torch.float32).tolist() == [2.0] * 5
 
     def test_without_a_gpu_there_is_nothing_to_wait_for(self) -> None:
@@ -109,9 +109,9 @@ def test_large_tensors_are_copied_whole_by_any_number_of_threads(cores: int, mon
         torch.arange(PIECE + 1).to(torch.uint8),
         torch.randn(50, dtype=torch.complex64).conj(),
     ]
-    wanted = [bytes(part_of(str(at), tensor).read()) for at, tensor in enumerate(tensors)]
+    wanted = [bytes(tensor_part(str(at), tensor).read()) for at, tensor in enumerate(tensors)]
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    taken = TorchSnapshots().take("model", [part_of(str(at), tensor) for at, tensor in enumerate(tensors)])
+    taken = TorchSnapshots().take("model", [tensor_part(str(at), tensor) for at, tensor in enumerate(tensors)])
     for tensor in tensors:
         tensor.zero_()
 

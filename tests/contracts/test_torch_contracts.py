@@ -11,19 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, IterableDataset
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches, LoaderBatches
+from hexloop.adapters.batches.torch.batches import LoaderBatches
 from hexloop.adapters.batches.torch.collate import default_data_collator
+from hexloop.adapters.batches.torch.external import ExternalBatches
 from hexloop.adapters.batches.torch.loader import OrderedLoader
-from hexloop.adapters.batches.torch.order import VectorisedPermutation
-from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.sampler import OrderedBatchSampler
+from hexloop.adapters.batches.torch.order import OrderedBatchSampler, VectorisedPermutation
 from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.transfer import transfer_to
+from hexloop.adapters.batches.torch.structure import row_count, transfer_to
 from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.adapters.device.torch.base import CpuDevice
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.evaluator.torch.evaluator import TorchEvaluator
-from hexloop.adapters.evaluator.torch.prediction_step import PredictionStep
+from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEvaluator
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
@@ -269,7 +267,7 @@ class TestStreamLoaderWithAWorker(OfSamples):
 class TestUsersLoader(OfSamples):
     def make(self) -> Batches[Batch]:
         loader: DataLoader[Any] = DataLoader(cast(Any, samples()), batch_size=3, collate_fn=default_data_collator)
-        return ForeignBatches(loader, transfer_to("cpu"))
+        return ExternalBatches(loader, transfer_to("cpu"))
 
 
 # What is kept between steps

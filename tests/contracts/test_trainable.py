@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hexloop.adapters.collectives.single import SingleProcessCollectives
-from hexloop.adapters.trainable.least_squares.scalar import Scalar
 from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
-from hexloop.adapters.trainable.least_squares.squares import Row
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, Row, Scalar, least_squares
 from hexloop.app.testing.contracts.learning import TrainableContract
 from hexloop.ports.trainable import Trainable
 from tests.contracts.least_squares import PLANE, ROWS, WINDOW, small_trainable

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.overflow import FRAMES, OverflowWatch
+from hexloop.adapters.trainable.torch.model_patches import FRAMES, OverflowWatch
 from hexloop.domain.errors import NotFiniteError
 from tests.end_to_end.small.models import Net, net
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights

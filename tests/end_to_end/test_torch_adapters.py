@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import BatchEncoding
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches
-from hexloop.adapters.batches.torch.collate import WithoutColumns, default_data_collator
-from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.transfer import copied, transfer_to
+from hexloop.adapters.batches.torch.collate import ColumnFilter, default_data_collator
+from hexloop.adapters.batches.torch.external import ExternalBatches
+from hexloop.adapters.batches.torch.structure import row_count, shallow_copy, transfer_to
 from hexloop.adapters.losses.torch import BLOCK, TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, tensor_of
+from hexloop.adapters.trainable.torch.serialization import DTYPES, read_tensor, tensor_part
 from hexloop.ports.batches import Padding
 from hexloop.ports.trainable import Optimizer
 
@@ -110,7 +109,7 @@ def test_every_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[in
     """Of every type and shape, empty ones and views that are not contiguous too, in memory of its own."""
     tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
     for each in (tensor, tensor.T if tensor.ndim == 2 else tensor):
-        found = tensor_of(part_of("x", each))
+        found = read_tensor(tensor_part("x", each))
         assert found.dtype is dtype
         assert found.shape == each.shape
         if each.numel():
@@ -225,7 +224,7 @@ class Nameless(Entries):
 def test_a_copied_batch_can_be_emptied(kind: type[Any]) -> None:
     """It is a mapping of the kind of the first, which keeps its entries, and no tensor is copied."""
     batch = kind({"x": torch.zeros(1)})
-    found = copied(batch)
+    found = shallow_copy(batch)
     assert type(found) is kind
     assert found.pop("x") is batch["x"]
     assert len(found) == 0
@@ -234,9 +233,9 @@ def test_a_copied_batch_can_be_emptied(kind: type[Any]) -> None:
 def test_what_cannot_be_copied_stays_as_it_is() -> None:
     """So do tensors and tuples, which nobody takes anything out of; a list is a list of its own."""
     for batch in (Nameless(), torch.zeros(1), (torch.zeros(1),)):
-        assert copied(batch) is batch
+        assert shallow_copy(batch) is batch
     batches = [torch.zeros(1)]
-    assert copied(batches).pop() is batches[0]
+    assert shallow_copy(batches).pop() is batches[0]
 
 
 def test_a_transfer_moves_tensors_wherever_they_are() -> None:
@@ -286,7 +285,7 @@ def test_samples_are_stacked_by_their_types() -> None:
 def test_columns_are_left_out_before_the_samples_are_collated() -> None:
     """Only where there are others than the model's."""
     seen: list[Any] = []
-    WithoutColumns(seen.append, frozenset({"x"}))([{"x": 1, "y": 2}])
+    ColumnFilter(seen.append, frozenset({"x"}))([{"x": 1, "y": 2}])
 
     assert seen == [[{"x": 1}]]
 
@@ -301,7 +300,7 @@ def test_a_users_loader_is_told_the_epoch() -> None:
             self.epochs += (epoch,)
 
     loader = Loader([{"x": torch.zeros(2)}])
-    batches = ForeignBatches(loader, transfer_to("cpu"))
+    batches = ExternalBatches(loader, transfer_to("cpu"))
     for epoch in range(3):
         assert len(list(batches.epoch(epoch, 0))) == 1
 

@@ -16,8 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hexloop import TrainerCallback
 from hexloop.adapters.trainable.torch.loss import ModelLoss
-from hexloop.adapters.trainable.torch.trainable import TorchTrainable
-from hexloop.adapters.trainable.torch.world import exact_world
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable, exact_item_sum
 from tests.engines.processes import free_port, in_processes
 from tests.engines.several.training import Training, distance, fresh, run
 
@@ -46,7 +45,7 @@ def test_no_forward_pass_waits_for_the_count_of_another_process() -> None:
         model = Weight()
         model.register_forward_pre_hook(lambda *_: store.set(f"forward pass of {rank}", "begun"))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        trainable = TorchTrainable(model, optimizer, ModelLoss(), world=exact_world(2, CPU))
+        trainable = TorchTrainable(model, optimizer, ModelLoss(), item_sum=exact_item_sum(2, CPU))
         batch = {"x": torch.ones(1 + 2 * rank)}
         if rank == 1:
             store.wait(["forward pass of 0"], timedelta(seconds=PATIENCE))

@@ -16,8 +16,7 @@ from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2, Fsdp2Options
 from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.loss import ModelLoss
-from hexloop.adapters.trainable.torch.trainable import TorchTrainable
-from hexloop.adapters.trainable.torch.world import exact_world
+from hexloop.adapters.trainable.torch.trainable import TorchTrainable, exact_item_sum
 from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.ports.parallelism import Parallelism, Sharding
 from tests.engines.processes import in_processes
@@ -73,7 +72,7 @@ class OnCurve(ParallelismContract[nn.Module, dict[str, Tensor], Tensor]):
     def trainable(self, model: nn.Module, optimizer: Any) -> TorchTrainable:
         sharded = self.made.capabilities.sharded
         layout = cast("Sharding[Tensor, nn.Module, Tensor]", self.made).layout if sharded else WHOLE
-        return TorchTrainable(model, optimizer, ModelLoss(), world=exact_world(self.size, CPU), layout=layout)
+        return TorchTrainable(model, optimizer, ModelLoss(), item_sum=exact_item_sum(self.size, CPU), layout=layout)
 
     def batch(self) -> dict[str, Tensor]:
         draw = torch.Generator().manual_seed(dist.get_rank())

@@ -126,7 +126,7 @@ class DataCollatorWithPadding:
 
 
 @frozen
-class WithoutColumns:
+class ColumnFilter:
     """`collate`, after leaving out of each sample what is not among `columns`."""
 
     collate: Collate

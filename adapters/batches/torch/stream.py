@@ -1,29 +1,133 @@
-"""A torch data loader of data that can only be read from the start."""
+"""The rows of data that can only be read from the start, as a worker reads them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
 
 import torch
+from attrs import frozen
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from hexloop.adapters.batches.torch.data_state import is_stateful
-from hexloop.adapters.batches.torch.keyed import seed_streams
-from hexloop.adapters.batches.torch.keyed_rows import KeyedRows, Start, begun_again, set_epoch
-from hexloop.adapters.batches.torch.loader import KeepingLoader
-from hexloop.adapters.batches.torch.shares import Division, Share, as_padding, shares_of
-from hexloop.adapters.batches.torch.standing import Beginning, Place, Progress, Standing, no_progress
-from hexloop.adapters.batches.torch.streams import kept_streams, put_streams, streams
-from hexloop.adapters.batches.torch.workers import Delivered, Delivering, StateLoading, load_state
+from hexloop.adapters.batches.torch.data_state import (
+    Progress,
+    ReadCursor,
+    ReadPosition,
+    ReadStart,
+    is_stateful,
+    no_progress,
+)
+from hexloop.adapters.batches.torch.loader import (
+    SKIPPED,
+    ResumableLoader,
+    WorkerBatch,
+    WorkerCollate,
+    WorkerStateLoader,
+    load_state,
+)
+from hexloop.adapters.batches.torch.random_streams import (
+    preserved_rng_states,
+    restore_rng_states,
+    rng_states,
+    seed_streams,
+)
+from hexloop.adapters.batches.torch.shares import Share, ShareCollate, as_padding, shares_of
 from hexloop.domain.order.permutation import sample_key
 from hexloop.domain.order.slices import ALL, Shard
 
 
-class StreamLoader(KeepingLoader):
+@frozen
+class WorkerStart:
+    """Where a worker begins.
+
+    waits, passed: how many rows it hands out as PASSED, the latter after it read them. read: how many it need not read,
+    as its data set's state is after them. anew: whether that state is of a pass that is over. ended: whether there are
+    no more rows in this one.
+    """
+
+    waits: int = 0
+    passed: int = 0
+    read: int = 0
+    anew: bool = False
+    ended: bool = False
+
+
+class KeyedRows(IterableDataset[Any]):
+    """The rows of `dataset` as workers read them, each with its own random streams where there is a `key_seed`.
+
+    starts: where the first iteration of each worker begins. last_key: that of the row that was made last.
+    """
+
+    def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
+        self.dataset, self.key_seed = dataset, key_seed
+        self.starts = [WorkerStart()] * workers
+        self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
+        if workers:
+            self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that stay see it change
+        self.last_key: int | None = None
+        self._readers = max(workers, 1)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        epoch, worker = int(self.epoch), info.id
+        start = self.starts[worker]
+        self.starts[worker] = WorkerStart(anew=start.ended)
+        # Workers that stay have not heard of it; where they share what it sets, it is set already and they do not race.
+        set_epoch(self.dataset, epoch)
+        for _ in range(start.waits):
+            yield SKIPPED
+        if start.ended:
+            return
+        rows = restarted(self.dataset) if start.anew else iter(self.dataset)
+        for number, row in enumerate(self.keyed(rows, epoch, start.read, worker)):
+            yield SKIPPED if number < start.passed else row
+
+    def keyed(self, rows: Iterator[Any], epoch: int, read: int = 0, worker: int = 0) -> Iterator[Any]:
+        """The rows after the first `read` of a worker, each made with its own random streams."""
+        return rows if self.key_seed is None else self._seeded(rows, self.key_seed, epoch, read, worker)
+
+    def _seeded(self, rows: Iterator[Any], seed: int, epoch: int, read: int, worker: int) -> Iterator[Any]:
+        while True:
+            self.last_key = sample_key(seed, epoch, read * self._readers + worker)
+            seed_streams(self.last_key)
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            yield row
+            read += 1
+
+
+def restarted(data: Any, follow: Callable[[Iterator[Any]], Iterator[Any]] = lambda rows: rows) -> Iterator[Any]:
+    """What a new pass gives over data whose state is of the end of the last one.
+
+    Some data go on from there, find nothing left, and begin again only at the next iteration. `follow` is told of each.
+    """
+    empty = True
+    for row in follow(iter(data)):
+        empty = False
+        yield row
+    if empty:
+        yield from follow(iter(data))
+
+
+def set_epoch(data: Any, epoch: int) -> None:
+    """Tell whoever wants to know which pass over the data this is."""
+    tell = getattr(data, "set_epoch", None)
+    if tell is not None:
+        tell(epoch)
+
+
+class StreamLoader(ResumableLoader):
     """A loader of an iterable data set, which goes on from the data set's own state, or passes over its first rows.
 
     Rows that are passed over are read and dropped where they are read, be that a worker or here: they are not collated.
@@ -48,13 +152,13 @@ class StreamLoader(KeepingLoader):
         self.rows = KeyedRows(dataset, key_seed, workers)
         self.turns = shards[0].world_size if in_turns else 1
         self._ranks = [shard.rank for shard in shards]
-        self._divide = Division(
+        self._divide = ShareCollate(
             collate_fn, batch_size, (ALL,) if in_turns else shards, testifies=shards[0].world_size > 1
         )
         self._progress, self._stateful = progress, is_stateful(dataset)
         self._live: Any = None
         self._anew = False
-        self.place = Place(
+        self.place = ReadCursor(
             batch_size,
             max(workers, 1),
             keeps_readers=workers == 0 or options.get("persistent_workers", False),
@@ -63,13 +167,13 @@ class StreamLoader(KeepingLoader):
         super().__init__(
             self.rows if workers else dataset,
             batch_size=batch_size,
-            collate_fn=Delivering(self._divide, self._stateful) if workers else collate_fn,
+            collate_fn=WorkerCollate(self._divide, self._stateful) if workers else collate_fn,
             generator=torch.Generator(),
             **options,
         )
 
     def __iter__(self) -> Any:
-        standing = Standing.at_the_start(0, self.place.batch_size, max(1, self.num_workers))
+        standing = ReadPosition.at_the_start(0, self.place.batch_size, max(1, self.num_workers))
         parts = self._delivered(standing) if self.num_workers else self._collated(standing, iter(self.dataset))
         return (first.batch for first, *_ in self._dealt(parts))
 
@@ -119,14 +223,14 @@ class StreamLoader(KeepingLoader):
 
     # Without workers
 
-    def _opened(self, beginning: Beginning) -> Iterator[Any]:
+    def _opened(self, beginning: ReadStart) -> Iterator[Any]:
         """The rows from where reading is to go on."""
         standing = beginning.standing
         state = standing.states[0] if beginning.loads else None
         if state is None and standing.samples:
             return self._passed_over(standing)
         if state is None:
-            standing.streams = None if self._stateful or self.rows.key_seed is not None else streams()
+            standing.streams = None if self._stateful or self.rows.key_seed is not None else rng_states()
             anew, self._anew = self._anew, False
         else:
             load_state(self.dataset, state, "data")
@@ -134,7 +238,7 @@ class StreamLoader(KeepingLoader):
                 self._anew = True
                 return iter(())
             anew = beginning.anew
-        rows = begun_again(self.dataset, self._follow) if anew else self._begun(standing.epoch)
+        rows = restarted(self.dataset, self._follow) if anew else self._begun(standing.epoch)
         if state is not None and not anew:
             load_state(rows, state, "rows")
         return self.rows.keyed(rows, standing.epoch, standing.samples)
@@ -149,19 +253,19 @@ class StreamLoader(KeepingLoader):
             seed_streams(sample_key(self.rows.key_seed, epoch, 0))
         return self._follow(iter(self.dataset))
 
-    def _passed_over(self, standing: Standing) -> Iterator[Any]:
+    def _passed_over(self, standing: ReadPosition) -> Iterator[Any]:
         """The rows after those that were read, which are read once more with the streams that the epoch began with."""
         total, size = standing.samples, standing.batch_size
-        with kept_streams():
+        with preserved_rng_states():
             if standing.streams is not None:
-                put_streams(standing.streams)
+                restore_rng_states(standing.streams)
             rows = self.rows.keyed(self._begun(standing.epoch), standing.epoch)
             for passed, _ in enumerate(zip(range(total), rows, strict=False), 1):
                 if passed % size == 0 or passed == total:
                     self._progress(passed, total)
         return rows
 
-    def _collated(self, standing: Standing, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
+    def _collated(self, standing: ReadPosition, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
         size, batch = self.place.batch_size, []
         for row in rows:
             batch.append(row)
@@ -182,7 +286,7 @@ class StreamLoader(KeepingLoader):
 
     # With workers
 
-    def _send_workers(self, beginning: Beginning) -> None:
+    def _send_workers(self, beginning: ReadStart) -> None:
         """Tell workers that start now where to begin: by their states, or after the rows that each has given.
 
         Who has a state, and took a turn in the present round, first waits for one; rows are passed over in the turns in
@@ -194,15 +298,15 @@ class StreamLoader(KeepingLoader):
         if any(state is not None for state in states):
             waits = [size if worker <= standing.last else 0 for worker in range(self.num_workers)]
             self.rows.starts = [
-                Start(waiting, 0, read, beginning.anew, ended)
+                WorkerStart(waiting, 0, read, beginning.anew, ended)
                 for waiting, read, ended in zip(waits, given, standing.ended, strict=True)
             ]
         else:
-            self.rows.starts = [Start(0, read) for read in given]
-        self.worker_init_fn = StateLoading(states)
+            self.rows.starts = [WorkerStart(0, read) for read in given]
+        self.worker_init_fn = WorkerStateLoader(states)
 
-    def _delivered(self, standing: Standing) -> Iterator[tuple[Share, ...]]:
-        each: Delivered
+    def _delivered(self, standing: ReadPosition) -> Iterator[tuple[Share, ...]]:
+        each: WorkerBatch
         passed, total = 0, sum(start.passed for start in self.rows.starts)
         for each in super().__iter__():
             if passed < total and each.passed:

@@ -34,7 +34,7 @@ def host_group(timeout: float) -> Any:
 
 
 class TensorRanks:
-    """Answers `hexloop.adapters.evaluator.torch.ranks.Ranks` over torch.distributed's default group."""
+    """Answers `hexloop.adapters.evaluator.torch.evaluator.RankGatherer` over torch.distributed's default group."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._size = dist.get_world_size()

@@ -15,10 +15,17 @@ from torch import Tensor, nn
 from hexloop.adapters.engines.deepspeed.partitions import Place, ZeroPartitions, whole_shape
 from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, dealt_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.nested import TENSOR, Flattening, Restoring, classes_near
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS
-from hexloop.adapters.trainable.torch.tensors import TYPES, run_of, tensor_of
+from hexloop.adapters.trainable.torch.serialization import (
+    TENSOR,
+    TYPES,
+    StateDecoder,
+    StateEncoder,
+    package_classes,
+    read_slice,
+    read_tensor,
+)
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.state import Part
@@ -62,7 +69,7 @@ class ZeroOptimizerState:
     def export(self) -> Iterator[Part]:
         """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
         optimizer = self._partitions.optimizer
-        flattening = Flattening(type(optimizer).__qualname__, classes_near(optimizer))
+        flattening = StateEncoder(type(optimizer).__qualname__, package_classes(optimizer))
         document: dict[str, Any] = {"groups": [], "state": {}}
         for group, parameters in zip(optimizer.param_groups, self._partitions.groups, strict=True):
             options = {key: value for key, value in group.items() if key != "params"}
@@ -97,7 +104,7 @@ class ZeroOptimizerState:
                 document = by_name(document, self._present_names(), self._model)
             self._refuse_other_groups(document["groups"])
             self._refuse_other_shapes(document["state"], found)
-            restoring = Restoring(found, classes_near(self._partitions.optimizer), holds=False)
+            restoring = StateDecoder(found, package_classes(self._partitions.optimizer), holds=False)
             for live, saved in zip(self._partitions.optimizer.param_groups, document["groups"], strict=True):
                 live.update({key: restoring.restore(value) for key, value in saved.items() if key != "params"})
             for holder, parameters in self._by_holder():
@@ -168,15 +175,15 @@ class ZeroOptimizerState:
         live, flat = partitions.state(holder), partitions.master(holder)
 
         def fill(flat: Tensor, part: Part) -> None:
-            partitions.stretch(parameter, flat).copy_(run_of(part, place.start, place.length))
+            partitions.stretch(parameter, flat).copy_(read_slice(part, place.start, place.length))
 
         for key, value in document["state"].get(name, {}).items():
             if not (isinstance(value, dict) and TENSOR in value):
-                live[key] = Restoring(found).restore(value)
+                live[key] = StateDecoder(found).restore(value)
                 continue
             part = found[value[TENSOR]]
             if key == COUNTER or part.shape != whole_shape(parameter):
-                live[key] = tensor_of(part)
+                live[key] = read_tensor(part)
                 continue
             if key not in live or live[key].dtype != TYPES[part.dtype]:
                 live[key] = torch.zeros_like(flat, dtype=TYPES[part.dtype])
@@ -235,13 +242,13 @@ class ZeroModelState(ModelState):
         for (name, tensor), reader in zip(spread.items(), readers, strict=True):
             with _gathered(tensor, reader):
                 if reader == self._layout.rank:
-                    tensor.copy_(tensor_of(found[name]))
+                    tensor.copy_(read_tensor(found[name]))
 
     def _follow(self, partitions: ZeroPartitions, found: Mapping[str, Part]) -> None:
         for name, tensor in self._state().items():
             place = partitions.place(tensor)
             if name in found and place is not None:
-                partitions.follow(tensor, run_of(found[name], place.start, place.length).to(tensor.dtype))
+                partitions.follow(tensor, read_slice(found[name], place.start, place.length).to(tensor.dtype))
 
 
 def _gathered(parameter: Tensor, reader: int) -> Any:

@@ -49,7 +49,7 @@ def make_single(args: EngineArguments, device: Device) -> Parallelism[Any]:
     if args.n_gpu <= 1 or device.name != str(args.device):
         return SingleProcess()
     from hexloop.adapters.engines.single.data_parallel import DataParallel
-    from hexloop.adapters.trainable.torch.items import item_count
+    from hexloop.adapters.trainable.torch.trainable import item_count
 
     if args.loss_weighting == "reference":
         return DataParallel(range(args.n_gpu))

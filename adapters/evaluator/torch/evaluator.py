@@ -1,23 +1,113 @@
-"""The evaluation of a torch module on a loader."""
+"""The processes that each predict a part of every batch, as the evaluation sees them."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.evaluator.torch.losses import BatchLosses
-from hexloop.adapters.evaluator.torch.modes import Modes
+from hexloop.adapters.evaluator.torch.arrays import Array, FileArrays, MemoryArrays
 from hexloop.adapters.evaluator.torch.outputs import EvalPrediction
-from hexloop.adapters.evaluator.torch.predictions import Collected, InBatches, Joined
-from hexloop.adapters.evaluator.torch.ranks import OneRank, Ranks
-from hexloop.adapters.evaluator.torch.room import Folder, Memory
+from hexloop.adapters.evaluator.torch.predictions import Collected, InBatches, Joined, mapping_like, sequence_like
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.batches import Padding
+
+
+class RankGatherer(Protocol):
+    """What brings the parts together. Every process calls the same methods in the same order."""
+
+    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+        """Every process's nested tensors, and how many rows they are of; `rows` are those of ours."""
+        ...
+
+    def each(self, value: Tensor) -> list[Tensor]:
+        """Every process's tensor of one shape."""
+        ...
+
+
+class SingleRank:
+    """A process that predicts whole batches."""
+
+    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
+        """Its own."""
+        return [(values, rows)]
+
+    def each(self, value: Tensor) -> list[Tensor]:
+        """Its own."""
+        return [value]
+
+
+class BatchLosses:
+    """The mean loss of each batch, and its rows, which are what it weighs."""
+
+    def __init__(self) -> None:
+        self._losses = Joined()
+        self._rows = array("q")
+        self._found: Array | None = None
+
+    def __bool__(self) -> bool:
+        return len(self._rows) > 0
+
+    def add(self, loss: Tensor, rows: int) -> None:
+        """Keep a batch's mean loss, where it is; a batch whose rows nobody can count weighs as one."""
+        self._losses.add(loss, 0)
+        self._rows.append(max(rows, 1))
+
+    def to_host(self) -> None:
+        """Move what is still on the device."""
+        self._losses.to_host()
+
+    def by_row(self) -> Array:
+        """Every row's loss, that is its batch's, of shape (samples,)."""
+        return np.repeat(self._by_batch(), self._rows)
+
+    def in_batches(self) -> list[Array]:
+        """The same, an array a batch."""
+        return [np.repeat(loss, rows) for loss, rows in zip(self._by_batch(), self._rows, strict=True)]
+
+    def mean(self, finite_alone: bool) -> float:
+        """The mean over all rows; with `finite_alone` over those whose loss is finite, where there are any."""
+        losses = self.by_row()
+        finite = np.isfinite(losses)
+        if finite_alone and finite.any():
+            losses = losses[finite]
+        return float(losses.mean())
+
+    def _by_batch(self) -> Array:
+        if self._found is None:
+            found: Any = self._losses.result()
+            self._found = found
+        return self._found
+
+
+@define
+class Modes:
+    """Puts a model in evaluation mode, and its modules back in the modes that they had before.
+
+    Several evaluations may follow each other before `restore`: it restores the modes from before the first.
+    """
+
+    _before: list[tuple[nn.Module, bool]] = field(factory=list, init=False)
+
+    def enter_evaluation(self, model: nn.Module) -> None:
+        """Put the model in evaluation mode, and keep the modes of its modules if it was in training mode."""
+        if model.training:
+            self._before = [(module, module.training) for module in model.modules()]
+        model.eval()
+
+    def restore(self) -> None:
+        """Put each module back in its mode. No-op if the model was not in training mode."""
+        before, self._before = self._before, []
+        if before:
+            before[0][0].train()  # a module may override train()
+        for module, training in before:
+            module.training = training
+
 
 Predict = Callable[..., tuple[Tensor | None, Any, Any]]
 """(model, inputs, prediction_loss_only, ignore_keys=...) -> loss, logits, labels."""
@@ -56,7 +146,7 @@ class EvaluationOptions:
         """Who keeps predictions as these options say."""
         if not self.concatenate:
             return InBatches()
-        room = Memory() if self.folder is None else Folder(self.folder)
+        room = MemoryArrays() if self.folder is None else FileArrays(self.folder)
         return Joined(room, self.expected_rows, waits=self.accumulation_steps is not None)
 
 
@@ -80,7 +170,7 @@ class TorchEvaluator:
     compute_metrics: Callable[..., dict[str, Any]] | None = None
     preprocess_logits: Callable[[Any, Any], Any] = _as_they_are
     options: EvaluationOptions = field(factory=EvaluationOptions)
-    ranks: Ranks = field(factory=OneRank)
+    ranks: RankGatherer = field(factory=SingleRank)
     modes: Modes | None = None
     samples: int = field(default=0, init=False)
     predictions: Any = field(default=None, init=False)
@@ -226,3 +316,87 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return list(map(_plain, value))
     return value
+
+
+def _detached(values: Any) -> Any:
+    """Without their graphs, in what they came in."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    if isinstance(values, Mapping):
+        return mapping_like(values, {name: _detached(value) for name, value in values.items()})
+    if isinstance(values, tuple | list):
+        return sequence_like(values, list(map(_detached, values)))
+    return values
+
+
+@frozen
+class PredictionStep:
+    """Predicts one batch without gradients.
+
+    compute_loss: from (model, inputs, return_outputs) to the loss, or to (loss, outputs).
+    wrap: puts a forward pass under the run's number format.
+    label_names: the inputs that are labels. ignored: outputs that are no predictions, unless a call names others.
+    loss_without_labels: the model has a loss although it takes no labels; a batch's `return_loss` goes before that.
+    """
+
+    compute_loss: Callable[..., Any]
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    label_names: Sequence[str] = ("labels",)
+    ignored: Sequence[str] = ()
+    loss_without_labels: bool = False
+
+    def __call__(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
+    ) -> tuple[Tensor | None, Any, Any]:
+        """The mean loss, the logits and the labels of the batch, each None where there is none or it is not asked for.
+
+        A single logits or labels tensor comes as it is, several as a tuple.
+        """
+        ignored = self.ignored if ignore_keys is None else ignore_keys
+        labels = self._labels(inputs)
+        loss: Tensor | None = None
+        with torch.no_grad():
+            if labels is not None:
+                computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
+                loss = computed.detach()
+                loss = loss.mean() if loss.ndim else loss
+                logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
+            else:
+                logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = tuple(map(_detached, logits))
+        return loss, logits[0] if len(logits) == 1 else logits, labels
+
+    def _labels(self, inputs: Any) -> Any:
+        """The labels; None where there is one missing, and with it the loss.
+
+        Of several tensors without names the last one is the labels.
+        """
+        if not isinstance(inputs, Mapping):
+            return _detached(inputs[-1]) if isinstance(inputs, tuple | list) and len(inputs) > 1 else None
+        if not self.label_names:
+            asked = inputs.get("return_loss")
+            return () if (self.loss_without_labels if asked is None else asked) else None
+        found = tuple(inputs.get(name) for name in self.label_names)
+        if any(value is None for value in found):
+            return None
+        labels = tuple(map(_detached, found))
+        return labels[0] if len(labels) == 1 else labels
+
+
+def _forward(model: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def _predictions(outputs: Any, ignored: set[str], skip_first: bool) -> tuple[Any, ...]:
+    """What the model returned besides its loss, in order. `skip_first`: a tuple begins with the loss."""
+    if isinstance(outputs, Mapping):
+        return tuple(value for name, value in outputs.items() if name not in ignored)
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    if isinstance(outputs, tuple | list):
+        return tuple(outputs[1:] if skip_first else outputs)
+    return tuple(value for name, value in vars(outputs).items() if name not in ignored)

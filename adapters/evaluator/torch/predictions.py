@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hexloop.adapters.evaluator.torch.room import Array, Memory, Room
-from hexloop.adapters.evaluator.torch.rows import Rows
+from hexloop.adapters.evaluator.torch.arrays import Array, ArrayStore, MemoryArrays, RowBuffer
 from hexloop.domain.errors import DataError
 
 NUMBERS = np.ndarray | np.generic | int | float
@@ -47,8 +46,8 @@ class Joined:
     waits: tensors stay on their device until `to_host`, however many they are.
     """
 
-    def __init__(self, room: Room | None = None, expected: int = 0, waits: bool = False) -> None:
-        self._room, self._expected, self._waits = room or Memory(), expected, waits
+    def __init__(self, room: ArrayStore | None = None, expected: int = 0, waits: bool = False) -> None:
+        self._room, self._expected, self._waits = room or MemoryArrays(), expected, waits
         self._parts: Collected | None = None
 
     def add(self, batch: Any, samples: int) -> None:
@@ -69,7 +68,7 @@ class Joined:
     def _parts_for(self, value: Any, samples: int) -> Collected:
         if isinstance(value, Tensor | NUMBERS):
             rows = len(value) if isinstance(value, Tensor | np.ndarray) and value.ndim else 1
-            return _Tensors(Rows(self._room, self._expected if rows == samples else 0), self._waits)
+            return _Tensors(RowBuffer(self._room, self._expected if rows == samples else 0), self._waits)
         if isinstance(value, Mapping):
             return _Named({name: self._parts_for(each, samples) for name, each in value.items()}, value)
         if isinstance(value, tuple | list) and not _is_row_of_objects(value):
@@ -103,7 +102,7 @@ class InBatches:
 class _Tensors:
     """Tensors, which wait on their device, and then their rows."""
 
-    def __init__(self, rows: Rows, waits: bool) -> None:
+    def __init__(self, rows: RowBuffer, waits: bool) -> None:
         self._rows, self._waits = rows, waits
         self._waiting: list[Tensor] = []
         self._bytes = 0

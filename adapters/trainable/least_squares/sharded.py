@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-from hexloop.adapters.trainable.least_squares.momentum import MomentumOptimizer
-from hexloop.adapters.trainable.least_squares.scalar import Scalar, detached
-from hexloop.adapters.trainable.least_squares.squares import Row, squares
-from hexloop.adapters.trainable.least_squares.stretches import (
+from hexloop.adapters.trainable.least_squares.trainable import (
+    MomentumOptimizer,
     Piece,
-    Stretch,
-    export_stretches,
-    load_stretches,
+    Row,
+    Scalar,
+    ValueSlice,
+    detached,
+    export_slices,
+    load_slices,
     piece_of,
+    squared_error,
 )
 from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.state import Part
@@ -39,12 +41,12 @@ class LinearShard:
         rank, world_size = self.collectives.rank, self.collectives.world_size
         return range(size * rank // world_size, size * (rank + 1) // world_size)
 
-    def stretches(self, values: list[float], suffix: str = "") -> tuple[Stretch, ...]:
+    def stretches(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
         """This rank's slice of the weights, and the bias or nothing."""
         weight, bias = self._owned
         return (
-            Stretch(f"weight{suffix}", self.features, values, 0, len(weight), weight.start),
-            Stretch(f"bias{suffix}", 1, values, len(weight), len(bias), bias.start),
+            ValueSlice(f"weight{suffix}", self.features, values, 0, len(weight), weight.start),
+            ValueSlice(f"bias{suffix}", 1, values, len(weight), len(bias), bias.start),
         )
 
     def pieces(self, parts: Iterable[Part]) -> list[Piece]:
@@ -66,11 +68,11 @@ class LinearShard:
 
     def export(self) -> Iterator[Part]:
         """This rank's slices."""
-        return export_stretches(self.stretches(self.parameters))
+        return export_slices(self.stretches(self.parameters))
 
     def load(self, parts: Iterable[Part]) -> None:
         """Take this rank's slices of exported weights; see `Exportable.load`."""
-        load_stretches(self.stretches(self.parameters), self.pieces(parts))
+        load_slices(self.stretches(self.parameters), self.pieces(parts))
 
 
 class ShardedLeastSquares:
@@ -84,7 +86,7 @@ class ShardedLeastSquares:
         self.model = model
         self.optimizer = optimizer
         self._collectives = model.collectives
-        self._squares = squares(model.features)
+        self._squares = squared_error(model.features)
 
     def count_items(self, window: Sequence[Sequence[Row]]) -> int:
         """The rows of the window, over all ranks."""
@@ -117,12 +119,12 @@ class ShardedLeastSquares:
 
     def export(self) -> Iterator[Part]:
         """This rank's slices of what `LeastSquares` exports."""
-        return export_stretches((*self.model.stretches(self.model.parameters), *self.optimizer.stretches))
+        return export_slices((*self.model.stretches(self.model.parameters), *self.optimizer.stretches))
 
     def load(self, parts: Iterable[Part]) -> None:
         """Go on from the exports of any number of ranks; see `LinearShard`."""
         stretches = (*self.model.stretches(self.model.parameters), *self.optimizer.stretches)
-        load_stretches(stretches, self.model.pieces(parts))
+        load_slices(stretches, self.model.pieces(parts))
 
     def _accumulate(self, derivatives: Sequence[float]) -> None:
         gradients = self.model.gradients

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of
+from hexloop.adapters.trainable.torch.serialization import DTYPES, tensor_part
 from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.parallelism import Layout, Spread
 from hexloop.ports.state import Part
@@ -104,7 +104,7 @@ def dealt_part(entry: Entry, own: Tensor | None, owner: int, rank: int) -> Part:
     else:
         whole = _copied(own) if owner == rank else None
     if whole is not None:
-        return part_of(entry.name, whole)
+        return tensor_part(entry.name, whole)
     return Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _nothing)
 
 

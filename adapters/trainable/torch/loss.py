@@ -1,20 +1,26 @@
-"""From a batch to the loss: what the model returns, a function of the user's, or smoothed labels."""
+"""How a batch becomes a loss: computed by the model, by a function of the user's, or with smoothed labels."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, Protocol
 
+import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.full_precision import in_full_precision
 from hexloop.domain.errors import DataError
+
+IGNORED_LABEL = -100
+"""The label that torch's cross entropy ignores."""
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
 class ComputeLoss(Protocol):
-    """From a model and its inputs to the loss, and with `return_outputs` to the loss and what the model returned."""
+    """A function from a model and its inputs to the loss; with `return_outputs`, to the loss and the outputs."""
 
     def __call__(
         self,
@@ -23,61 +29,15 @@ class ComputeLoss(Protocol):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss, or (loss, outputs)."""
+        """Return the loss, or (loss, outputs)."""
         ...
-
-
-def takes_item_count(model: nn.Module) -> bool:
-    """Whether the model's own loss can be told the number of items to divide by.
-
-    It says so itself (`accepts_loss_kwargs`), or its forward takes `num_items_in_batch`, or it passes its further
-    keyword arguments on to a `loss_function`, as transformers' models with an exchangeable loss do.
-    """
-    declared = getattr(model, "accepts_loss_kwargs", None)
-    if declared is False:
-        return False
-    parameters = inspect.signature(model.forward).parameters
-    if "num_items_in_batch" in parameters:
-        return True
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return open_ended and (calls_loss_function(model) or declared is True)
-
-
-def calls_loss_function(model: nn.Module) -> bool:
-    """Whether forward leaves the loss to the model's exchangeable `loss_function`, as transformers' models do."""
-    forward = inspect.unwrap(type(model).forward)
-    return "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
-
-
-def loss_in(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """The loss that a model returned: under "loss" in a mapping, as `.loss`, or first in a tuple.
-
-    Raises DataError, naming what came instead, where there is none, or it is not one number.
-    """
-    if isinstance(outputs, Mapping):
-        loss = outputs.get("loss")
-    elif isinstance(outputs, tuple | list):
-        loss = outputs[0] if outputs else None
-    elif isinstance(outputs, Tensor):
-        loss = outputs
-    else:
-        loss = getattr(outputs, "loss", None)
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss
-    came = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-    if isinstance(loss, Tensor):
-        came += f", in the place of the loss a tensor of shape {tuple(loss.shape)}"
-    raise DataError(
-        f"The model returned no loss for the inputs {', '.join(inputs)}: it gave {came}. Give it labels that its "
-        'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
-    )
 
 
 @frozen
 class ModelLoss:
-    """The loss that the model computes itself; it is told the item count where `tells_count`."""
+    """The loss that the model computes itself. With `passes_count`, the model is called with `num_items_in_batch`."""
 
-    tells_count: bool = False
+    passes_count: bool = False
 
     def __call__(
         self,
@@ -87,17 +47,17 @@ class ModelLoss:
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """See `ComputeLoss`."""
-        if self.tells_count and num_items_in_batch is not None:
+        if self.passes_count and num_items_in_batch is not None:
             outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
         else:
             outputs = model(**inputs)
-        loss = loss_in(outputs, inputs)
+        loss = loss_from_outputs(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
 
 
 @frozen
 class FunctionLoss:
-    """The loss that `function(outputs, labels, num_items_in_batch=...)` computes from what the model returns."""
+    """The loss that `function(outputs, labels, num_items_in_batch=...)` computes from the model's outputs."""
 
     function: Callable[..., Tensor]
     label_names: Sequence[str] = ("labels",)
@@ -110,7 +70,7 @@ class FunctionLoss:
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """See `ComputeLoss`."""
-        labels, features = _take_labels(inputs, self.label_names)
+        labels, features = _split_labels(inputs, self.label_names)
         outputs = in_full_precision(model(**features))
         loss = self.function(outputs, labels, num_items_in_batch=num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
@@ -118,7 +78,7 @@ class FunctionLoss:
 
 @frozen
 class SmoothedLoss:
-    """The loss that `smoother` computes of what the model returns without labels; see `LabelSmoother`."""
+    """The loss that `smoother` computes from the model's outputs without labels; see `LabelSmoother`."""
 
     smoother: Callable[..., Tensor]
     shifted: bool = False
@@ -131,22 +91,134 @@ class SmoothedLoss:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """See `ComputeLoss`."""
-        labels, features = _take_labels(inputs, self.label_names)
+        """See `ComputeLoss`. Raises DataError if the batch has no labels."""
+        labels, features = _split_labels(inputs, self.label_names)
         if labels is None:
             raise DataError(
-                f"You chose to smooth labels (label_smoothing_factor), but the batch holds no "
-                f"{' or '.join(self.label_names)}; give it labels, or set label_smoothing_factor=0."
+                f"You chose label_smoothing_factor, but the batch has no {' or '.join(self.label_names)}; add labels, "
+                "or set label_smoothing_factor=0."
             )
         outputs = model(**features)
         loss = self.smoother(outputs, labels, shift_labels=self.shifted, num_items_in_batch=num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
 
-def _take_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """The first of the named labels that is there, and the inputs without it."""
+@frozen
+class LabelSmoother:
+    """Cross entropy against labels smoothed by `epsilon`. Labels equal to `ignore_index` do not count.
+
+    The loss is (1 - epsilon) times the negative log-likelihood plus epsilon times the mean negative log-probability
+    over all classes (Szegedy et al. 2016, section 7). Both are summed over the items and divided by the number of
+    items, of the whole window if it is given, else of this batch.
+    """
+
+    epsilon: float = 0.1
+    ignore_index: int = IGNORED_LABEL
+
+    def __call__(
+        self,
+        model_output: Any,
+        labels: Tensor,
+        shift_labels: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Return the loss of the model's outputs. shift_labels: compare each position with the next label."""
+        logits = in_full_precision(_logits(model_output))
+        if shift_labels:
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        if labels.ndim == logits.ndim:
+            labels = labels.squeeze(-1)
+        ignored = labels == self.ignore_index
+        count = (~ignored).sum() if num_items_in_batch is None else num_items_in_batch
+        log_probabilities = torch.log_softmax(logits, dim=-1)
+        log_likelihood = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        over_classes = log_probabilities.sum(dim=-1)
+        true_class = log_likelihood.masked_fill(ignored, 0.0).sum() / count
+        all_classes = over_classes.masked_fill(ignored, 0.0).sum() / (count * logits.shape[-1])
+        loss: Tensor = -((1 - self.epsilon) * true_class + self.epsilon * all_classes)
+        return loss
+
+
+def takes_item_count(model: nn.Module) -> bool:
+    """Return whether the model's own loss can be divided by a number of items that it is given.
+
+    True if the model says so (`accepts_loss_kwargs`), if its forward has a parameter `num_items_in_batch`, or if it
+    forwards its keyword arguments to a `loss_function`, as transformers' models with an exchangeable loss do.
+    """
+    declared = getattr(model, "accepts_loss_kwargs", None)
+    if declared is False:
+        return False
+    parameters = inspect.signature(model.forward).parameters
+    if "num_items_in_batch" in parameters:
+        return True
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return open_ended and (calls_loss_function(model) or declared is True)
+
+
+def calls_loss_function(model: nn.Module) -> bool:
+    """Return whether forward calls the model's exchangeable `loss_function`, as in transformers' models."""
+    forward = inspect.unwrap(type(model).forward)
+    return "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
+
+
+def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """Return the loss in a model's outputs: "loss" of a mapping, the attribute `loss`, or the first of a tuple.
+
+    Raises DataError, describing the outputs, if there is none or if it is not a single number.
+    """
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    elif isinstance(outputs, tuple | list):
+        loss = outputs[0] if outputs else None
+    elif isinstance(outputs, Tensor):
+        loss = outputs
+    else:
+        loss = getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    if isinstance(loss, Tensor):
+        found += f", with a tensor of shape {tuple(loss.shape)} as the loss"
+    raise DataError(
+        f"The model returned no loss for the inputs {', '.join(inputs)}: it returned {found}. Add labels that its "
+        'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
+    )
+
+
+def in_full_precision(outputs: Any) -> Any:
+    """Return `outputs` (a tensor, or a tuple, list or mapping of outputs) with half precision converted to float32.
+
+    A loss should be computed in full precision from what a model returned under automatic mixed precision.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs.float() if outputs.dtype in HALF_TYPES else outputs
+    if isinstance(outputs, Mapping):
+        converted: Any = copy(outputs)
+        for name, value in outputs.items():
+            converted[name] = in_full_precision(value)
+        return converted
+    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        return type(outputs)(*map(in_full_precision, outputs))
+    if isinstance(outputs, tuple | list):
+        return type(outputs)(map(in_full_precision, outputs))
+    return outputs
+
+
+def _split_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the first of the named labels that is present, and the inputs without it."""
     features = dict(inputs)
     for name in names:
         if name in features:
             return features.pop(name), features
     return None, features
+
+
+def _logits(outputs: Any) -> Tensor:
+    logits: Tensor
+    if isinstance(outputs, Tensor):
+        logits = outputs
+    elif isinstance(outputs, Mapping):
+        logits = outputs["logits"]
+    else:
+        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs.logits
+    return logits

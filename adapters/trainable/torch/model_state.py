@@ -16,8 +16,14 @@ from hexloop.adapters.trainable.torch.layouts import (
     entry_of,
     shape_of,
 )
-from hexloop.adapters.trainable.torch.nested import Flattening, Restoring
-from hexloop.adapters.trainable.torch.tensors import DTYPES, part_of, run_of, tensor_of
+from hexloop.adapters.trainable.torch.serialization import (
+    DTYPES,
+    StateDecoder,
+    StateEncoder,
+    read_slice,
+    read_tensor,
+    tensor_part,
+)
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
@@ -46,7 +52,7 @@ class ModelState:
         """Every tensor of the state dict, each once; extra state as a JSON document each."""
         tensors = self.named_tensors()
         if isinstance(self._layout, WholeLayout):
-            yield from (part_of(name, tensor) for name, tensor in tensors.items())
+            yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
             yield from dealt_parts(entries, self._layout, self._writers)
@@ -55,10 +61,10 @@ class ModelState:
     def extra_parts(self) -> Iterator[Part]:
         """Extra state, as a JSON document each, with its tensors."""
         for name, value in self._extra().items():
-            flattening = Flattening(type(self._model).__qualname__)
+            flattening = StateEncoder(type(self._model).__qualname__)
             document = flattening.flatten(value, f"{name}.value")
             for inner, tensor in flattening.tensors.items():
-                yield part_of(inner, tensor)
+                yield tensor_part(inner, tensor)
             yield json_part(name, document)
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -75,7 +81,7 @@ class ModelState:
         problems = self.differences(list(found.values()))
         if problems:
             raise ValueError(f"The saved weights do not fit the model: {'; '.join(problems)}.")
-        own, restoring = self._state(), Restoring(found)
+        own, restoring = self._state(), StateDecoder(found)
         extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
             self._copy({name: own[name] for name in found if name in own}, found)
@@ -87,9 +93,9 @@ class ModelState:
         for name, tensor in own.items():
             spread = self._layout.spread(tensor, tensor)
             if spread is None:
-                tensor.copy_(tensor_of(found[name]))
+                tensor.copy_(read_tensor(found[name]))
             else:
-                self._layout.local(tensor).copy_(run_of(found[name], *spread.own))
+                self._layout.local(tensor).copy_(read_slice(found[name], *spread.own))
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """How saved tensors differ from the model's: missing, unknown, of other shapes and, if asked, other types."""

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hexloop.adapters.trainable.torch.layouts import Entry, TorchLayout, entry_of, of_all
-from hexloop.adapters.trainable.torch.nested import tensors_in
-from hexloop.adapters.trainable.torch.tensors import DTYPES, TYPES
+from hexloop.adapters.trainable.torch.serialization import DTYPES, TYPES, tensor_names
 from hexloop.ports.parallelism import Spread
 
 
@@ -35,11 +34,11 @@ def agreed(
     own, said = {entry.name: entry for entry in entries}, {}
     for name, kept in state.items():
         if _first(parameters[name], layout) == layout.rank:
-            told = [own[tensor] for tensor in tensors_in(kept)]
+            told = [own[tensor] for tensor in tensor_names(kept)]
             said[name] = [kept, [[each.name, DTYPES[each.dtype], each.shape, each.spread is None] for each in told]]
     heard = of_all(said)
     merged: dict[str, Any] = {}
-    of_parameters = {tensor for kept in state.values() for tensor in tensors_in(kept)}
+    of_parameters = {tensor for kept in state.values() for tensor in tensor_names(kept)}
     found = {name: entry for name, entry in own.items() if name not in of_parameters}
     for name, parameter in parameters.items():
         first = _first(parameter, layout)

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from hexloop.adapters.trainable.torch.nested import TENSOR, Flattening, Restoring
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
-from hexloop.adapters.trainable.torch.tensors import part_of
+from hexloop.adapters.trainable.torch.serialization import TENSOR, StateDecoder, StateEncoder, tensor_part
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import Part
 
@@ -25,7 +24,7 @@ def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
 
     Raises CheckpointError where it holds what cannot be kept.
     """
-    flattening = Flattening("an optimizer")
+    flattening = StateEncoder("an optimizer")
     document = {
         NUMBERED: True,
         "groups": [
@@ -35,7 +34,7 @@ def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
         "state": {str(number): flattening.flatten(dict(v), str(number)) for number, v in state_dict["state"].items()},
     }
     for name, tensor in flattening.tensors.items():
-        yield part_of(name, tensor)
+        yield tensor_part(name, tensor)
     yield json_part("param_groups", document)
 
 
@@ -97,7 +96,7 @@ def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | N
     groups: the names of the parameters by group, where they are to be grouped otherwise than in the one saved group.
     Raises ValueError where it holds objects, or what a state dict of torch's own has no place for.
     """
-    document, restoring = json_value(parts["param_groups"]), Restoring(parts, holds=False)
+    document, restoring = json_value(parts["param_groups"]), StateDecoder(parts, holds=False)
     saved = document["groups"]
     if document.get("further"):
         raise ValueError("the optimizer keeps more than the state of parameters")

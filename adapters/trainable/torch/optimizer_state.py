@@ -18,9 +18,16 @@ from hexloop.adapters.trainable.torch.layouts import (
     shape_of,
 )
 from hexloop.adapters.trainable.torch.moments import agreed, entries_of
-from hexloop.adapters.trainable.torch.nested import Flattening, Held, Restoring, classes_near, tensors_in
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
-from hexloop.adapters.trainable.torch.tensors import part_of, run_of
+from hexloop.adapters.trainable.torch.serialization import (
+    StateDecoder,
+    StateEncoder,
+    UncastTensor,
+    package_classes,
+    read_slice,
+    tensor_names,
+    tensor_part,
+)
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.parallelism import Spread
@@ -50,7 +57,7 @@ class OptimizerState:
 
     def export(self) -> Iterator[Part]:
         """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
-        flattening = Flattening(type(self._optimizer).__qualname__, classes_near(self._optimizer))
+        flattening = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer))
         kept = self._optimizer.state_dict()
         named = dict(enumerate(self._named_parameters()))
         document: dict[str, Any] = {
@@ -73,7 +80,7 @@ class OptimizerState:
             values = {"top": further, "state": unnumbered}
             document[FURTHER] = {key: flattening.flatten(value, FURTHER) for key, value in values.items()}
         if isinstance(self._layout, WholeLayout):
-            yield from (part_of(name, tensor) for name, tensor in flattening.tensors.items())
+            yield from (tensor_part(name, tensor) for name, tensor in flattening.tensors.items())
         else:
             entries = entries_of(flattening.tensors, flattening.parameters, self._layout)
             if self._layout.uneven:
@@ -90,15 +97,15 @@ class OptimizerState:
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
             raise ValueError(f"The saved optimizer lacks its document {OPTIONS!r}.")
         document = json_value(found[OPTIONS])
-        if unknown := found.keys() - {OPTIONS, *tensors_in(document)}:
+        if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
             raise ValueError(f"The saved optimizer has tensors that it does not mention: {', '.join(sorted(unknown))}.")
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
                 refuse_other_shapes(document["state"], self._shapes(), found)
             self._refuse_other_groups(document["groups"])
-            classes, spread = classes_near(self._optimizer), self._spread(document["state"], found)
-            self._take(document, Restoring(found, classes, spread=spread))
+            classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
+            self._take(document, StateDecoder(found, classes, spread=spread))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
 
@@ -111,12 +118,12 @@ class OptimizerState:
         readers: dict[str, Callable[[Part], Tensor]] = {}
         for name, parameter in self._named_parameters():
             spread = self._layout.spread(parameter, parameter)
-            for tensor in tensors_in(state.get(name)) if spread is not None else ():
+            for tensor in tensor_names(state.get(name)) if spread is not None else ():
                 if tensor in found and spread is not None and found[tensor].shape == spread.shape:
                     readers[tensor] = partial(_own, self._layout, parameter, spread)
         return readers
 
-    def _take(self, document: Mapping[str, Any], restoring: Restoring) -> None:
+    def _take(self, document: Mapping[str, Any], restoring: StateDecoder) -> None:
         named = list(self._named_parameters())
         numbers = {name: number for number, (name, _) in enumerate(named)}
         groups = [
@@ -164,12 +171,12 @@ class OptimizerState:
 
 def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:
     """What this process holds of a moment."""
-    return layout.like(parameter, run_of(part, *spread.own))
+    return layout.like(parameter, read_slice(part, *spread.own))
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:
     """What the optimizer made of `saved`, its tensors with the type and the layout that they were saved with."""
-    if isinstance(loaded, Held):
+    if isinstance(loaded, UncastTensor):
         saved = loaded = loaded.tensor.to(parameter.device)
     if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.shape == loaded.shape:
         if loaded.dtype != saved.dtype and id(saved) in own_type:

@@ -1,33 +1,114 @@
-"""A torch module, its loss and its optimizer, as the pieces of a training step."""
+"""A torch module, its loss and its optimizer, as the operations of a training step."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from hexloop.adapters.trainable.torch.gradients import Gradients
-from hexloop.adapters.trainable.torch.items import at_least_one, item_count, nothing, number_on_host, share
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
-from hexloop.adapters.trainable.torch.loss import ComputeLoss
-from hexloop.adapters.trainable.torch.world import ALONE, PendingCount, World, settled
+from hexloop.adapters.trainable.torch.loss import IGNORED_LABEL, ComputeLoss
 from hexloop.ports.batches import Padding
+from hexloop.ports.collectives import Collectives, Reduction
+
+Count = Tensor | int
+"""A number of items, as a scalar on the device or as a plain number."""
+
+
+# The items of a window over all ranks
+
+
+@frozen
+class PendingCount:
+    """The items of all ranks while they are being summed. `result()` waits for the sum, where the counts are."""
+
+    result: Callable[[], Count]
+
+
+def resolved_count(items: Any) -> Any:
+    """Return what `count_items` returned as a number or None, waiting for a pending sum."""
+    return items.result() if isinstance(items, PendingCount) else items
+
+
+def _local(items: Count) -> Count:
+    return items
+
+
+@frozen
+class ItemSum:
+    """The number of ranks, and the sum of their item counts, which may still be pending."""
+
+    size: int = 1
+    total: Callable[[Count], Count | PendingCount] = _local
+
+
+LOCAL_ITEM_SUM = ItemSum()
+"""For a single process."""
+
+
+def exact_item_sum(size: int, device: torch.device | str, collectives: Collectives | None = None) -> ItemSum:
+    """Return the sum over torch.distributed's default group, computed on the device.
+
+    If the device is the CPU and there are `collectives`, they compute the sum.
+    """
+    if collectives is not None and str(device).partition(":")[0] == "cpu":
+        return _exact_host_sum(collectives)
+
+    def total(items: Count) -> PendingCount:
+        if isinstance(items, Tensor):
+            count = items.clone()
+        else:  # filled on the device: a copy from host memory would make the host wait for the device
+            count = torch.full((), items, dtype=torch.int64, device=device)
+        work = dist.all_reduce(count, async_op=True)
+
+        def result() -> Tensor:
+            work.wait()
+            return count
+
+        return PendingCount(result)
+
+    return ItemSum(size, total)
+
+
+def _exact_host_sum(collectives: Collectives) -> ItemSum:
+    def total(items: Count) -> PendingCount:
+        reduction = collectives.start_reduction([float(items)], Reduction.SUM)
+
+        def result() -> Count:
+            count = int(reduction.result()[0])
+            return torch.tensor(count) if isinstance(items, Tensor) else count
+
+        return PendingCount(result)
+
+    return ItemSum(collectives.world_size, total)
+
+
+def estimated_item_sum(size: int) -> ItemSum:
+    """Return a sum that assumes that every rank has as many items as this one."""
+    return ItemSum(size, lambda items: items * size)
+
+
+# The trainable
 
 
 class TorchTrainable:
-    """Answers the Trainable port for a module and an optimizer.
+    """Implements the Trainable port for a module and an optimizer.
 
-    model: the module as it is called in training (wrapped, compiled). inner: the one within it that code of the user's
-    holds, and may leave in evaluation mode; the model itself where None. restore_modes: puts the modules back in
-    the modes that they had before an evaluation, if there was one.
-    compute_loss: from module and batch to loss. `normalises` says that it divides by the item count that it is given;
-    what it gives otherwise is a mean, which `exact` weighs by its items within its window; without, each batch of the
-    window weighs the same.
-    shifted: the loss compares each position with the label after it.
-    world: the processes that each compute a share of every window. layout: where the model's parameters lie.
+    model: the module that training calls (wrapped, compiled). inner: the user's own module within it, which user code
+    may leave in evaluation mode; `model` if None.
+    compute_loss: from module and batch to the loss. If `normalises`, it divides by the item count that it is given.
+    Otherwise it returns a mean: with `exact` each mean is weighted by its share of the window's items, without it all
+    batches of a window have the same weight.
+    shifted: the loss compares each position with the next label.
+    item_sum: the ranks that each compute a share of every window. layout: how the model's parameters are sharded.
     """
 
     def __init__(
@@ -40,7 +121,7 @@ class TorchTrainable:
         exact: bool = True,
         label_names: Sequence[str] = ("labels",),
         shifted: bool = False,
-        world: World = ALONE,
+        item_sum: ItemSum = LOCAL_ITEM_SUM,
         layout: TorchLayout = WHOLE,
         inner: nn.Module | None = None,
         restore_modes: Callable[[], None] = lambda: None,
@@ -54,63 +135,194 @@ class TorchTrainable:
         self._exact = exact
         self._label_names = tuple(label_names)
         self._shifted = shifted
-        self._world = world
-        self._counted: deque[tuple[Any, Tensor | int]] = deque()
+        self._item_sum = item_sum
+        self._counted: deque[tuple[Any, Count]] = deque()
         self._gradients = Gradients(model.parameters(), layout)
         self.clip = self._gradients.clip
         self.clear_gradients = self._gradients.clear
 
-    def count_items(self, window: Sequence[Any]) -> Tensor | int | PendingCount | None:
-        """The items of the window over all processes, on the device; None where every loss weighs what it should.
+    def count_items(self, window: Sequence[Any]) -> Count | PendingCount | None:
+        """Return the items of the window over all ranks; None if every loss already has its final weight.
 
-        For a mean under equal weights the count is that of the window's batches. Where only the weight of a mean needs
-        the count, the processes add it up beside the forward pass: see `settled`.
+        For means of equal weight the count is the number of batches in the window. If only the weight of a mean depends
+        on the count, the ranks sum it up during the forward pass: see `resolved_count`.
         """
         if self._normalises:
-            all_items: Tensor | int = settled(self._world.total(sum(self._items(batch) for batch in window)))
+            all_items: Count = resolved_count(self._item_sum.total(sum(self._items(batch) for batch in window)))
             return at_least_one(all_items)
-        if self._exact and (len(window) > 1 or self._world.size > 1):
+        if self._exact and (len(window) > 1 or self._item_sum.size > 1):
             self._counted = deque((batch, number_on_host(self._items(batch))) for batch in window)
-            return self._world.total(sum(items for _, items in self._counted))
-        batches = len(window) * self._world.size
+            return self._item_sum.total(sum(items for _, items in self._counted))
+        batches = len(window) * self._item_sum.size
         return None if batches == 1 else batches
 
     def loss(self, batch: Any, window_items: Any) -> Tensor:
-        """The batch's share of the window's loss."""
+        """Return the batch's share of the window's loss."""
         self.enter_training_mode()
         loss: Tensor
         if self._normalises:
             loss = self._compute_loss(self.model, batch, num_items_in_batch=window_items)
         else:
             loss = self._compute_loss(self.model, batch)
-            items = settled(window_items)
+            items = resolved_count(window_items)
             if items is not None:
-                loss = share(loss, self._items_counted(batch), items) if self._exact else loss / items
-        return nothing(loss) if isinstance(batch, Padding) else loss
+                loss = weighted_share(loss, self._items_counted(batch), items) if self._exact else loss / items
+        return zero_loss(loss) if isinstance(batch, Padding) else loss
 
     def enter_training_mode(self) -> None:
-        """Put the whole model in training mode where it was left in the other. A part of it alone is let alone."""
+        """Put the whole model in training mode if its root module is in evaluation mode. Submodules keep theirs."""
         if not self._inner.training:
             self._restore_modes()
             if not self._inner.training:
                 self.model.train()
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Write one rate into each parameter group."""
+        """Set the rate of each parameter group."""
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
     def detached(self, loss: Tensor) -> Tensor:
-        """The loss without its graph."""
+        """Return the loss without its graph."""
         return loss.detach()
 
-    def _items_counted(self, batch: Any) -> Tensor | int:
-        """The items of a batch as its window was counted, before anybody took the labels out of it."""
+    def _items_counted(self, batch: Any) -> Count:
+        """Return the items of a batch as counted with its window: compute_loss may have removed the labels since."""
         while self._counted:
             counted, items = self._counted.popleft()
             if counted is batch:
                 return items
         return self._items(batch)
 
-    def _items(self, batch: Any) -> Tensor | int:
+    def _items(self, batch: Any) -> Count:
         return item_count(batch, self._label_names, self._shifted)
+
+
+# Gradients
+
+NORM_EPSILON = 1e-6
+"""Added to the norm before dividing by it, as in torch's clip_grad_norm_."""
+
+
+class Gradients:
+    """The gradients of parameters, including those of frozen parameters, which may be unfrozen during a run.
+
+    If all are dense, plain tensors on one device, measuring them takes three kernels and clipping two; otherwise the
+    general functions of torch are used. This is checked again whenever the number of gradients changes.
+    layout: how the parameters are sharded. Each rank measures and clips its own shards.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], layout: TorchLayout = WHOLE) -> None:
+        self._layout = layout
+        self._parameters = tuple(parameters)
+        self._count = -1
+        self._uniform = False
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the gradients in place so that their total Euclidean norm is at most `max_norm` (0: do not scale).
+
+        Returns the norm before scaling, as a scalar on the device. Does not wait for the device.
+        """
+        layout = self._layout
+        gradients = [grad for parameter in self._parameters if (grad := parameter.grad) is not None]
+        if layout is not WHOLE:
+            gradients = list(map(layout.local, gradients))
+        if len(gradients) != self._count:
+            self._count, self._uniform = len(gradients), _are_uniform(gradients)
+        if not self._uniform:
+            return self._clip_mixed(gradients, max_norm)
+        norms = torch._foreach_norm(gradients)
+        norm: Tensor = layout.norm(torch.linalg.vector_norm(torch.stack(norms)))
+        if max_norm > 0:
+            factor = (norm + NORM_EPSILON).reciprocal_().mul_(max_norm).clamp_(max=1.0)
+            torch._foreach_mul_(gradients, factor)
+        return norm
+
+    def _clip_mixed(self, gradients: list[Tensor], max_norm: float) -> Tensor:
+        norm = self._layout.norm(get_total_norm(gradients))
+        if max_norm > 0:
+            clip_grads_with_norm_(self._parameters, max_norm, norm)
+        return norm
+
+    def clear(self) -> None:
+        """Set every gradient to None."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _are_uniform(gradients: list[Tensor]) -> bool:
+    if not gradients:
+        return False
+    first = gradients[0]
+    return all(
+        type(gradient) is Tensor and gradient.device == first.device and gradient.layout is torch.strided
+        for gradient in gradients
+    )
+
+
+# Items: what a loss is the mean of (label tokens if there are labels, rows otherwise)
+
+
+def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Count:
+    """Return the number of labels in `batch` other than -100, as a scalar on the device; its rows if it has no labels.
+
+    Returns 0 for padding, and 1 if there are no rows either, so that batches that cannot be counted weigh the same.
+    `shifted`: the loss compares each position with the next label, so the first label of a row is never used. Labels
+    under the key `shift_labels` are already shifted.
+    """
+    if not isinstance(batch, Mapping):
+        return row_count(batch) or 1
+    if isinstance(batch, Padding):
+        return 0
+    if isinstance(batch.get("shift_labels"), Tensor):
+        return _valid(batch["shift_labels"])
+    found = [batch[name] for name in label_names if isinstance(batch.get(name), Tensor)]
+    if not found:
+        return row_count(batch) or 1
+    if shifted and found[0].ndim > 1:
+        return _valid(found[0][..., 1:])
+    return _valid(found[0])
+
+
+def row_count(batch: Any) -> int:
+    """Return the length of the first dimension of the first tensor in `batch`; 0 if there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 0
+    values: Sequence[Any] = ()
+    if isinstance(batch, Mapping):
+        values = tuple(batch.values())
+    elif isinstance(batch, list | tuple):
+        values = batch
+    for value in values:
+        if rows := row_count(value):
+            return rows
+    return 0
+
+
+def _valid(labels: Tensor) -> Tensor:
+    return torch.count_nonzero(labels != IGNORED_LABEL)
+
+
+def number_on_host(items: Count) -> Count:
+    """Return the count as a plain number if that needs no wait for a device."""
+    return int(items) if isinstance(items, Tensor) and items.device.type == "cpu" else items
+
+
+def at_least_one(items: Count) -> Count:
+    """Return a count to divide by: 1 if there are no items. Does not wait for the device."""
+    return items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1)
+
+
+def weighted_share(loss: Tensor, items: Count, total: Any) -> Tensor:
+    """Return what a mean over `items` of `total` adds to the mean over all; 0 without items, whose mean is nan."""
+    if isinstance(items, int) and not items:
+        return zero_loss(loss)
+    if isinstance(items, Tensor):
+        loss = torch.where(items.to(loss.device) > 0, loss, 0.0)
+        total = at_least_one(total)
+    weighted: Tensor = loss * (items / total)
+    return weighted
+
+
+def zero_loss(loss: Tensor) -> Tensor:
+    """Return 0 with the graph of `loss`, whatever its value is."""
+    return loss.nan_to_num(0.0, 0.0, 0.0) * 0.0

@@ -6,8 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hexloop.adapters.trainable.least_squares.scalar import Scalar
-from hexloop.adapters.trainable.least_squares.squares import Row
+from hexloop.adapters.trainable.least_squares.trainable import Row, Scalar
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import only_value
 from hexloop.domain.schedules.adaptive import ReduceLROnPlateau

@@ -12,15 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.evaluator.torch import rows as joining
-from hexloop.adapters.evaluator.torch.room import Array, Folder, Memory, Room, Shape
-from hexloop.adapters.evaluator.torch.rows import PADDING, Rows
+from hexloop.adapters.evaluator.torch import arrays as joining
+from hexloop.adapters.evaluator.torch.arrays import (
+    PADDING,
+    Array,
+    ArrayStore,
+    FileArrays,
+    MemoryArrays,
+    RowBuffer,
+    Shape,
+)
 from hexloop.domain.errors import DataError, StorageFullError
 
 TYPES = ("float32", "float64", "int64", "int32", "bool", "uint8", "float16")
 
 
-class Counted(Memory):
+class Counted(MemoryArrays):
     """Notes how much room was asked for: of results, and of what is on its way to one."""
 
     def __init__(self) -> None:
@@ -37,8 +44,8 @@ class Counted(Memory):
 
 
 @pytest.fixture(params=["memory", "folder"])
-def room(request: pytest.FixtureRequest, tmp_path: Path) -> Room:
-    return Memory() if request.param == "memory" else Folder(str(tmp_path))
+def room(request: pytest.FixtureRequest, tmp_path: Path) -> ArrayStore:
+    return MemoryArrays() if request.param == "memory" else FileArrays(str(tmp_path))
 
 
 def batches_of(shapes: list[tuple[int, int]], kind: str = "float32") -> Iterator[Array]:
@@ -68,7 +75,7 @@ def test_rows_of_any_widths_are_padded_to_the_widest(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "LEAST_BLOCK", least)
         batches = list(batches_of(shapes, kind))
-        rows = Rows(Memory(), expected)
+        rows = RowBuffer(MemoryArrays(), expected)
         for batch in batches:
             rows.add(batch)
         joined = rows.joined()
@@ -80,7 +87,7 @@ def test_rows_of_any_widths_are_padded_to_the_widest(
 def test_rows_whose_number_is_known_are_written_once() -> None:
     """Room for all is made at the first batch, and nothing is copied later."""
     room = Counted()
-    rows = Rows(room, expected=10)
+    rows = RowBuffer(room, expected=10)
     for batch in batches_of([(4, 3), (4, 3), (2, 3)]):
         rows.add(batch)
     joined = rows.joined()
@@ -91,7 +98,7 @@ def test_rows_whose_number_is_known_are_written_once() -> None:
 
 def test_fewer_rows_than_expected_are_all_there_are() -> None:
     """A data set that promised more gives what it gave."""
-    rows = Rows(Memory(), expected=1000)
+    rows = RowBuffer(MemoryArrays(), expected=1000)
     rows.add(np.ones((2, 3)))
 
     assert rows.joined().shape == (2, 3)
@@ -100,7 +107,7 @@ def test_fewer_rows_than_expected_are_all_there_are() -> None:
 def test_blocks_are_a_small_part_of_the_whole() -> None:
     """Of rows whose number nobody knows no block holds more than a sixteenth of those before it, or a megabyte."""
     room = Counted()
-    rows = Rows(room)
+    rows = RowBuffer(room)
     batch = np.ones((64, 1024), dtype=np.float32)
     for _ in range(400):
         rows.add(batch)
@@ -120,7 +127,7 @@ def test_blocks_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
     alive: list[int] = []
     copy = joining._pad_into
 
-    class Watched(Memory):
+    class Watched(MemoryArrays):
         def passing(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
             pages = super().passing(shape, dtype)
             blocks.append(weakref.ref(pages.base))
@@ -130,7 +137,7 @@ def test_blocks_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
         alive.append(sum(block() is not None for block in blocks))
         copy(place, rows)
 
-    rows = Rows(Watched())
+    rows = RowBuffer(Watched())
     for batch in batches_of([(3, 2)] * 8):
         rows.add(batch)
     monkeypatch.setattr(joining, "_pad_into", copied)
@@ -139,9 +146,9 @@ def test_blocks_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert alive == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
-def test_rows_of_a_wider_type_make_the_result_wider(room: Room) -> None:
+def test_rows_of_a_wider_type_make_the_result_wider(room: ArrayStore) -> None:
     """Whole numbers after fractions, and doubles after singles, lose nothing."""
-    rows = Rows(room, expected=4)
+    rows = RowBuffer(room, expected=4)
     for batch in (np.ones((2, 2), np.float32), np.full((1, 2), 2**30 + 1, np.int64), np.full((1, 2), 0.1)):
         rows.add(batch)
     joined = rows.joined()
@@ -151,9 +158,9 @@ def test_rows_of_a_wider_type_make_the_result_wider(room: Room) -> None:
     assert joined[3, 1] == 0.1
 
 
-def test_deeper_rows_are_padded_in_their_second_dimension(room: Room) -> None:
+def test_deeper_rows_are_padded_in_their_second_dimension(room: ArrayStore) -> None:
     """Of (rows, width, 2) the width may differ; more than that is refused, with what to do."""
-    rows = Rows(room, expected=3)
+    rows = RowBuffer(room, expected=3)
     rows.add(np.ones((1, 2, 2)))
     rows.add(np.ones((1, 3, 2)))
     rows.add(np.ones((1, 1, 2)))
@@ -168,7 +175,7 @@ def test_deeper_rows_are_padded_in_their_second_dimension(room: Room) -> None:
 
 def test_rows_in_a_folder_are_mapped_and_leave_no_file(tmp_path: Path) -> None:
     """The arrays are there, on the disk, and the folder shows nothing; empty ones need no file."""
-    rows = Rows(Folder(str(tmp_path)), expected=4)
+    rows = RowBuffer(FileArrays(str(tmp_path)), expected=4)
     rows.add(np.ones((2, 3)))
     rows.add(np.ones((2, 3)))
     joined = rows.joined()
@@ -176,25 +183,25 @@ def test_rows_in_a_folder_are_mapped_and_leave_no_file(tmp_path: Path) -> None:
     assert isinstance(joined, np.memmap)
     assert (joined == 1).all()
     assert list(tmp_path.iterdir()) == []
-    assert Folder(str(tmp_path)).lasting((0, 3), np.dtype("f4")).shape == (0, 3)
+    assert FileArrays(str(tmp_path)).lasting((0, 3), np.dtype("f4")).shape == (0, 3)
 
 
 def test_a_folder_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """A disk that cannot promise the bytes says so at once; a mapped write would end the process later."""
     with pytest.raises(StorageFullError, match="choose a folder on a disk with more room"):
-        Folder(str(tmp_path)).lasting((1 << 45, 1 << 10), np.dtype("f8"))
+        FileArrays(str(tmp_path)).lasting((1 << 45, 1 << 10), np.dtype("f8"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_memory_without_room_is_refused_with_the_ways_out() -> None:
     """At the first batch, and not after the last, where it is known how many rows there will be."""
     with pytest.raises(DataError, match=r"need .* GB .*batch_eval_metrics=True.*predictions_folder"):
-        Rows(Memory(), expected=1 << 45).add(np.ones((1, 1 << 10)))
+        RowBuffer(MemoryArrays(), expected=1 << 45).add(np.ones((1, 1 << 10)))
 
 
-def test_rows_without_numbers_take_room_too(room: Room) -> None:
+def test_rows_without_numbers_take_room_too(room: ArrayStore) -> None:
     """Rows of width 0 have their number and nothing else."""
-    rows = Rows(room, expected=3)
+    rows = RowBuffer(room, expected=3)
     for _ in range(3):
         rows.add(np.ones((1, 0)))
 

@@ -252,10 +252,12 @@ def test_a_loss_that_is_missing_is_told(tmp_path: Path) -> None:
     """The error names what came, what the batch held, and the ways to a loss."""
     for model, came in (
         (Forgetful(), "the keys logits"),
-        (Bare(), r"a Tensor, in the place of the loss a tensor of shape \(4, 3\)"),
+        (Bare(), r"a Tensor, with a tensor of shape \(4, 3\) as the loss"),
     ):
         trainer = hexloop.Trainer(model, arguments(tmp_path), train_dataset=named_rows(), loggers=[])
-        with pytest.raises(DataError, match=rf"no loss for the inputs x, labels: it gave {came}\. .*compute_loss_func"):
+        with pytest.raises(
+            DataError, match=rf"no loss for the inputs x, labels: it returned {came}\. .*compute_loss_func"
+        ):
             trainer.train()
 
 

@@ -12,23 +12,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from hexloop.adapters.batches.torch.foreign_loaders import (
+from hexloop.adapters.batches.torch.batches import ShardedBatches
+from hexloop.adapters.batches.torch.external import (
     distributed_sampler,
-    is_shared_already,
+    is_sharded_already,
     reads_by_index,
-    whole_order,
+    unsharded_batches,
 )
-from hexloop.adapters.batches.torch.foreign_shares import ForeignShares, GivenShares, Sharing
-from hexloop.adapters.batches.torch.sampled_shares import SampledShares
-from hexloop.adapters.batches.torch.sharded import ShardedBatches
+from hexloop.adapters.batches.torch.external_shares import (
+    ExternalShares,
+    PresplitBatches,
+    SampledShares,
+    SharingOptions,
+)
 from hexloop.adapters.batches.torch.shares import SampleCounts, as_padding
-from hexloop.adapters.batches.torch.splitting import rows_of
 from hexloop.adapters.batches.torch.stream import StreamLoader
+from hexloop.adapters.batches.torch.structure import slice_rows
 from hexloop.domain.errors import DataError
 from hexloop.domain.order.slices import Shard
 from hexloop.ports.batches import Padding
 
-Foreign = type[ForeignShares]
+Foreign = type[ExternalShares]
 
 
 class Numbers(Dataset[int]):
@@ -66,9 +70,9 @@ def ids(batch: Any) -> list[int]:
     return [] if isinstance(batch, Padding) else batch["ids"].tolist()
 
 
-def foreign(kind: Foreign, loader: Any, world: int, splits: bool = False) -> list[ForeignShares]:
+def foreign(kind: Foreign, loader: Any, world: int, splits: bool = False) -> list[ExternalShares]:
     """One for each process."""
-    return [kind(loader, Sharing(rank, world, seed=7, splits=splits), as_it_is) for rank in range(world)]
+    return [kind(loader, SharingOptions(rank, world, seed=7, splits=splits), as_it_is) for rank in range(world)]
 
 
 def epoch_of(shared: list[Any], epoch: int, position: int = 0) -> list[list[list[int]]]:
@@ -84,7 +88,7 @@ def joined(steps: list[list[list[int]]]) -> list[int]:
 SIZES = {"count": st.integers(1, 60), "size": st.integers(1, 7), "world": st.integers(2, 6)}
 
 
-@pytest.mark.parametrize("kind", [ForeignShares, SampledShares])
+@pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
 @given(**SIZES, splits=st.booleans(), drops=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_foreign_batches_go_round_the_processes(
@@ -102,7 +106,7 @@ def test_foreign_batches_go_round_the_processes(
     assert {each.batches_per_epoch() for each in shared} == {len(steps)}
 
 
-@pytest.mark.parametrize("kind", [ForeignShares, SampledShares])
+@pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
 @given(**SIZES, taken=st.integers(0, 10))
 @settings(max_examples=20, deadline=None)
 def test_shuffled_foreign_batches_go_on_where_they_stood(
@@ -114,7 +118,7 @@ def test_shuffled_foreign_batches_go_on_where_they_stood(
     streams = torch.get_rng_state()
     whole = epoch_of(shared, 3)
     assert sorted(joined(whole)) == list(range(count))
-    if kind is ForeignShares:  # the other seeds them for each sample, as hexloop's own loaders do
+    if kind is ExternalShares:  # the other seeds them for each sample, as hexloop's own loaders do
         assert torch.equal(torch.get_rng_state(), streams)
 
     resumed = foreign(kind, loader, world)
@@ -128,7 +132,7 @@ def test_shuffled_foreign_batches_go_on_where_they_stood(
         assert joined(epoch_of(shared, 4)) != joined(whole)
 
 
-@pytest.mark.parametrize("kind", [ForeignShares, SampledShares])
+@pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
 @given(**SIZES)
 @settings(max_examples=15, deadline=None)
 def test_positions_count_the_rows_of_all_processes(kind: Foreign, count: int, size: int, world: int) -> None:
@@ -185,7 +189,7 @@ def test_rows_are_cut_out_of_a_batch_of_any_nest() -> None:
         "n": 3,
     }
 
-    found = rows_of(batch, range(1, 3), 4)
+    found = slice_rows(batch, range(1, 3), 4)
 
     assert found["x"].tolist() == [[2, 3], [4, 5]]
     assert (found["names"], found["pair"][0].tolist(), found["pair"][1], found["n"]) == (["b", "c"], [1, 2], "all", 3)
@@ -203,20 +207,20 @@ def test_a_distributed_sampler_is_known_and_its_whole_order_too() -> None:
     loaders = [DataLoader(Numbers(10), 2, sampler=sampler, collate_fn=collate) for sampler in samplers]
     plain = DataLoader(Numbers(10), 2, collate_fn=collate)
 
-    assert all(map(is_shared_already, loaders))
-    assert not is_shared_already(plain)
+    assert all(map(is_sharded_already, loaders))
+    assert not is_sharded_already(plain)
     assert distributed_sampler(plain) is None
-    assert whole_order(plain) is None
-    order = whole_order(loaders[0])
+    assert unsharded_batches(plain) is None
+    order = unsharded_batches(loaders[0])
     assert order is not None
     rows = [index for indices in order for index in indices]
     assert sorted(rows) == list(range(10))
     assert rows[::4] == list(samplers[0])[: len(rows[::4])]
 
-    given_shares = GivenShares(loaders[1], 4, as_it_is)
+    given_shares = PresplitBatches(loaders[1], 4, as_it_is)
     first, second = list(given_shares.epoch(0, 0))
     assert (given_shares.rows(first), given_shares.rows(second)) == (8, 4)
-    assert [ids(batch) for batch in GivenShares(loaders[1], 4, as_it_is).epoch(0, 8)] == [ids(second)]
+    assert [ids(batch) for batch in PresplitBatches(loaders[1], 4, as_it_is).epoch(0, 8)] == [ids(second)]
 
 
 def test_only_torchs_own_loaders_are_read_by_index() -> None:

@@ -12,7 +12,7 @@ import torch
 from hexloop.adapters.contents.checkpoint.safetensors_files import ITEM_BYTES, join, tensor_file
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.adapters.trainable.torch.tensors import TYPES, part_of
+from hexloop.adapters.trainable.torch.serialization import TYPES, tensor_part
 from hexloop.app.command_line.checkpoints.comparison import tensors
 from hexloop.app.command_line.checkpoints.comparison.tensors import compare_tensors
 from hexloop.domain.checkpoints.manifest import Manifest
@@ -33,7 +33,7 @@ def checkpoint_of(storage: Storage, step: int, *files: File) -> None:
 
 
 def weights(values: dict[str, torch.Tensor], path: str = "model.safetensors") -> File:
-    return tensor_file(path, join(part_of(name, value) for name, value in values.items()))
+    return tensor_file(path, join(tensor_part(name, value) for name, value in values.items()))
 
 
 def test_two_runs_that_trained_alike_are_equal(commands: Commands) -> None:
@@ -146,14 +146,14 @@ def test_every_type_is_compared(dtype: str) -> None:
     one = torch.ones(3, 4).to(TYPES[dtype])
     other = one.clone()
     other.view(torch.uint8).view(-1)[-ITEM_BYTES[dtype]] ^= 1
-    found = compare_tensors("model", "w", part_of("w", one), part_of("w", other))
+    found = compare_tensors("model", "w", tensor_part("w", one), tensor_part("w", other))
     assert found is not None
     assert found.elements == (1, 12)
     assert found.largest is not None
     assert found.largest.index == (2, 3)
     assert found.largest.difference > 0
     assert found.largest.values[0] != found.largest.values[1]
-    assert compare_tensors("model", "w", part_of("w", one), part_of("w", one.clone())) is None
+    assert compare_tensors("model", "w", tensor_part("w", one), tensor_part("w", one.clone())) is None
 
 
 def test_what_is_no_number_is_the_largest_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,16 +162,16 @@ def test_what_is_no_number_is_the_largest_difference(monkeypatch: pytest.MonkeyP
     one = torch.zeros(12)
     other = one.clone()
     other[1], other[6], other[10] = 5.0, float("nan"), 9.0
-    found = compare_tensors("model", "w", part_of("w", one), part_of("w", other))
+    found = compare_tensors("model", "w", tensor_part("w", one), tensor_part("w", other))
     assert found is not None
     assert found.elements == (3, 12)
     assert found.largest is not None
     assert found.largest.index == (6,)
     assert "by at most nan, at [6] (0 and nan)" in str(found)
-    signed = compare_tensors("model", "w", part_of("w", one), part_of("w", -one))
+    signed = compare_tensors("model", "w", tensor_part("w", one), tensor_part("w", -one))
     assert signed is not None
     assert str(signed) == "  model: tensor w, F32 [12]: 12 of 12 elements differ, in their bits alone"
-    scalar = compare_tensors("model", "w", part_of("w", torch.tensor(1)), part_of("w", torch.tensor(-(2**62))))
+    scalar = compare_tensors("model", "w", tensor_part("w", torch.tensor(1)), tensor_part("w", torch.tensor(-(2**62))))
     assert scalar is not None
     assert scalar.largest is not None
     assert scalar.largest.index == ()

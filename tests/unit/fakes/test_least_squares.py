@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.trainable.least_squares.squares import Row, predict, squares
+from hexloop.adapters.trainable.least_squares.trainable import Row, predict, squared_error
 from hexloop.domain.step import StandardLearner
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part
@@ -56,9 +56,9 @@ def test_two_steps_are_those_of_a_hand_calculation() -> None:
 def test_one_feature_is_the_simplest_case_of_many(rows: list[Row], weight: float, bias: float) -> None:
     """A second feature that is always zero changes neither the loss nor the other derivatives."""
     wider: list[Row] = [((*features, 0.0), target) for features, target in rows]
-    loss, (by_weight, by_bias) = squares(1)([weight, bias], rows, 4)
+    loss, (by_weight, by_bias) = squared_error(1)([weight, bias], rows, 4)
 
-    wider_loss, derivatives = squares(2)([weight, 5.0, bias], wider, 4)
+    wider_loss, derivatives = squared_error(2)([weight, 5.0, bias], wider, 4)
 
     assert wider_loss == pytest.approx(loss)
     assert derivatives == pytest.approx([by_weight, 0.0, by_bias])
@@ -75,7 +75,7 @@ def test_derivatives_are_those_of_the_loss(rows: list[Row], parameters: list[flo
         moved = [value + change * (number == index) for number, value in enumerate(parameters)]
         return sum((predict(moved[:2], moved[2], features) - target) ** 2 for features, target in rows) / len(rows)
 
-    loss, derivatives = squares(2)(parameters, rows, len(rows))
+    loss, derivatives = squared_error(2)(parameters, rows, len(rows))
 
     assert loss == pytest.approx(loss_at(0, 0.0))
     for index, derivative in enumerate(derivatives):

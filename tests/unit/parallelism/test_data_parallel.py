@@ -21,7 +21,7 @@ from torch.nn.parallel import DataParallel as TorchDataParallel
 from hexloop import Trainer, TrainingArguments
 from hexloop.adapters.engines.single.data_parallel import Copies, DataParallel
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.trainable.torch.items import item_count
+from hexloop.adapters.trainable.torch.trainable import item_count
 from hexloop.app.arguments.surroundings import Surroundings
 from tests.engines.several.training import Reader, Sentences, padded
 

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hexloop.adapters.trainable.torch.items import IGNORED_LABEL
-from hexloop.adapters.trainable.torch.trainable import TorchTrainable
-from hexloop.adapters.trainable.torch.world import ALONE, World
+from hexloop.adapters.trainable.torch.loss import IGNORED_LABEL
+from hexloop.adapters.trainable.torch.trainable import LOCAL_ITEM_SUM, ItemSum, TorchTrainable
 from hexloop.ports.batches import Padding
 
-TWO = World(2, lambda items: torch.as_tensor(items).clone() * 2)
+TWO = ItemSum(2, lambda items: torch.as_tensor(items).clone() * 2)
 """The other process counts what this one does."""
 
 
-def trainable(model: nn.Module, compute_loss: Any, world: World = ALONE, **how: Any) -> TorchTrainable:
-    return TorchTrainable(model, torch.optim.SGD(model.parameters(), 0.1), compute_loss, world=world, **how)
+def trainable(model: nn.Module, compute_loss: Any, world: ItemSum = LOCAL_ITEM_SUM, **how: Any) -> TorchTrainable:
+    return TorchTrainable(model, torch.optim.SGD(model.parameters(), 0.1), compute_loss, item_sum=world, **how)
 
 
 def gradient_of(parameter: Tensor) -> list[float]:
@@ -47,8 +46,8 @@ def mean_of_a_field(model: Any, batch: Any) -> Tensor:
     return loss
 
 
-@pytest.mark.parametrize(("world", "processes"), [(ALONE, 1), (TWO, 2)])
-def test_batches_without_rows_or_labels_weigh_the_same(world: World, processes: int) -> None:
+@pytest.mark.parametrize(("world", "processes"), [(LOCAL_ITEM_SUM, 1), (TWO, 2)])
+def test_batches_without_rows_or_labels_weigh_the_same(world: ItemSum, processes: int) -> None:
     """A window's loss is the plain mean of theirs, over the processes as well."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(1.0)
@@ -78,8 +77,8 @@ def taking_the_labels_out(model: Any, batch: Any) -> Tensor:
     return cross_entropy(model(batch["x"]), labels)
 
 
-@pytest.mark.parametrize("world", [ALONE, TWO])
-def test_labels_that_a_loss_takes_out_of_its_batch_are_counted(world: World) -> None:
+@pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
+def test_labels_that_a_loss_takes_out_of_its_batch_are_counted(world: ItemSum) -> None:
     """A batch weighs by the labels that it came with, not by what is left of it."""
     model = nn.Linear(2, 3)
     windows = [[rows(0, NONE, NONE), rows(1, 2, 0)] for _ in range(2)]
@@ -89,9 +88,9 @@ def test_labels_that_a_loss_takes_out_of_its_batch_are_counted(world: World) -> 
     assert added(trainable(model, taking_the_labels_out, world), windows[1]) == expected
 
 
-@pytest.mark.parametrize("world", [ALONE, TWO])
+@pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
 @pytest.mark.parametrize("normalises", [False, True])
-def test_a_window_of_which_no_label_counts_changes_nothing(world: World, normalises: bool) -> None:
+def test_a_window_of_which_no_label_counts_changes_nothing(world: ItemSum, normalises: bool) -> None:
     """Its loss is 0, and so are its gradients."""
     subject = trainable(nn.Linear(2, 3), mean_over_labels, world, normalises=normalises)
     loss, gradients = added(subject, [rows(NONE, NONE), rows(NONE)])
@@ -100,9 +99,9 @@ def test_a_window_of_which_no_label_counts_changes_nothing(world: World, normali
     assert gradients == [0.0] * 9
 
 
-@pytest.mark.parametrize("world", [ALONE, TWO])
+@pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
 @pytest.mark.parametrize("without", [rows(NONE, NONE), rows(NONE, kind=Padding)], ids=["no label", "padding"])
-def test_a_batch_of_which_nothing_counts_leaves_the_others_alone(world: World, without: Any) -> None:
+def test_a_batch_of_which_nothing_counts_leaves_the_others_alone(world: ItemSum, without: Any) -> None:
     """The mean over no label, which is not a number, adds nothing to the mean over those of the others."""
     subject = trainable(nn.Linear(2, 3), mean_over_labels, world)
     expected = added(subject, [rows(0, 2), rows(1)])

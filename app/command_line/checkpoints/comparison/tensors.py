@@ -37,7 +37,7 @@ def _largest(first: memoryview, second: memoryview, dtype: str, shape: tuple[int
     """How many elements differ, and where they do most; None where no value does. No number (NaN) counts as most."""
     import torch
 
-    from hexloop.adapters.trainable.torch.tensors import TYPES
+    from hexloop.adapters.trainable.torch.serialization import TYPES
 
     width, count, largest = ITEM_BYTES[dtype], 0, None
     for start in range(0, prod(shape), BLOCK):

@@ -7,32 +7,39 @@ than processes at the end, those that have none compute padding: nothing is repe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from typing import Any
 
+import torch
 from attrs import frozen
+from torch.utils.data import DataLoader, Sampler
 
-from hexloop.adapters.batches.torch.batches import ForeignBatches, Inspect, inspect_nothing
-from hexloop.adapters.batches.torch.keyed import seed_streams
-from hexloop.adapters.batches.torch.rows import row_count
-from hexloop.adapters.batches.torch.sharded import Compare, HandOut
-from hexloop.adapters.batches.torch.shares import SampleCounts, Share, shares_of
-from hexloop.adapters.batches.torch.splitting import split
-from hexloop.adapters.batches.torch.standing import Progress, no_progress
-from hexloop.adapters.batches.torch.streams import kept_streams
-from hexloop.adapters.batches.torch.transfer import Transfer
+from hexloop.adapters.batches.torch.batches import Compare, Distribute, Inspect, accept_any
+from hexloop.adapters.batches.torch.data_state import Progress, no_progress
+from hexloop.adapters.batches.torch.external import ExternalBatches, skip_rows
+from hexloop.adapters.batches.torch.loader import ShieldedIterator
+from hexloop.adapters.batches.torch.random_streams import (
+    KeyedDataset,
+    keyed_indices,
+    preserved_rng_states,
+    seed_streams,
+)
+from hexloop.adapters.batches.torch.shares import SampleCounts, Share, as_padding, shares_of
+from hexloop.adapters.batches.torch.structure import Transfer, row_count, slice_rows
 from hexloop.domain.order.permutation import sample_key
+from hexloop.domain.order.slices import rank_slice
 from hexloop.ports.state import Part
 
 Shares = Generator[Share, None, None]
-Tell = Callable[[list[str]], list[str]]
+FromRankZero = Callable[[list[str]], list[str]]
 """From texts of every process to those of the first."""
 
 
 @frozen
-class Sharing:
+class SharingOptions:
     """How a loader is shared among the processes.
 
     splits: each batch among all, instead of whole batches in turn. seed: of what its reading draws at random.
@@ -45,9 +52,9 @@ class Sharing:
     world_size: int
     seed: int
     splits: bool = False
-    tell: Tell = list
-    hand_out: HandOut | None = None
-    compare: Compare = inspect_nothing
+    tell: FromRankZero = list
+    hand_out: Distribute | None = None
+    compare: Compare = accept_any
 
 
 class KeyedReading:
@@ -60,7 +67,7 @@ class KeyedReading:
         self, begin: Callable[[], Iterator[Any]], seed: int, epoch: int, rows: int, count: Callable[[Any], int]
     ) -> None:
         self._seed, self._epoch, self._rows, self._count = seed, epoch, rows, count
-        with kept_streams():
+        with preserved_rng_states():
             self._put()
             self._batches = begin()
 
@@ -68,7 +75,7 @@ class KeyedReading:
         return self
 
     def __next__(self) -> Any:
-        with kept_streams():
+        with preserved_rng_states():
             self._put()
             batch = next(self._batches)
         self._rows += self._count(batch)
@@ -78,15 +85,15 @@ class KeyedReading:
         seed_streams(sample_key(self._seed, self._epoch, self._rows))
 
 
-class ForeignShares(ForeignBatches):
+class ExternalShares(ExternalBatches):
     """Any iterable of batches, all of which every process reads that reads at all; it keeps those that are its own."""
 
     def __init__(
         self,
         loader: Iterable[Any],
-        sharing: Sharing,
+        sharing: SharingOptions,
         transfer: Transfer,
-        inspect: Inspect = inspect_nothing,
+        inspect: Inspect = accept_any,
         progress: Progress = no_progress,
     ) -> None:
         super().__init__(loader, transfer, inspect, progress)
@@ -121,7 +128,7 @@ class ForeignShares(ForeignBatches):
     def shares_from(self, epoch: int, position: int) -> Shares:
         """This process's shares of the batches after the first `position` rows."""
         if position == 0:
-            with kept_streams():
+            with preserved_rng_states():
                 self._put_back(self.sharing.tell(self._states()))
         if self.sharing.hand_out is not None:
             return self.sharing.hand_out(self._parts(epoch, position))
@@ -167,7 +174,7 @@ class ForeignShares(ForeignBatches):
         return KeyedReading(lambda: begin(epoch, position, anew), self.sharing.seed, epoch, position, row_count)
 
 
-class GivenShares(ForeignBatches):
+class PresplitBatches(ExternalBatches):
     """A loader that gives this process its own batches already, as many rows and batches as every other process."""
 
     def __init__(self, loader: Iterable[Any], world_size: int, *args: Any) -> None:
@@ -185,3 +192,98 @@ class GivenShares(ForeignBatches):
 
     def _own_rows(self, position: int) -> int:
         return position // self._world_size
+
+
+class AssignedIndices(Sampler[list[Any]]):
+    """Lists of indices that are put in anew for each pass."""
+
+    def __init__(self) -> None:
+        self.lists: Iterator[list[Any]] = iter(())
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self.lists
+
+
+class OwnRowsLoader(DataLoader[Any]):
+    """A loader of the rows that are this process's alone, otherwise as `loader`.
+
+    Workers outlive a signal to the whole process group, as those of hexloop's own loaders do.
+    """
+
+    def __init__(self, loader: DataLoader[Any], turns: AssignedIndices) -> None:
+        names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+        options = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers")}
+        super().__init__(KeyedDataset(loader.dataset), batch_sampler=turns, generator=torch.Generator(), **options)
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)
+
+
+class SampledShares(ExternalShares):
+    """A torch loader whose batch sampler says which rows make a batch: each process reads its own rows alone.
+
+    Every sample's random streams are keyed by its position, as in hexloop's own loaders.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        sharing: SharingOptions,
+        transfer: Transfer,
+        inspect: Inspect = accept_any,
+        progress: Progress = no_progress,
+        batch_sampler: Iterable[list[Any]] | None = None,
+    ) -> None:
+        super().__init__(loader, sharing, transfer, inspect, progress)
+        self._batch_sampler: Any = loader.batch_sampler if batch_sampler is None else batch_sampler
+        self._turns = AssignedIndices()
+        self._fetching = OwnRowsLoader(loader, self._turns)
+
+    def shares_from(self, epoch: int, position: int) -> Shares:
+        """This process's shares of the batches after the first `position` rows, which are not read."""
+        if position == 0:
+            self._epoch_began_with = self.sharing.tell(self._states())
+        with preserved_rng_states():
+            self._put_back(self._epoch_began_with)
+        self._tell_epoch(epoch)
+        self._now = epoch, False
+        return self._fetched(epoch, position)
+
+    def _fetched(self, epoch: int, position: int) -> Shares:
+        sharing = self.sharing
+        batches = KeyedReading(lambda: iter(self._batch_sampler), sharing.seed, epoch, 0, len)
+        skip_rows(batches, position, self._progress, len)
+        noted: deque[tuple[int, bool]] = deque()
+        self._turns.lists = self._own_lists(self._compared(batches), epoch, position, noted)
+        for batch in self._fetching:
+            samples, counts = noted.popleft()
+            yield Share(batch if counts else as_padding(batch), samples)
+
+    def _own_lists(
+        self, batches: Iterator[list[Any]], epoch: int, position: int, noted: deque[tuple[int, bool]]
+    ) -> Iterator[list[Any]]:
+        """The indices of this process, each with the key of its position; of what is noted there is one for each."""
+        sharing, size = self.sharing, self.sharing.world_size
+        while group := list(islice(batches, 1 if sharing.splits else size)):
+            if len(group) < size and self.drops_last and not sharing.splits:
+                return
+            samples = sum(map(len, group))
+            if sharing.splits:
+                mine = rank_slice(range(samples), sharing.rank, size)
+            else:
+                ends = [sum(map(len, group[:number])) for number in range(size + 1)]
+                mine = range(ends[sharing.rank], ends[sharing.rank + 1])
+            noted.append((samples, bool(mine)))
+            together = [index for indices in group for index in indices]
+            first = mine.start if mine else 0
+            taken = together[first : mine.stop if mine else 1]
+            yield keyed_indices(taken, sharing.seed, epoch, position + first)
+            position += samples
+
+
+def split(batch: Any, world_size: int) -> tuple[Share, ...]:
+    """A batch that is collated already, its rows dealt out as evenly as can be, in order."""
+    rows = row_count(batch)
+    slices = [rank_slice(range(rows), rank, world_size) for rank in range(world_size)]
+    batches = [slice_rows(batch, mine or range(1), rows) for mine in slices]
+    return shares_of(batches, [bool(mine) for mine in slices], rows)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -70,3 +72,51 @@ def seed_streams(key: int) -> None:
 def keyed_indices(indices: list[int], seed: int, epoch: int, start: int) -> list[KeyedIndex]:
     """The samples of the positions from `start` on, each with the key of its position."""
     return list(map(KeyedIndex, indices, sample_keys(seed, epoch, count(start))))
+
+
+def rng_states() -> list[Any]:
+    """Where the streams of python, numpy and torch's processor stand, in arrays and a few numbers."""
+    version, words, gauss = random.getstate()
+    return [[version, np.array(words, dtype=np.uint32), gauss], list(np.random.get_state()), torch.get_rng_state()]
+
+
+def restore_rng_states(stand: list[Any]) -> None:
+    """Put the three streams where `streams` found them."""
+    (version, words, gauss), numpy_state, torch_state = stand
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state(tuple(numpy_state))
+    torch.set_rng_state(torch_state)
+
+
+@contextmanager
+def preserved_rng_states() -> Iterator[None]:
+    """Afterwards the streams of python, numpy and torch's processor are where they were."""
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+
+
+def loader_generators(loader: Any) -> list[torch.Generator]:
+    """The generators of a loader and its samplers, each once, in an order that is the same in every process."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found: dict[int, torch.Generator] = {}
+    for holder in holders:
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and generator is not torch.default_generator:
+            found[id(generator)] = generator
+    return list(found.values())
+
+
+def encode_rng_state(state: torch.Tensor) -> str:
+    """A generator's state as text."""
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def decode_rng_state(text: str) -> torch.Tensor:
+    """The generator's state that a text holds."""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any
@@ -42,7 +42,7 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
     return move
 
 
-def copied(batch: Any) -> Any:
+def shallow_copy(batch: Any) -> Any:
     """A mapping or list of the same tensors, which whoever gets it may empty or change; any other batch as it is."""
     if isinstance(batch, dict | list) or (isinstance(batch, Mapping) and hasattr(batch, "__copy__")):
         return copy(batch)
@@ -55,3 +55,33 @@ def copied(batch: Any) -> Any:
 def _rebuild(batch: Mapping[str, Any], moved: dict[str, Any]) -> Any:
     """The moved values in a mapping of the kind that the batch was, where that kind can be made from a dictionary."""
     return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]
+
+
+def row_count(batch: Any) -> int:
+    """The length of the first dimension of the first tensor found in `batch`; 0 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 0
+    values: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        values = batch.values()
+    elif isinstance(batch, list | tuple):
+        values = batch
+    for value in values:
+        if rows := row_count(value):
+            return rows
+    return 0
+
+
+def slice_rows(batch: Any, wanted: range, rows: int) -> Any:
+    """Some rows of a batch of so many: of each tensor, and of each list that has one value for each row."""
+    if isinstance(batch, Tensor):
+        return batch[wanted.start : wanted.stop] if batch.ndim else batch
+    if isinstance(batch, Mapping):
+        named = {name: slice_rows(value, wanted, rows) for name, value in batch.items()}
+        return named if type(batch) is dict else type(batch)(named)  # type: ignore[call-arg]
+    if isinstance(batch, list | tuple):
+        if not any(isinstance(each, Tensor | Mapping | list | tuple) for each in batch) and len(batch) == rows:
+            return batch[wanted.start : wanted.stop]
+        parts: Sequence[Any] = [slice_rows(value, wanted, rows) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch

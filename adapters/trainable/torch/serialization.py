@@ -1,10 +1,11 @@
-"""Nested values with tensors in them, as JSON beside tensors that have names, and back."""
+"""Tensors as parts, and parts as tensors."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,9 +13,77 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from hexloop.adapters.trainable.torch.tensors import tensor_of
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.state import Part
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The safetensors name of each type."""
+
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def tensor_part(name: str, tensor: Tensor) -> Part:
+    """The whole tensor as one part; its bytes are copied to the host when they are read.
+
+    Raises CheckpointError for a tensor that is no plain array of numbers, or of a type that safetensors lacks.
+    """
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+        raise CheckpointError(
+            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}, and safetensors has no place "
+            "for that; keep a plain tensor of another type there."
+        )
+
+    def read() -> memoryview:
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
+        return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+    return Part(name, DTYPES[tensor.dtype], tuple(tensor.shape), 0, tensor.numel(), read, tensor)
+
+
+def read_tensor(part: Part) -> Tensor:
+    """A new tensor of the part's type and shape that shares no memory with the part.
+
+    Raises ValueError, naming the part, where its bytes are not as many as its shape takes, before it takes memory.
+    """
+    return _tensor(part, part.read, prod(part.shape)).view(part.shape)
+
+
+def read_slice(part: Part, begin: int, length: int) -> Tensor:
+    """The elements of a whole tensor's part from `begin` on, as a new flat tensor. Raises ValueError as `tensor_of`."""
+    return _tensor(part, lambda: part.run(begin, length), length)
+
+
+def _tensor(part: Part, read: Callable[[], memoryview], count: int) -> Tensor:
+    if part.dtype not in TYPES:
+        raise ValueError(f"{part.name} is of the type {part.dtype}, which this torch does not have.")
+    dtype, data = TYPES[part.dtype], read()
+    if len(data) != count * dtype.itemsize:
+        raise ValueError(f"{part.name} has {len(data)} bytes, and its shape {part.shape} takes another number of them.")
+    tensor = torch.empty(count, dtype=dtype)
+    if count:
+        tensor.view(torch.uint8).numpy()[:] = data
+    return tensor
+
 
 TENSOR, TUPLE, PAIRS, DTYPE, OBJECT = "__tensor__", "__tuple__", "__pairs__", "__dtype__", "__object__"
 """How JSON marks a tensor that is a part of its own, a tuple, a dictionary whose keys are no texts, a torch type, and
@@ -28,7 +97,7 @@ _MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT})
 Classes = Mapping[str, type[Any]]
 
 
-def classes_near(owner: object) -> Classes:
+def package_classes(owner: object) -> Classes:
     """The classes of which an object may be rebuilt, by name: plain ones of `owner`'s own package, as its modules name.
 
     What a checkpoint says is looked up here and nowhere else, so that no name in a file imports or calls anything.
@@ -45,7 +114,7 @@ def classes_near(owner: object) -> Classes:
 
 
 @define
-class Flattening:
+class StateEncoder:
     """Turns values into JSON; their tensors gather in `tensors` under dotted names, each once however often it is met.
 
     owner: whose values they are, for messages. classes: those of which objects may be kept.
@@ -113,14 +182,14 @@ class Flattening:
 
 
 @frozen(eq=False)
-class Held:
+class UncastTensor:
     """A tensor that torch is not to see, as it would cast it to the type of its parameter."""
 
     tensor: Tensor
 
 
 @define
-class Restoring:
+class StateDecoder:
     """Turns what `Flattening` made back into values. Every tensor is new; one that was met twice is one tensor again.
 
     found: the parts, by name. holds: a tensor that is to keep its type comes as `Held`.
@@ -156,14 +225,14 @@ class Restoring:
             return self._object(value[OBJECT], value["state"], device)
         return {key: self.restore(inner, device) for key, inner in value.items()}
 
-    def _tensor(self, name: str, own_type: bool) -> Tensor | Held:
+    def _tensor(self, name: str, own_type: bool) -> Tensor | UncastTensor:
         if name not in self.found:
             raise ValueError(f"The saved optimizer lacks the tensor {name!r}.")
         if name not in self._tensors:
-            self._tensors[name] = self.spread.get(name, tensor_of)(self.found[name])
+            self._tensors[name] = self.spread.get(name, read_tensor)(self.found[name])
         tensor = self._tensors[name]
         if own_type and self.holds and (tensor.dim() > 0 or tensor.is_complex()):
-            return Held(tensor)
+            return UncastTensor(tensor)
         if own_type:  # a counter, which optimizers look at as they load
             self.own_type.add(id(tensor))
         return tensor
@@ -193,16 +262,16 @@ def _moved(value: Any, device: torch.device | None) -> Any:
     return value
 
 
-def tensors_in(value: Any) -> Iterator[str]:
+def tensor_names(value: Any) -> Iterator[str]:
     """The names of the tensors that what `Flattening` made mentions."""
     if isinstance(value, list):
         for inner in value:
-            yield from tensors_in(inner)
+            yield from tensor_names(inner)
     elif isinstance(value, dict):
         if TENSOR in value:
             yield value[TENSOR]
         else:
-            yield from tensors_in(list(value.values()))
+            yield from tensor_names(list(value.values()))
 
 
 def _full_name(kind: type[Any]) -> str:

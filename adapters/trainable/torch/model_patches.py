@@ -1,0 +1,227 @@
+"""Watching a model for numbers that are not finite, module by module."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+
+from hexloop.domain.errors import ConfigurationError, NotFiniteError
+
+FRAMES = 21
+"""How many frames are kept; the reference library's."""
+
+
+@frozen
+class Range:
+    """The smallest and the largest absolute value of a tensor, by the name of what it is in its frame.
+
+    A tensor with nan has nan for both; one without elements has none.
+    """
+
+    name: str
+    smallest: float
+    largest: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether every element is."""
+        return math.isfinite(self.largest)
+
+    def __str__(self) -> str:
+        told = f"{self.smallest:9.2e} {self.largest:9.2e}  {self.name}"
+        return told if self.finite else f"{told}  <-- not finite"
+
+
+@frozen
+class Frame:
+    """The forward pass of one module: its weights, what went in, what came out."""
+
+    module: str
+    kind: str
+    ranges: tuple[Range, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether everything in it is."""
+        return all(each.finite for each in self.ranges)
+
+    def __str__(self) -> str:
+        title = f"{self.module or 'the model'} ({self.kind})"
+        return "\n".join([title, *(f"  {each}" for each in self.ranges)])
+
+
+@define
+class OverflowWatch:
+    """Ends a run at the first module whose weights, inputs or outputs are not all finite.
+
+    frames: the last forward passes, one a module, the innermost first, as they end. Every one waits for the device.
+    """
+
+    frames: deque[Frame] = field(factory=lambda: deque(maxlen=FRAMES))
+    _passes: int = field(default=0, init=False)
+
+    def watch(self, model: nn.Module) -> Callable[[], None]:
+        """Look at every forward pass of the model's modules; gives what ends that."""
+        hooks = [
+            module.register_forward_hook(self._looking(name, module is model), with_kwargs=True)
+            for name, module in model.named_modules()
+        ]
+
+        def end() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return end
+
+    def _looking(self, name: str, outermost: bool) -> Callable[..., None]:
+        def look(module: nn.Module, inputs: Any, keywords: Any, outputs: Any) -> None:
+            frame = Frame(name, type(module).__name__, _ranges(module, inputs, keywords, outputs))
+            self.frames.append(frame)
+            if not frame.finite:
+                raise NotFiniteError(self._report(frame))
+            self._passes += outermost
+
+        return look
+
+    def _report(self, frame: Frame) -> str:
+        where = ", ".join(each.name for each in frame.ranges if not each.finite)
+        listed = "\n".join(map(str, self.frames))
+        return (
+            f"Numbers that are not finite in forward pass {self._passes} of the model, at {frame.module or 'the model'}"
+            f" ({frame.kind}): {where}. The last {len(self.frames)} modules, each with the smallest and the largest "
+            f"absolute value of its weights, inputs and outputs:\n{listed}\n"
+            "Lower the learning rate, clip gradients, or compute in a format with a wider range where the values grow."
+        )
+
+
+def _ranges(module: nn.Module, *values: Any) -> tuple[Range, ...]:
+    named: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
+    for title, value in zip(("input", "keyword", "output"), values, strict=True):
+        named.update(_tensors(title, value))
+    measured = {name: tensor.detach() for name, tensor in named.items() if tensor.numel()}
+    if not measured:
+        return ()
+    ends = [torch.stack(torch.aminmax(tensor.float().abs())) for tensor in measured.values()]
+    return tuple(Range(name, *each) for name, each in zip(measured, torch.stack(ends).tolist(), strict=True))
+
+
+def _tensors(title: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in `value`, whatever it is nested in, by where it is."""
+    if isinstance(value, Tensor):
+        yield title, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _tensors(f"{title}.{name}", each)
+    elif isinstance(value, tuple | list):
+        for index, each in enumerate(value):
+            yield from _tensors(f"{title}[{index}]", each)
+
+
+def add_embedding_noise(model: nn.Module, alpha: float) -> Callable[[], None]:
+    """Add uniform noise to the output of the model's input embeddings, in training mode only; gives what ends that.
+
+    For embeddings of shape (batch, length, size) it lies within alpha / sqrt(length * size), as in the paper's
+    section 2, and comes from torch's stream of their device, so that it is part of the run's state. Neither the
+    weights nor the module's attributes change.
+    Raises ConfigurationError where the model does not say which module its input embeddings are.
+    """
+    embeddings = _input_embeddings(model)
+
+    def add(module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        if not module.training:
+            return output
+        bound = float(alpha / torch.sqrt(torch.tensor(output.shape[-2] * output.shape[-1])))
+        return output + torch.empty_like(output).uniform_(-bound, bound)
+
+    return embeddings.register_forward_hook(add).remove
+
+
+def _input_embeddings(model: nn.Module) -> nn.Module:
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):  # a PEFT wrapper
+        inner = inner.get_base_model()
+    find: Any = getattr(inner, "get_input_embeddings", None)
+    found = find() if find is not None else None
+    if not isinstance(found, nn.Module):
+        raise ConfigurationError(
+            [
+                f"You chose neftune_noise_alpha, but {type(inner).__name__} does not say which module its input "
+                "embeddings are; give it a method get_input_embeddings, or leave the argument out."
+            ]
+        )
+    return found
+
+
+KEYWORD = "mems"
+"""The keyword under which models take their memory."""
+
+
+class PastOutputs:
+    """Hands the output at a place to the next forward pass, under the keyword `mems` and without its graph.
+
+    index: the place among the outputs, where the loss, if there is one, is the first.
+    training: whether the passes of training are meant, or those of evaluation; each has a memory of its own.
+    """
+
+    def __init__(self, index: int, training: bool) -> None:
+        self.index = index
+        self.training = training
+        self.past: Any = None
+
+    def forget(self) -> None:
+        """Hand nothing to the next pass."""
+        self.past = None
+
+    def attach(self, model: nn.Module) -> Callable[[], None]:
+        """Begin with the next pass of `model`; gives what ends it.
+
+        Raises ConfigurationError where the model takes no memory, and in a pass that gives fewer outputs.
+        """
+        taken = inspect.signature(model.forward).parameters.values()
+        if not any(each.name == KEYWORD or each.kind is each.VAR_KEYWORD for each in taken):
+            raise ConfigurationError(
+                [
+                    f"You chose past_index={self.index}, but {type(model).__name__} takes no memory; give its forward "
+                    f"a parameter {KEYWORD}, or leave the argument out."
+                ]
+            )
+        before = model.register_forward_pre_hook(self._hand_on, with_kwargs=True)
+        after = model.register_forward_hook(self._keep)
+
+        def remove() -> None:
+            before.remove()
+            after.remove()
+
+        return remove
+
+    def _hand_on(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if model.training is self.training and self.past is not None:
+            named = {**named, KEYWORD: self.past}
+        return inputs, named
+
+    def _keep(self, model: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if model.training is not self.training:
+            return
+        values = tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs
+        if not isinstance(values, tuple | list) or self.index >= len(values):
+            count = len(values) if isinstance(values, tuple | list) else 1
+            raise ConfigurationError(
+                [
+                    f"You chose past_index={self.index}, but {type(model).__name__} gives {count} outputs; choose the "
+                    "place of its memory among them, counted from 0, or leave the argument out."
+                ]
+            )
+        self.past = _detached(values[self.index])
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(map(_detached, value)) if isinstance(value, tuple | list) else value
