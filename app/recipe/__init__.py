@@ -1,4 +1,4 @@
-"""Recipes: YAML files that name what a Trainer is made of, so that any project's own code can be trained."""
+"""Recipes: YAML files that describe a training run by import paths, so that any project's code can be trained."""
 
 from hexloop.app.recipe.reading import read_recipe
 from hexloop.app.recipe.recipe import PARTS, Recipe

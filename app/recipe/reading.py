@@ -1,7 +1,8 @@
-"""From a file to a recipe, with everything that is wrong with it told at once."""
+"""Read a recipe from a YAML file and report all of its problems at once."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from attrs import field, make_class
 
+import hexloop
 from hexloop.app.arguments import (
     Document,
     TrainingArguments,
@@ -19,12 +21,13 @@ from hexloop.app.arguments import (
     read_yaml,
     unknown_options,
 )
-from hexloop.app.recipe.part_reading import PartReader, Sort
-from hexloop.app.recipe.parts import Part, Value
-from hexloop.app.recipe.recipe import ARGUMENTS, PARTS, TRAINER, Recipe, is_trainer
+from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart, Value
+from hexloop.app.recipe.recipe import PARTS, Recipe
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
 
+ARGUMENTS = "arguments"
+TRAINER = "trainer"
 KEYS = (*PARTS, TRAINER, ARGUMENTS)
 
 
@@ -35,13 +38,13 @@ def read_recipe(
     unknown: Sequence[str] = (),
     check: Callable[[TrainingArguments, Collection[str]], Iterator[str]] = lambda arguments, given: iter(()),
 ) -> Recipe:
-    """The recipe in a YAML file, whose folder is put first on `sys.path`.
+    """Read the recipe in a YAML file, and put the file's folder first on `sys.path`.
 
-    The code that it names is imported, and nothing of it called.
+    The code that the recipe names is imported but not called.
 
-    needed: the parts that it must have. options: arguments of a command line, which count instead of the recipe's.
-    unknown: words of that command line that are no argument. check: further problems with the arguments and the names
-    of the parts that are given. Raises ConfigurationError with everything that is wrong, with lines.
+    needed: the parts that it must have. options: command-line arguments, which override the recipe's. unknown: words of
+    the command line that are not known arguments. check: returns further problems, given the arguments and the names of
+    the parts. Raises ConfigurationError with all problems and their lines.
     """
     document = _document(path)
     folder = str(Path(path).resolve().parent)
@@ -49,7 +52,7 @@ def read_recipe(
         sys.path.insert(0, folder)
     reader = PartReader(document)
     trainer_class = _trainer_class(reader)
-    kind = trainer_class.arguments_class if is_trainer(trainer_class) else TrainingArguments
+    kind = trainer_class.arguments_class if _is_trainer(trainer_class) else TrainingArguments
     if options is not None:
         further, unknown = _further_options(kind, unknown)
         for given in (options, further):
@@ -63,7 +66,7 @@ def read_recipe(
         document.problems += _adapter_problems(arguments)
         document.problems += check(arguments, parts)
     if arguments is None or document.problems:
-        cause = BaseExceptionGroup("What the recipe's modules raised", reader.causes) if reader.causes else None
+        cause = BaseExceptionGroup("Raised by the recipe's modules", reader.causes) if reader.causes else None
         raise ConfigurationError(document.problems) from cause
     return Recipe(str(path), document, parts, arguments, trainer_class)
 
@@ -73,17 +76,17 @@ def _document(path: str | Path) -> Document:
         document = read_yaml(path)
     except ConfigurationError as error:
         if r"'\t'" in str(error):
-            raise ConfigurationError([f"{error} YAML is indented with spaces, never with tabs."]) from None
+            raise ConfigurationError([f"{error} YAML is indented with spaces, not with tabs."]) from None
         raise
     if not document.values:
         raise ConfigurationError([f"{path}: The recipe is empty; give it at least a model and a train_dataset."])
     if not isinstance(document.values, dict):
-        raise ConfigurationError([f"{path}: A recipe is a mapping of keys to values; write it as 'model: ...'."])
+        raise ConfigurationError([f"{path}: The recipe is not a mapping of keys to values; write 'model: ...'."])
     return document
 
 
 def _further_options(kind: type[TrainingArguments], words: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """The options among `words` that set arguments of `kind` which not every run has, and the words left over."""
+    """Parse the options in `words` for arguments that only `kind` has; return them and the remaining words."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     if kind is not TrainingArguments:
         add_arguments(parser, kind)
@@ -97,7 +100,7 @@ def _unknown_keys(document: Document, kind: type[TrainingArguments]) -> Iterator
 
 
 def _unknown_key(name: str, kind: type[TrainingArguments]) -> RefusalError:
-    because = "a recipe has no such key"
+    because = "recipes have no such key"
     if name in kind.__dataclass_fields__:
         return RefusalError(because, f"{name} is an argument, so put it under {ARGUMENTS}")
     return RefusalError(because, did_you_mean(name, KEYS, f"the keys are {', '.join(KEYS)}"))
@@ -107,19 +110,19 @@ def _missing_parts(document: Document, source: str, needed: Sequence[str]) -> It
     given = {name for name, value in document.values.items() if value is not None}
     if {"model", "model_init"} <= given:
         yield document.located(
-            [("model",), ("model_init",)], "You gave model and model_init, and one is enough; remove the other."
+            [("model",), ("model_init",)], "model and model_init are both given; remove one of them."
         )
     if "model_init" in given:
         given.add("model")
     for name in needed:
         if name not in given:
             yield (
-                f"{source}: {name} is missing; say what makes it, as in "
+                f"{source}: {name} is missing; add it, as in "
                 f"'{name}: {{call: my_module.make_{name.removesuffix('_dataset')}}}'."
             )
 
 
-def _parts(reader: PartReader) -> Iterator[tuple[str, Part]]:
+def _parts(reader: PartReader) -> Iterator[tuple[str, RecipePart]]:
     for name, value in reader.document.values.items():
         if name not in PARTS or value is None:
             continue
@@ -132,22 +135,24 @@ def _parts(reader: PartReader) -> Iterator[tuple[str, Part]]:
 
 
 def _trainer_class(reader: PartReader) -> Any:
-    from hexloop.app.trainer import Trainer
-
     document = reader.document
     value = document.at((TRAINER,))
     if value is None:
-        return Trainer
-    part = reader.part((TRAINER,), Sort.CLASS)
+        return hexloop.Trainer
+    part = reader.part((TRAINER,), PartKind.CLASS)
     found = part.value if isinstance(part, Value) else part
-    if found is not None and not is_trainer(found):
-        refusal = RefusalError("that is no subclass of hexloop.Trainer", "name a class that is derived from it")
+    if found is not None and not _is_trainer(found):
+        refusal = RefusalError("that is not a subclass of hexloop.Trainer", "name a class that is derived from it")
         document.problems.append(document.located([(TRAINER,)], problem({TRAINER: value}, refusal)))
     return found
 
 
+def _is_trainer(candidate: object) -> bool:
+    return inspect.isclass(candidate) and issubclass(candidate, hexloop.Trainer)
+
+
 def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArguments | None:
-    """The arguments; None, and their problems put among the document's, where they cannot be made."""
+    """Return the arguments; None, with problems added to the document's, if they are invalid."""
     given = {ARGUMENTS: document.values.get(ARGUMENTS) or {}}
     holder = make_class("Recipe", {ARGUMENTS: field(type=kind)})
     try:
@@ -159,7 +164,7 @@ def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArg
 
 
 def _adapter_problems(arguments: TrainingArguments) -> Iterator[str]:
-    """What no adapter at hand can do."""
+    """Return what the available adapters cannot do."""
     from hexloop.app.wiring.adapters import choose_adapters
 
     try:

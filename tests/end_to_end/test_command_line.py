@@ -83,9 +83,9 @@ def test_a_bad_recipe_exits_with_2_and_prints_nothing_else(tmp_path: Path) -> No
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         "hexloop: 3 problems in the configuration:\n"
-        "  1. recipe.yaml, line 1: You chose modle={'call': 'project.Line'}, but a recipe has no such key; "
+        "  1. recipe.yaml, line 1: You chose modle={'call': 'project.Line'}, but recipes have no such key; "
         "did you mean model?\n"
-        "  2. recipe.yaml: model is missing; say what makes it, as in 'model: {call: my_module.make_model}'.\n"
+        "  2. recipe.yaml: model is missing; add it, as in 'model: {call: my_module.make_model}'.\n"
         "  3. recipe.yaml, line 2: You chose train_dataset.call='project.pionts', but the module project has no "
         "pionts; did you mean points?\n"
     )

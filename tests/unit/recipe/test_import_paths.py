@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hexloop.app.recipe.import_paths import resolve
+from hexloop.app.recipe.resolving import resolve
 from hexloop.domain.wording import RefusalError
 from tests.unit.recipe.small_project import Project
 
@@ -45,8 +45,8 @@ def test_a_submodule_that_nobody_imported_is_imported(project: Project, monkeypa
         ("json.decodr.JSONDecoder", "the module json has no decodr", "did you mean decoder?"),
         ("collections.abc", "that is a module", "name something in it, as in collections.abc.MyModel"),
         ("json", "that is a module", "name something in it, as in json.MyModel"),
-        ("my model", "that is no import path", "write names with dots between them, as in my_module.MyModel"),
-        ("json..loads", "that is no import path", "write names with dots between them, as in my_module.MyModel"),
+        ("my model", "that is not an import path", "write names separated by dots, as in my_module.MyModel"),
+        ("json..loads", "that is not an import path", "write names separated by dots, as in my_module.MyModel"),
         ("sys.maxsize.qqqqqq", "the int sys.maxsize has no qqqqqq", "check the name"),
     ],
 )
@@ -60,11 +60,11 @@ def test_a_path_that_leads_nowhere_is_refused_with_what_failed(path: str, becaus
 @pytest.mark.parametrize(
     ("source", "because", "remedy"),
     [
-        ("x = 1\ny = x / 0\n", "raised ZeroDivisionError: division by zero", "mend that"),
-        ("def f(:\n", "raised SyntaxError: invalid syntax (broken.py, line 1)", "mend that"),
-        ("raise SystemExit(3)\n", "raised SystemExit: 3", "mend that"),
-        ("import qqqqqq\n", "needs the module qqqqqq, which is not there", "install qqqqqq"),
-        ("from json import qqqqqq\n", "raised ImportError: cannot import name 'qqqqqq' from 'json'", "mend that"),
+        ("x = 1\ny = x / 0\n", "raised ZeroDivisionError: division by zero", "fix that error"),
+        ("def f(:\n", "raised SyntaxError: invalid syntax (broken.py, line 1)", "fix that error"),
+        ("raise SystemExit(3)\n", "raised SystemExit: 3", "fix that error"),
+        ("import qqqqqq\n", "needs the module qqqqqq, which is not installed", "install qqqqqq"),
+        ("from json import qqqqqq\n", "raised ImportError: cannot import name 'qqqqqq' from 'json'", "fix that error"),
     ],
 )
 def test_a_module_that_raises_while_it_is_imported_is_told_with_what_it_raised(

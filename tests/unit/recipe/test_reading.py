@@ -56,22 +56,22 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
           seed: x
         """)
     assert problems_of(path, "model", "train_dataset") == [
-        "file, line 16: You chose trainer='project.Line', but that is no subclass of hexloop.Trainer; name a class "
+        "file, line 16: You chose trainer='project.Line', but that is not a subclass of hexloop.Trainer; name a class "
         "that is derived from it.",
-        "file, line 1: You chose modle={'call': 'project.Line'}, but a recipe has no such key; did you mean model?",
-        "file, line 2: You chose learning_rate=3, but a recipe has no such key; learning_rate is an argument, so put "
+        "file, line 1: You chose modle={'call': 'project.Line'}, but recipes have no such key; did you mean model?",
+        "file, line 2: You chose learning_rate=3, but recipes have no such key; learning_rate is an argument, so put "
         "it under arguments.",
-        "file, lines 3 and 11: You gave model and model_init, and one is enough; remove the other.",
+        "file, lines 3 and 11: model and model_init are both given; remove one of them.",
         "file, line 3: You chose model.call='project.Lime', but the module project has no Lime; did you mean Line?",
-        "file, line 6: You chose train_dataset.cuont=3, but points takes no cuont; did you mean count?",
-        "file, line 5: You chose train_dataset.call='project.points', but points needs count as well; give what is "
-        "missing as keys beside call.",
+        "file, line 6: You chose train_dataset.cuont=3, but points has no parameter cuont; did you mean count?",
+        "file, line 5: You chose train_dataset.call='project.points', but points also needs count; add what is missing "
+        "as keys next to call.",
         "file, line 7: You chose eval_dataset.call='projct.points', but there is no module projct; did you mean "
         "project?",
         "file, line 8: You chose data_collator='project.Line', but that is a class, and a function is needed; to call "
         "it, write '{call: project.Line}'.",
-        "file, line 9: You chose compute_metrics.call='project.error', but error needs prediction as well; to name it "
-        "and not call it, write 'compute_metrics: project.error'.",
+        "file, line 9: You chose compute_metrics.call='project.error', but error also needs prediction; to pass it "
+        "without calling it, write 'compute_metrics: project.error'.",
         "file, line 10: You chose processing_class='project', but that is a module; name something in it, as in "
         "project.MyModel.",
         "file, line 11: You chose model_init='project.empty', but that is None; name something else.",
@@ -79,7 +79,7 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         "EarlyStoppingCallbak; did you mean EarlyStoppingCallback?",
         "file, line 14: You chose callbacks.1=3, but it takes an import path; give one, or a mapping whose key call "
         "has one.",
-        "file, line 15: You chose callbacks.2='project.error', but that is a function, and a class, or an instance of "
+        "file, line 15: You chose callbacks.2='project.error', but that is a function, and a class or an instance of "
         "one is needed; to call it, write '{call: project.error}'.",
         "file, line 18: You chose learning_rat=3, but there is no argument of that name; did you mean learning_rate?",
         "file, line 19: You chose seed='x', but it takes a whole number; give one.",
@@ -91,8 +91,8 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
     [
         ("", ["file: The recipe is empty; give it at least a model and a train_dataset."]),
         ("# nothing but this\n", ["file: The recipe is empty; give it at least a model and a train_dataset."]),
-        ("- model\n", ["file: A recipe is a mapping of keys to values; write it as 'model: ...'."]),
-        ("arguments: {max_steps: 3}\n", ["file: model is missing; say what makes it, as in 'model: {call: my_module."]),
+        ("- model\n", ["file: The recipe is not a mapping of keys to values; write 'model: ...'."]),
+        ("arguments: {max_steps: 3}\n", ["file: model is missing; add it, as in 'model: {call: my_module."]),
         ("model:\n", ["file: model is missing;"]),
         ("model: {width: 3}\n", ["file, line 1: You chose model={'width': 3}, but it takes an import path; give one"]),
         ("model: {call: [a]}\n", ["file, line 1: You chose model.call=['a'], but it takes an import path; give one."]),
@@ -112,7 +112,9 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         ("model: project.instance\nmodel: 3\n", ["file, lines 1 and 2: You gave 'model' twice", "file, line 2: "]),
         (
             "model: project.instance\ntrainer: {call: project.fails}\n",
-            ["file, line 2: You chose trainer={'call': 'project.fails'}, but that is no subclass of hexloop.Trainer"],
+            [
+                "file, line 2: You chose trainer={'call': 'project.fails'}, but that is not a subclass of "
+            ],
         ),
         (
             "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
@@ -133,7 +135,7 @@ def test_a_tab_is_told_as_one(project: Project) -> None:
     told = problems_of(project.recipe("model:\n\tcall: project.Line\n"))
     assert len(told) == 1
     assert told[0].startswith("file, line 2: ")
-    assert told[0].endswith("YAML is indented with spaces, never with tabs.")
+    assert told[0].endswith("YAML is indented with spaces, not with tabs.")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

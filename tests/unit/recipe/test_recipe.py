@@ -106,7 +106,7 @@ def test_what_the_users_code_raises_is_told_with_the_part_and_the_line(project: 
     path = project.recipe("arguments: {use_cpu: true}\nmodel: {call: project.fails}\n")
     with pytest.raises(LookupError) as caught:
         read_recipe(path).make("model")
-    assert caught.value.__notes__ == [f"{path}, line 2: this was raised while model was made."]
+    assert caught.value.__notes__ == [f"{path}, line 2: This was raised while model was being made."]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_what_the_users_code_raises_is_told_with_the_part_and_the_line(project: 
         (
             "model: {call: project.nothing}\n",
             "model",
-            "line 1: You chose model, but it turned out to be None; let what",
+            "line 1: You chose model, but the result is None; let what",
         ),
         (
             "compute_metrics: {call: project.points, count: 1}\n",
             "compute_metrics",
-            "You chose compute_metrics, but what was called gave a list, which is no function",
+            "You chose compute_metrics, but the result of the call is a list, not a function",
         ),
     ],
 )

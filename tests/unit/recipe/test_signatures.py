@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.recipe.signatures import misfits
+from hexloop.app.recipe.resolving import call_problems
 
 
 def make(width: int, depth: int = 2, *, name: str) -> None:
@@ -45,25 +45,29 @@ def decorator(function: Callable[..., None]) -> Callable[..., None]:
     [
         (make, ["width", "name"], []),
         (make, ["width", "name", "depth"], []),
-        (make, ["wdth", "name"], [("wdth", "make takes no wdth; did you mean width?"), (None, "needs width as well")]),
-        (make, [], [(None, "make needs width and name as well; give what is missing as keys beside call")]),
-        (make, ["width", "name", "q"], [("q", "make takes no q; it takes width, depth and name")]),
+        (
+            make,
+            ["wdth", "name"],
+            [("wdth", "no parameter wdth; did you mean width?"), (None, "also needs width")],
+        ),
+        (make, [], [(None, "make also needs width and name; add what is missing as keys next to call")]),
+        (make, ["width", "name", "q"], [("q", "make has no parameter q; its parameters are width, depth and name")]),
         (anything, ["a", "b"], []),
         (by_position, [], [(None, "takes first and second by position only")]),
-        (Thing, [], [(None, "Thing needs size as well")]),
+        (Thing, [], [(None, "Thing also needs size")]),
         (functools.partial(make, width=3), ["name"], []),
         (functools.cache(make), ["wdth", "width", "name"], [("wdth", "did you mean width?")]),
         (print, ["sep"], []),
         (dict, ["anything"], []),
         (decorator(make), ["width", "name", "extra"], []),
         (3, [], [(None, "it cannot be called; name a class or a function")]),
-        (object, ["a"], [("a", "object takes no a; it takes nothing, so leave it out")]),
+        (object, ["a"], [("a", "object has no parameter a; leave it out, as there are none")]),
     ],
 )
 def test_what_does_not_fit_is_told(function: Any, given: list[str], told: list[tuple[str | None, str]]) -> None:
     """Unknown and missing keywords are told; of functions that do not tell what they take, nothing is claimed."""
     name = getattr(function, "__name__", "it")
-    found = [(keyword, str(refusal)) for keyword, refusal in misfits(function, name, given)]
+    found = [(keyword, str(refusal)) for keyword, refusal in call_problems(function, name, given)]
     assert [keyword for keyword, _ in found] == [keyword for keyword, _ in told]
     for (_, sentence), (_, part) in zip(found, told, strict=True):
         assert part in sentence
