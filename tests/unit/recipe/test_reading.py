@@ -112,9 +112,7 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         ("model: project.instance\nmodel: 3\n", ["file, lines 1 and 2: You gave 'model' twice", "file, line 2: "]),
         (
             "model: project.instance\ntrainer: {call: project.fails}\n",
-            [
-                "file, line 2: You chose trainer={'call': 'project.fails'}, but that is not a subclass of "
-            ],
+            ["file, line 2: You chose trainer={'call': 'project.fails'}, but that is not a subclass of "],
         ),
         (
             "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
