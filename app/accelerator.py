@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from hexloop.app.arguments.launched import launched
+from hexloop.app.environment import launched
 from hexloop.app.wiring.adapters import Adapters
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}

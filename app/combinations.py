@@ -8,8 +8,8 @@ from collections.abc import Callable
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.environment import is_on
 from hexloop.app.engines import is_requested
+from hexloop.app.environment import is_on
 from hexloop.ports.device import DeviceCapabilities
 from hexloop.ports.parallelism import ParallelismCapabilities
 

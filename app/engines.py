@@ -13,8 +13,8 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.environment import is_on
-from hexloop.app.arguments.world import join
+from hexloop.app.environment import is_on
+from hexloop.app.joining import join
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.ports.engine import Engine, EngineRow
 

@@ -17,8 +17,8 @@ from hexloop.app.arguments.choices import (
     SaveStrategy,
     SchedulerType,
 )
-from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.environment import Surroundings
 
 if TYPE_CHECKING:
     from hexloop.app.arguments.command_line import add_arguments, override, parse, unknown_options

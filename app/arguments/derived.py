@@ -11,11 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from hexloop.app.arguments.choices import ParallelMode
-from hexloop.app.arguments.environment import is_on
 from hexloop.app.arguments.every import EveryArgument
-from hexloop.app.arguments.launched import launched
 from hexloop.app.arguments.reporting import LOG_LEVELS
-from hexloop.app.arguments.surroundings import Surroundings, found_device, found_gpus, surroundings_of
+from hexloop.app.environment import Surroundings, count_gpus, detect_device, is_on, launched, surroundings_of
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +36,7 @@ class DerivedValues(EveryArgument):
         vars(self)[_GIVEN] = surroundings
 
     def _wait_for_all(self) -> None:
-        from hexloop.app.arguments.world import join
+        from hexloop.app.joining import join
 
         join(self).barrier("main_process_first")
 
@@ -60,7 +58,7 @@ class DerivedValues(EveryArgument):
         if self._on_the_processor:
             return torch.device("cpu")
         around = self.surroundings
-        return torch.device(around.device or found_device(around.local_process_index))
+        return torch.device(around.device or detect_device(around.local_process_index))
 
     @property
     def n_gpu(self) -> int:
@@ -69,7 +67,7 @@ class DerivedValues(EveryArgument):
             return 0
         if self.surroundings.n_gpu is not None:
             return self.surroundings.n_gpu
-        return found_gpus(self.device, self.world_size)
+        return count_gpus(self.device, self.world_size)
 
     @property
     def _on_the_processor(self) -> bool:

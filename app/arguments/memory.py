@@ -6,8 +6,8 @@ from typing import Any
 
 from hexloop.app.arguments.checks import at_least
 from hexloop.app.arguments.declare import argument, argument_group
-from hexloop.app.arguments.environment import word
 from hexloop.app.arguments.group import Arguments
+from hexloop.app.environment import lower_variable
 
 
 @argument_group
@@ -57,8 +57,8 @@ class Memory(Arguments):
         self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
         if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
             self.torch_compile = True
-        if not self.torch_compile and (backend := word("ACCELERATE_DYNAMO_BACKEND", "no")) != "no":
-            mode = word("ACCELERATE_DYNAMO_MODE", "default")
+        if not self.torch_compile and (backend := lower_variable("ACCELERATE_DYNAMO_BACKEND", "no")) != "no":
+            mode = lower_variable("ACCELERATE_DYNAMO_MODE", "default")
             self.torch_compile, self.torch_compile_backend = True, backend
             self.torch_compile_mode = None if mode == "default" else mode
         if self.torch_compile and self.torch_compile_backend is None:

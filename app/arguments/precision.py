@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.environment import word
 from hexloop.app.arguments.group import Arguments
+from hexloop.app.environment import lower_variable
 from hexloop.domain.wording import RefusalError
 
 
@@ -30,7 +30,7 @@ class Precision(Arguments):
     def mixed_precision(self) -> str:
         """`fp16`, `bf16`, or `no` for computing in the format of the weights; else what the environment says."""
         given = "fp16" if self.fp16 else "bf16" if self.bf16 else None
-        return given or word("ACCELERATE_MIXED_PRECISION", "no")
+        return given or lower_variable("ACCELERATE_MIXED_PRECISION", "no")
 
     @rule("fp16", "bf16")
     def _one_format_for_training(self) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from hexloop.app.arguments.environment import is_on, word
+from hexloop.app.environment import is_on, lower_variable
 from hexloop.domain.errors import ConfigurationError
 
 SWITCH = "ACCELERATE_USE_DEEPSPEED"
@@ -51,7 +51,7 @@ def _of_variables() -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": _number(f"{PREFIX}ZERO_STAGE", 2)}
     for part in ("optimizer", "param"):
         name = f"{PREFIX}OFFLOAD_{part.upper()}"
-        device = word(f"{name}_DEVICE", "none")
+        device = lower_variable(f"{name}_DEVICE", "none")
         zero[f"offload_{part}"] = {"device": device}
         if device == "nvme":
             zero[f"offload_{part}"]["nvme_path"] = os.environ.get(f"{name}_NVME_PATH")
@@ -65,7 +65,7 @@ def _of_variables() -> dict[str, Any]:
 
 def _number(name: str, unset: object) -> object:
     """A number, or `unset` where the variable is not set or says that the arguments decide."""
-    text = word(name, "")
+    text = lower_variable(name, "")
     if text in ("", "none", "auto"):
         return unset
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.launched import launched
+from hexloop.app.environment import launched
 from hexloop.app.fsdp.keys import STRATEGIES, read_keys
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import shown

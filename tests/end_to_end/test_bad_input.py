@@ -89,7 +89,7 @@ def test_a_precision_that_the_device_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the surroundings name a card and torch finds none, the error says so and what to do."""
-    from hexloop.app.arguments.surroundings import Surroundings
+    from hexloop.app.environment import Surroundings
 
     if torch.cuda.is_available():
         pytest.skip("there is such a device")

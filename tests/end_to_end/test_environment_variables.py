@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from hexloop import TrainingArguments
-from hexloop.app.arguments.environment import VARIABLES
-from hexloop.app.arguments.launched import Launched, launched
+from hexloop.app.environment import VARIABLES, Launched, launched
 from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.trainers import small_trainer
 

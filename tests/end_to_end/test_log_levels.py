@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.arguments.surroundings import Surroundings
+from hexloop.app.environment import Surroundings
 from hexloop.app.training.verbosity import set_log_level
 
 LOGGER = logging.getLogger("hexloop")

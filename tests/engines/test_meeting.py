@@ -61,7 +61,8 @@ def port() -> int:
 def test_a_first_process_that_is_not_there_is_told_of(port: int) -> None:
     """By its address and port."""
     assert told("127.0.0.1", port, rank=1).startswith(
-        f"CollectiveError: Rank 1 of 2 did not meet the others at 127.0.0.1:{port} within {TIMEOUT} s ("
+        f"CollectiveError: Rendezvous failed: rank 1 of 2 did not meet the others at 127.0.0.1:{port} within "
+        f"{TIMEOUT} s ("
     )
 
 
@@ -70,10 +71,12 @@ def test_a_first_process_that_is_not_there_is_told_of(port: int) -> None:
 def test_others_that_do_not_come_are_told_of(address: str, rank: int, port: int) -> None:
     """Also by the first process; and a name that means nothing."""
     said = told(address, port, rank)
-    assert said.startswith(f"CollectiveError: Rank {rank} of 2 did not meet the others at {address}:{port} within")
+    assert said.startswith(
+        f"CollectiveError: Rendezvous failed: rank {rank} of 2 did not meet the others at {address}:{port} within"
+    )
     assert said.endswith(
-        "look whether all processes were started, whether that address can be reached from here, and whether nobody "
-        "else has the port."
+        "Check that all processes were started, that this address can be reached from here, and that no other program "
+        "uses the port."
     )
 
 
@@ -84,7 +87,7 @@ def test_a_port_that_somebody_has_is_told_of() -> None:
         other.bind(("0.0.0.0", 0))
         other.listen()
         said = told("127.0.0.1", other.getsockname()[1], rank=0)
-    assert said.startswith("CollectiveError: Rank 0 of 2 did not meet the others at 127.0.0.1:")
+    assert said.startswith("CollectiveError: Rendezvous failed: rank 0 of 2 did not meet the others at 127.0.0.1:")
     assert "EADDRINUSE" in said
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hexloop.app.arguments.environment import VARIABLES
 from hexloop.app.arguments.introspection import declarations
 from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
 from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.environment import VARIABLES
 from hexloop.app.remarks import REMARKS
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 

@@ -11,8 +11,8 @@ import attrs
 import pytest
 from transformers import HfArgumentParser
 
-from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.environment import Surroundings
 from hexloop.domain.errors import ConfigurationError
 
 

@@ -20,8 +20,8 @@ from hexloop.app.arguments.choices import ParallelMode
 from hexloop.app.arguments.declare import GROUP
 from hexloop.app.arguments.old_names import KEPT
 from hexloop.app.arguments.own import Own
-from hexloop.app.arguments.surroundings import Surroundings
 from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.environment import Surroundings
 
 
 def test_batch_sizes_count_the_gpus() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.arguments.surroundings import Surroundings
-from hexloop.app.arguments.world import backend_for
+from hexloop.app.environment import Surroundings
+from hexloop.app.joining import backend_for
 
 WAYS: list[tuple[str, dict[str, Any], str]] = [
     ("cpu", {}, "gloo"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.arguments.surroundings import Surroundings
+from hexloop.app.environment import Surroundings
 from hexloop.app.fsdp.settings import FsdpSettings, read_fsdp
 from hexloop.domain.errors import ConfigurationError
 

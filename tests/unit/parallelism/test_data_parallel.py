@@ -22,7 +22,7 @@ from hexloop import Trainer, TrainingArguments
 from hexloop.adapters.engines.single.data_parallel import Copies, DataParallel
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.trainable.torch.trainable import item_count
-from hexloop.app.arguments.surroundings import Surroundings
+from hexloop.app.environment import Surroundings
 from tests.engines.several.training import Reader, Sentences, padded
 
 LABELS = partial(item_count, label_names=("labels",), shifted=False)

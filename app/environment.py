@@ -1,0 +1,237 @@
+"""The process's environment: the variables that arguments read, the launcher that started it, and its device."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import parse_truth, shown
+
+if TYPE_CHECKING:
+    import torch
+
+VARIABLES = {
+    "ACCELERATE_USE_CPU": "trains on the CPU, as use_cpu does",
+    "ACCELERATE_TORCH_DEVICE": "device to train on, as torch spells it, unless use_cpu is set",
+    "ACCELERATE_MIXED_PRECISION": "no, bf16 or fp16: the training precision if the arguments set none",
+    "ACCELERATE_DYNAMO_BACKEND": "compiles the model, as torch_compile_backend does, if the arguments do not",
+    "ACCELERATE_DYNAMO_MODE": "mode of that compilation, as torch_compile_mode",
+    "TENSORBOARD_LOGGING_DIR": "folder that report_to='tensorboard' writes to",
+    "WORLD_SIZE": "number of processes that a launcher started",
+    "RANK": "this process's number among all of them, from 0",
+    "LOCAL_RANK": "this process's number on its machine, from 0, which selects its GPU",
+    "LOCAL_WORLD_SIZE": "number of processes on this machine",
+    "MASTER_ADDR": "host name or address of the process of rank 0, to which the others connect",
+    "MASTER_PORT": "port on that host",
+    "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, configured by the launcher's other variables, unless deepspeed is "
+    "set",
+    "ACCELERATE_USE_FSDP": "turns FSDP on, as fsdp does; the variables FSDP_... configure it, as `accelerate launch` "
+    "sets them",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "asks for multi-dimensional device meshes, which is refused, as "
+    "parallelism_config is",
+}
+"""The variables that take the place of arguments, by the names that transformers and accelerate use."""
+
+LAUNCHER_VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+"""For each launcher: rank, world size, local rank, local world size. accelerate and deepspeed set torchrun's."""
+
+
+def is_on(name: str) -> bool:
+    """Return the truth value of a variable, False if it is unset. Raises ConfigurationError for any other text."""
+    value = os.environ.get(name, "").strip()
+    truth = parse_truth(value or "false")
+    if truth is None:
+        raise ConfigurationError(
+            [f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."]
+        )
+    return truth
+
+
+def lower_variable(name: str, default: str) -> str:
+    """Return the value of a variable in lower case, or `default` if it is unset or empty."""
+    return os.environ.get(name, "").strip().lower() or default
+
+
+@frozen
+class Launched:
+    """A process among those that a launcher started together.
+
+    launcher: the launcher whose variables were found. address, port: where the other processes reach rank 0.
+    """
+
+    launcher: str = "none"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    address: str = "127.0.0.1"
+    port: int = 29500
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Launched:
+    """Return this process's rank and world size, from the first launcher in the table whose variables are set.
+
+    Raises ConfigurationError if the variables are inconsistent.
+    """
+    environment = os.environ if environment is None else environment
+    for launcher, (rank, size, local_rank, local_size) in LAUNCHER_VARIABLES.items():
+        if environment.get(size, "").strip() in ("", "1") and launcher != "torchrun":
+            continue
+        if rank in environment or environment.get(size, "1").strip() not in ("", "1"):
+            numbers = _Numbers(environment)
+            # Without a local rank all processes are assumed to run on this machine.
+            no_local_rank = numbers.read(rank) if rank in environment and size in environment else None
+            found = Launched(
+                launcher,
+                numbers.read(rank),
+                numbers.read(size),
+                numbers.read(local_rank, unset=no_local_rank),
+                numbers.read(local_size, unset=0),
+                _address(environment, launcher),
+                _port(numbers, environment, launcher),
+            )
+            return _checked(found, numbers.problems, (rank, size, local_rank))
+    return Launched()
+
+
+class _Numbers:
+    """Reads numbers from variables and collects the problems."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self.problems: list[str] = []
+
+    def read(self, name: str, unset: int | None = None) -> int:
+        """Return the number that a variable starts with: srun writes "4(x2)" for four on each of two machines."""
+        text = self._environment.get(name, "").strip()
+        if text == "" and unset is not None:
+            return unset
+        number = re.match(r"\d+", text)
+        if number is None:
+            found = f"is {text!r}" if text else "is not set"
+            self.problems.append(
+                f"The environment variable {name} {found}, but a launcher of several processes sets it to a number; "
+                "start the script with torchrun, or set it."
+            )
+            return 0
+        return int(number.group())
+
+
+def _address(environment: Mapping[str, str], launcher: str) -> str:
+    if environment.get("MASTER_ADDR"):
+        return environment["MASTER_ADDR"]
+    if launcher == "srun":
+        return _first_host(environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "")))
+    return "127.0.0.1"
+
+
+def _first_host(hosts: str) -> str:
+    """Return the first name of a list as srun writes it: node03 for "node[03-05,09],other"."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
+    return "127.0.0.1" if match is None else match.group(1) + (match.group(2) or "")
+
+
+def _port(numbers: _Numbers, environment: Mapping[str, str], launcher: str) -> int:
+    """Return MASTER_PORT, or a port derived from the job, so that two jobs on one machine do not collide."""
+    job = numbers.read("SLURM_JOB_ID", unset=0) if launcher == "srun" else 0
+    return numbers.read("MASTER_PORT", unset=29500 + job % 1000 if "MASTER_PORT" not in environment else None)
+
+
+def _checked(found: Launched, problems: list[str], names: tuple[str, str, str]) -> Launched:
+    rank, size, local_rank = names
+    if not problems and found.rank >= found.world_size:
+        problems.append(
+            f"The environment has {rank}={found.rank} and {size}={found.world_size}, but ranks count from 0 and are "
+            "lower than the number of processes; start the script with a launcher, or unset both."
+        )
+    if not problems and found.local_world_size and found.local_rank >= found.local_world_size:
+        problems.append(
+            f"The environment has {local_rank}={found.local_rank}, but this machine has {found.local_world_size} "
+            "processes, whose numbers count from 0; start the script with a launcher."
+        )
+    if problems:
+        raise ConfigurationError(problems)
+    return found
+
+
+def _no_barrier() -> None:
+    return None
+
+
+@frozen
+class Surroundings:
+    """What arguments derive from the process's environment.
+
+    world_size: number of processes in the run.
+    process_index: rank of this process among all of them.
+    local_process_index: rank of this process on its machine.
+    barrier: returns once every process of the run has called it.
+    device: name of the device, as torch spells it; None to detect it.
+    n_gpu: number of GPUs that this process trains on; None to detect it: all visible ones if the process is alone.
+    """
+
+    world_size: int = 1
+    process_index: int = 0
+    local_process_index: int = 0
+    barrier: Callable[[], None] = _no_barrier
+    device: str | None = None
+    n_gpu: int | None = None
+
+
+SINGLE_PROCESS = Surroundings()
+
+
+def surroundings_of(process: Launched, barrier: Callable[[], None]) -> Surroundings:
+    """Return the surroundings of a process that a launcher started."""
+    if process.world_size == 1:
+        return SINGLE_PROCESS
+    return Surroundings(process.world_size, process.rank, process.local_rank, barrier)
+
+
+def detect_device(local_rank: int = 0) -> str:
+    """Return the device that ACCELERATE_TORCH_DEVICE names, or this process's accelerator, or the CPU.
+
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER determine which GPUs torch sees, and their numbers.
+    """
+    import torch
+
+    named = lower_variable("ACCELERATE_TORCH_DEVICE", "")
+    if named:
+        return named
+    if torch.cuda.is_available():
+        return f"cuda:{local_rank % max(1, torch.cuda.device_count())}"
+    if torch.backends.mps.is_available():
+        return "mps"
+    if torch.xpu.is_available():
+        return f"xpu:{local_rank % max(1, torch.xpu.device_count())}"
+    return "cpu"
+
+
+def count_gpus(device: torch.device, world_size: int) -> int:
+    """Return how many GPUs a process with this device trains on: all CUDA devices if it is alone, else one.
+
+    A device with an index other than 0, or named by the environment, is the only one.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return 0
+    if device.type != "cuda" or world_size > 1 or device.index or lower_variable("ACCELERATE_TORCH_DEVICE", ""):
+        return 1
+    return max(1, torch.cuda.device_count())
