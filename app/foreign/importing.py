@@ -64,11 +64,11 @@ class ImportedSetup:
         """It is never compared."""
         return ()
 
-    def left_new(self, *_: object) -> tuple[str, ...]:
+    def not_loaded(self, *_: object) -> tuple[str, ...]:
         """It is never loaded."""
         return ()
 
-    def settle(self, *_: object) -> None:
+    def adapt(self, *_: object) -> None:
         """It is never loaded."""
 
 

@@ -62,7 +62,7 @@ class RunSetup:
                     f"resume_despite=[{name!r}]."
                 )
 
-    def left_new(self, saved: Mapping[str, Any]) -> Collection[str]:
+    def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
         """The optimizer where it is another, the loss scale under another precision, an import's data."""
         left = set()
         if self._other_optimizer(saved):
@@ -77,7 +77,7 @@ class RunSetup:
             left.add("data")
         return left
 
-    def settle(self, saved: Mapping[str, Any], state: RunState) -> None:
+    def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
         """Put this run's options of the optimizer in force, and go on at the same sample under another batch size."""
         if not self._other_optimizer(saved):
             self._keep_own_options(saved)

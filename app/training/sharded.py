@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, cast
 
-from hexloop.adapters.contents.checkpoint.contents import dealt_files_of
+from hexloop.adapters.contents.checkpoint.contents import sharded_files_of
 from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
 from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout

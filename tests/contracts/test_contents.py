@@ -230,7 +230,7 @@ def test_what_a_keeper_refuses_is_told_with_its_name(tmp_path: Path) -> None:
         ("run_state.json", None, "no run_state.json"),
         ("run_state.json", b"5", "not a JSON object"),
         ("run_state.json", b"{", "not a JSON document"),
-        ("model.safetensors", None, "holds no weights"),
+        ("model.safetensors", None, "has no weights"),
         ("model.safetensors", b"x", "ends after 1 bytes"),
         ("optimizer.json", b"[]", "optimizer.json is not a JSON object"),
         ("random.safetensors", struct.pack("<Q", 2) + b"[]", "random.safetensors is not a safetensors file"),

@@ -116,7 +116,7 @@ def test_a_type_that_the_format_lacks_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"a cannot be saved: .* of Q4"):
         join([Part("a", "Q4", (2,), 0, 2, lambda: memoryview(b"ab"))])
     short = join([Part("a", "F32", (2,), 0, 2, lambda: memoryview(b"abcd"))])
-    with pytest.raises(CheckpointError, match="a gave 4 bytes for 2 elements of F32"):
+    with pytest.raises(CheckpointError, match="a returned 4 bytes for 2 elements of F32"):
         b"".join(tensor_file("a", short).chunks)
 
 

@@ -89,8 +89,8 @@ def test_a_state_comes_back(state: RunState) -> None:
     [
         ({"schema_version": SCHEMA_VERSION + 1}, "schema version"),
         ({"unknown": 1}, "unknown"),
-        ({"step": None}, "makes no sense"),
-        ({"history": 5}, "makes no sense"),
+        ({"step": None}, "is invalid"),
+        ({"history": 5}, "is invalid"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The layout that `from_pretrained` of the reference library loads: tensors as safetensors, everything else as JSON."""
+"""The layout that `from_pretrained` of transformers loads: tensors as safetensors, everything else as JSON."""
 
 from hexloop.adapters.contents.checkpoint.contents import CheckpointContents
 

@@ -1,4 +1,4 @@
-"""What a checkpoint and a run are compared by, before anything is loaded."""
+"""The files of a checkpoint: the run state, and the exported state of each component."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hexloop.adapters.contents.checkpoint.rank_files import ONE_RANK, RankFiles
 from hexloop.adapters.contents.checkpoint.safetensors_files import (
     MODEL,
     Stream,
-    dealt_files,
     is_weights,
     join,
+    sharded_files,
     tensor_file,
     tensor_of_part,
     tensor_parts,
@@ -45,19 +45,20 @@ def _no_files() -> Iterable[File]:
 
 
 class CheckpointContents:
-    """Answers the Contents port for a RunState.
+    """Contents adapter for a RunState.
 
-    exportables: whoever keeps something between steps, by name; the model under "model". An exportable's tensors become
-    `<name>.safetensors`, its JSON documents `<name>.json`; the weights are split above `max_shard_size` bytes.
-    The state becomes `run_state.json`.
-    extra_files: more files that the folder is to hold, such as a model's configuration; they are never read back, and
-    one that has the name of another file of the checkpoint is left out.
-    snapshots: the memory that a snapshot is kept in.
-    setup: what the run is compared with a checkpoint by; its document becomes `run_setup.json`.
-    ranks: the process among those of the run, and what each of them keeps for itself. The first writes the rest.
-    migrations: how documents of earlier schema versions are read.
-    written: the names of those that are saved, where not all are. The others go on from a checkpoint that holds them
-    all the same, and begin anew from one that does not.
+    exportables: the components with state, by name; the model is "model". The tensors of a component are written to
+    `<name>.safetensors`, its JSON documents to `<name>.json`; the model's weights are split into files of at most
+    `max_shard_size` bytes. The run state is written to `run_state.json`.
+
+    extra_files: further files for the folder, such as the model's configuration. They are never read back, and skipped
+    if their name collides with another file of the checkpoint.
+
+    snapshots: copies the state for saving in the background; required by `snapshot`. setup: compares the run with a
+    checkpoint before it is loaded; its document is written to `run_setup.json`. ranks: this process among those of the
+    run, and which files it reads and writes. migrations: how to read documents of earlier schema versions. written: the
+    names of the components to save, by default all. The others are still loaded from a checkpoint that has them, and
+    start fresh otherwise.
     """
 
     def __init__(
@@ -81,37 +82,39 @@ class CheckpointContents:
         self._written = exportables.keys() if written is None else frozenset(written)
 
     def files(self, state: RunState) -> Iterator[File]:
-        """Every file; see `Contents.files`.
+        """Return every file; see `Contents.files`.
 
-        What is dealt out comes together before anything is written, so that no process waits for one whose storage
-        fails. The extra files come first, as making them may draw random numbers.
+        Sharded state is gathered before anything is written, so that no process waits for one whose storage fails. The
+        extra files come first, because creating them may draw random numbers.
         """
-        dealt = self._dealt()
+        sharded = self._sharded()
 
         def files() -> Iterator[File]:
-            yield from self._companions()
-            for name, parts in dealt.items():
+            yield from self._companion_files()
+            for name, parts in sharded.items():
                 yield from self._exported(name, parts)
-            for name, exportable in self._kept().items():
+            for name, exportable in self._whole().items():
                 yield from self._exported(name, list(exportable.export()))
             yield from self._documents(state)
 
         return files()
 
     def prepare(self) -> Callable[[], None]:
-        """Make room for everything that is exported now; see `Contents.prepare`."""
+        """Return a function that allocates memory for the first snapshot; see `Contents.prepare`."""
         if self._snapshots is None:
             return lambda: None
-        return self._snapshots.reserve({name: list(each.export()) for name, each in self._kept().items()})
+        return self._snapshots.reserve({name: list(each.export()) for name, each in self._whole().items()})
 
     def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
-        """Keep everything as it is now; see `Contents.snapshot`."""
+        """Copy the current state; see `Contents.snapshot`."""
         if self._snapshots is None:
-            raise CheckpointError("A snapshot needs memory to be kept in; construct CheckpointContents with snapshots.")
+            raise CheckpointError(
+                "A snapshot requires memory for the copies; construct CheckpointContents with snapshots=...."
+            )
         take = self._snapshots.take
-        companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companions()]
-        exported = self._dealt()
-        exported |= {name: take(name, exportable.export()) for name, exportable in self._kept().items()}
+        companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companion_files()]
+        exported = self._sharded()
+        exported |= {name: take(name, exportable.export()) for name, exportable in self._whole().items()}
         documents = list(self._documents(state))
 
         def files() -> Iterator[File]:
@@ -125,69 +128,70 @@ class CheckpointContents:
     def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
         """Load everything; see `Contents.restore`.
 
-        All files are opened, and everything that can be compared is, before anything is loaded. What an exportable
-        finds wrong by itself, in its `load`, comes after those before it have loaded, in their order; the model is the
-        last, so that its weights are in force only where everything else is.
+        All files are opened and all possible comparisons made before anything is loaded. If a component rejects its
+        state in `load`, those before it have loaded already. The model is loaded last, so that its weights change only
+        if everything else was loaded.
         """
         if RUN_STATE not in names:
             raise CheckpointError(
-                f"The checkpoint holds no {RUN_STATE}, so no run can go on from it; load its weights."
+                f"The checkpoint has no {RUN_STATE}, so no run can resume from it; load only its weights."
             )
         state = state_from_chunks(open_file(RUN_STATE))
         setup = read_document(RUN_SETUP, names, open_file, self._migrations)
         found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
-        if MODEL not in self._ranks.dealt:  # elsewhere looking takes as long as saving, and the setup has looked
+        # Exporting a sharded model takes as long as saving it; there the setup compares the shapes.
+        if MODEL not in self._ranks.sharded:
             self._refuse_other_shapes(found[MODEL])
-        left_new = {*self._setup.left_new(setup), *self._not_saved(found)}
-        for name in sorted(found.keys() - left_new, key=self._order):
+        not_loaded = {*self._setup.not_loaded(setup), *self._not_saved(found)}
+        for name in sorted(found.keys() - not_loaded, key=self._order):
             if found[name] or not self._ranks.is_own(name):
                 self._load(name, found[name])
-        self._setup.settle(setup, state)
+        self._setup.adapt(setup, state)
         return state
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
-        """Load the model alone; see `Contents.restore_weights`."""
+        """Load only the model; see `Contents.restore_weights`."""
         self._load(MODEL, parts_of(MODEL, names, open_file, self._migrations))
 
-    def _companions(self) -> Iterator[File]:
-        """The extra files that have no name of the checkpoint's own; the first process writes them.
+    def _companion_files(self) -> Iterator[File]:
+        """Return the extra files, without those whose name the checkpoint uses itself. Rank 0 writes them.
 
-        Where no process has the whole model, all of them make the files: whoever writes weights needs those of all.
+        If no process holds the whole model, all processes create the files, because creating them may gather weights.
         """
         if self._ranks.rank != 0:
-            if MODEL in self._ranks.dealt or self._ranks.is_own(MODEL):
+            if MODEL in self._ranks.sharded or self._ranks.is_own(MODEL):
                 list(self._extra_files())
             return iter(())
-        kept = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
-        own = {RUN_STATE, RUN_SETUP, *kept}
+        own_files = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
+        own = {RUN_STATE, RUN_SETUP, *own_files}
         return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
 
     def _not_saved(self, found: Mapping[str, list[Part]]) -> Collection[str]:
-        """Those that this run does not save, where the checkpoint that it goes on from was saved that way, too."""
+        """Return the components that this run does not save, if the checkpoint was saved without them too."""
         further = self._exportables.keys() - self._written
         return () if any(found[name] for name in further) else further
 
-    def _dealt(self) -> dict[str, list[Part]]:
-        """What falls to this process, in host memory, of what is dealt out. Collective."""
+    def _sharded(self) -> dict[str, list[Part]]:
+        """Return this process's share of the sharded state, in host memory. Collective."""
         return {
             name: list(each.export())
             for name, each in self._exportables.items()
-            if name in self._ranks.dealt and name in self._written
+            if name in self._ranks.sharded and name in self._written
         }
 
-    def _kept(self) -> dict[str, Exportable]:
-        """Whoever keeps something of which this process writes all."""
+    def _whole(self) -> dict[str, Exportable]:
+        """Return the components whose whole state this process writes."""
         return {
             name: each
             for name, each in self._exportables.items()
-            if name not in self._ranks.dealt and name in self._written and self._ranks.writes(name)
+            if name not in self._ranks.sharded and name in self._written and self._ranks.writes(name)
         }
 
     def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
-        if name in self._ranks.dealt:
+        if name in self._ranks.sharded:
             rank, writers = self._ranks.rank, self._ranks.writers(name)
-            return dealt_files_of(name, parts, self._max_shard_size, self._migrations, rank, writers)
+            return sharded_files_of(name, parts, self._max_shard_size, self._migrations, rank, writers)
         return files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
 
     def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
@@ -197,7 +201,7 @@ class CheckpointContents:
         return found
 
     def _documents(self, state: RunState) -> Iterator[File]:
-        """How the run is set up, and last where it stands; the same for all processes."""
+        """Yield the run setup and, last, the run state. Rank 0 writes them."""
         if self._ranks.rank != 0:
             return
         if setup := self._setup.document():
@@ -205,16 +209,16 @@ class CheckpointContents:
         yield File(RUN_STATE, [state_to_bytes(state)])
 
     def _order(self, name: str) -> tuple[bool, int]:
-        """The model comes last, the others as they were given."""
+        """Sort key: the model comes last, the others in the order given."""
         return name == MODEL, list(self._exportables).index(name)
 
     def _load(self, name: str, parts: list[Part]) -> None:
         try:
             self._exportables[name].load(iter(parts))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            # The parts were written by anybody: one that is not what a keeper takes it for ends here, too.
-            said = error if isinstance(error, ValueError) else repr(error)
-            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {said}") from error
+            # The file may come from anyone: a part of an unexpected kind is reported like an unexpected value.
+            reason = error if isinstance(error, ValueError) else repr(error)
+            raise CheckpointError(f"The checkpoint's {name} does not fit this run: {reason}") from error
 
     @staticmethod
     def _refuse(problems: list[str]) -> None:
@@ -225,10 +229,10 @@ class CheckpointContents:
             raise CheckpointError(f"The checkpoint does not fit this run in {len(problems)} ways:{listed}")
 
     def _refuse_other_shapes(self, saved: list[Part]) -> None:
-        """Raise CheckpointError where a tensor of the model has another shape in the checkpoint."""
+        """Raise CheckpointError if a tensor of the model has another shape in the checkpoint."""
         present = {part.name: part.shape for part in self._exportables[MODEL].export()}
         differing = [
-            f"{part.name} is of shape {part.shape} there and {present[part.name]} here"
+            f"{part.name} has shape {part.shape} in the checkpoint and {present[part.name]} in this run"
             for part in saved
             if part.name in present and part.dtype != JSON and part.shape != present[part.name]
         ]
@@ -237,49 +241,51 @@ class CheckpointContents:
 
 
 class Setup(Protocol):
-    """How a run is set up, and what of it may be otherwise in a checkpoint that it goes on from."""
+    """How a run is set up, and what of it may differ from the checkpoint that it resumes."""
 
     def document(self) -> Mapping[str, Any]:
-        """What goes into `run_setup.json`: a JSON object."""
+        """Return the JSON object to write to `run_setup.json`."""
         ...
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
-        """Why this run cannot go on from a checkpoint with that document (empty where it has none), state and weights.
+        """Return why this run cannot resume the checkpoint with that document, state and weights. Must not change
+        anything.
 
-        Each is a whole sentence; what the user accepts is not among them. Nothing is changed.
+        Each reason is a whole sentence; differences that the user accepted are not included. saved: empty if the
+        checkpoint has no such document.
         """
         ...
 
-    def left_new(self, saved: Mapping[str, Any]) -> Collection[str]:
-        """The names of those who are not to load what the checkpoint holds of them."""
+    def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
+        """Return the names of the components that must not be loaded from the checkpoint."""
         ...
 
-    def settle(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """Everything is loaded: fit what was loaded, and `state`, to what differs."""
+    def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
+        """Adapt what was loaded, and `state`, to the differences. Called after everything is loaded."""
         ...
 
 
 class AnySetup:
-    """Nothing is written, and nothing compared."""
+    """Setup that writes nothing and accepts every checkpoint."""
 
     def document(self) -> Mapping[str, Any]:
-        """Nothing, so that there is no such file."""
+        """Return no document."""
         return {}
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
-        """Any checkpoint will do."""
+        """Return no differences."""
         return ()
 
-    def left_new(self, saved: Mapping[str, Any]) -> Collection[str]:
-        """Everybody loads."""
+    def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
+        """Return no names: everything is loaded."""
         return ()
 
-    def settle(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """There is nothing to fit."""
+    def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
+        """No-op."""
 
 
 def files_of(name: str, parts: list[Part], max_shard_size: int, migrations: Migrations = MIGRATIONS) -> Iterator[File]:
-    """The files of the keeper `name`; none where it keeps nothing. The weights are split above `max_shard_size`."""
+    """Yield the files of the component `name`, if it has state. Weights are split above `max_shard_size` bytes."""
     tensors = join(part for part in parts if part.dtype != JSON)
     values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
     if name == MODEL:
@@ -290,25 +296,24 @@ def files_of(name: str, parts: list[Part], max_shard_size: int, migrations: Migr
         yield document_file(f"{name}.json", values, migrations)
 
 
-def dealt_files_of(
+def sharded_files_of(
     name: str, parts: list[Part], max_shard_size: int, migrations: Migrations, rank: int, writers: int
 ) -> Iterator[File]:
-    """The files that a process writes of a keeper whose tensors are dealt out to so many; the first also writes the
-    documents.
+    """Yield the files that one process writes of a component whose tensors are assigned to `writers` processes.
 
-    The parts that fall to others hold nothing.
+    Rank 0 also writes the JSON documents. Parts that are assigned to other processes are empty.
     """
     tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
-    yield from dealt_files(name, tensors, max_shard_size, rank, writers)
+    yield from sharded_files(name, tensors, max_shard_size, rank, writers)
     values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
     if values and rank == 0:
         yield document_file(f"{name}.json", values, migrations)
 
 
 def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS) -> list[Part]:
-    """The parts that a checkpoint holds of the keeper `name`, whose tensors are not read yet.
+    """Return the parts of the component `name` in a checkpoint; their tensors are read later.
 
-    Raises CheckpointError where a file is not what its name says, or of a newer schema version.
+    Raises CheckpointError if a file is invalid or of a newer schema version.
     """
     paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
     stream = Stream(open_file)

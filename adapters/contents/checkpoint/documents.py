@@ -1,4 +1,7 @@
-"""JSON documents that lose nothing: numbers that JSON lacks, and keys that are no texts, are marked."""
+"""Lossless JSON documents: numbers and keys that JSON lacks are marked.
+
+Also the documents with a schema version, and the run state.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,20 @@ from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 
 NUMBER = "$number"
-"""The only key of an object that stands for a number that JSON lacks; its value is "nan", "inf" or "-inf"."""
+"""The only key of an object that stands for a number JSON lacks; its value is "nan", "inf" or "-inf"."""
 
 ITEMS = "$items"
-"""The only key of an object that stands for a dictionary with keys that JSON lacks; its value is a list of pairs."""
+"""The only key of an object that stands for a dictionary with keys JSON lacks; its value is a list of pairs."""
 
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 VERSION = "schema_version"
-"""The entry of a document that says how to read the others."""
+"""The entry of a document that holds its schema version."""
 
 Migrations = Mapping[str, Mapping[int, Migration]]
-"""For each file, by its path, the functions that turn the document of one schema version into the next one's.
+"""For each file, by path: functions that convert the document of one schema version to that of the next.
 
-Versions count from 1, so the present one of a file comes after the last of its functions.
+Versions count from 1, so the current version of a file is one more than the number of its functions.
 """
 
 MIGRATIONS: Migrations = {}
@@ -43,15 +46,15 @@ _NAMES = frozenset(attribute.name for attribute in fields(RunState))
 
 
 def to_bytes(value: Any) -> bytes:
-    """A JSON-like value as UTF-8 JSON; tuples become lists, numbers of any library become Python's.
+    """Encode a JSON-like value as UTF-8 JSON; tuples become lists, numbers of any library become Python's.
 
-    Raises CheckpointError, saying where in `value`, for anything that JSON has no place for.
+    Raises CheckpointError, naming the position in `value`, for anything that JSON cannot represent.
     """
     return (json.dumps(_plain(value, "the document"), allow_nan=False) + "\n").encode()
 
 
 def document_bytes(chunks: Iterable[bytes | memoryview]) -> bytes:
-    """The bytes of a document. Raises CheckpointError where they are more than any document has."""
+    """Return the bytes of a document. Raises CheckpointError if there are more than any document has."""
     try:
         return read_bytes(chunks)
     except ValueError as error:
@@ -59,7 +62,7 @@ def document_bytes(chunks: Iterable[bytes | memoryview]) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """The value that `to_bytes` was given. Raises CheckpointError where `data` is no JSON document."""
+    """Return the value that `to_bytes` encoded. Raises CheckpointError if `data` is not a JSON document."""
     try:
         return _restored(read_json(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -67,12 +70,12 @@ def from_bytes(data: bytes) -> Any:
 
 
 def read(chunks: Iterable[bytes | memoryview]) -> Any:
-    """The value of a document as it comes from a storage; raises as `document_bytes` and `from_bytes` do."""
+    """Return the value of a document read from a storage; raises like `document_bytes` and `from_bytes`."""
     return from_bytes(document_bytes(chunks))
 
 
 def _plain(value: Any, where: str) -> Any:
-    """`value` in terms of what JSON has."""
+    """Convert `value` to what JSON can represent."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
@@ -87,13 +90,13 @@ def _plain(value: Any, where: str) -> Any:
             return {key: _plain(inner, f"{where}[{key!r}]") for key, inner in value.items()}
         return {ITEMS: [[_plain(key, where), _plain(inner, f"{where}[{key!r}]")] for key, inner in value.items()]}
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold, as nothing "
-        "is ever pickled; keep numbers, texts, lists and dictionaries there."
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved: checkpoints contain "
+        "no pickles. Use numbers, strings, lists and dictionaries."
     )
 
 
 def _restored(value: Any) -> Any:
-    """What `_plain` was given."""
+    """Invert `_plain`."""
     if isinstance(value, list):
         return [_restored(inner) for inner in value]
     if not isinstance(value, dict):
@@ -106,45 +109,45 @@ def _restored(value: Any) -> Any:
 
 
 def document_file(path: str, values: Mapping[str, Any], migrations: Migrations = MIGRATIONS) -> File:
-    """A JSON object as a file, with its schema version."""
+    """Return a JSON object as a file, with its schema version."""
     if VERSION in values:
-        raise CheckpointError(f"{path} cannot hold an entry named {VERSION!r}, as that is the file's own; rename it.")
-    return File(path, [to_bytes({VERSION: _present(path, migrations), **values})])
+        raise CheckpointError(f"{path} cannot have an entry named {VERSION!r}, which is reserved; rename it.")
+    return File(path, [to_bytes({VERSION: _current(path, migrations), **values})])
 
 
 def read_document(
     path: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS
 ) -> dict[str, Any]:
-    """The entries of a JSON object, brought up to the present schema version; none where there is no such file."""
+    """Return the entries of a JSON object, migrated to the current schema version; empty if the file does not exist."""
     if path not in names:
         return {}
     values = read(open_file(path))
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} is not a JSON object.")
     try:
-        values = migrate(values, migrations.get(path, {}), _present(path, migrations))
+        values = migrate(values, migrations.get(path, {}), _current(path, migrations))
     except CheckpointError as error:
         raise type(error)(f"{path} cannot be read: {error}") from error
     del values[VERSION]
     return values
 
 
-def _present(path: str, migrations: Migrations) -> int:
+def _current(path: str, migrations: Migrations) -> int:
     return len(migrations.get(path, {})) + 1
 
 
 def state_to_bytes(state: RunState) -> bytes:
-    """The state as JSON, with its schema version. Raises CheckpointError where it holds what JSON has no place for."""
+    """Encode the run state as JSON, with its schema version. Raises CheckpointError if JSON cannot represent it."""
     return to_bytes({"schema_version": SCHEMA_VERSION, **_CONVERTER.unstructure(state)})
 
 
 def state_from_chunks(chunks: Iterable[bytes | memoryview]) -> RunState:
-    """The state in a document as it comes from a storage. Raises CheckpointError where it is none, or endless."""
+    """Return the run state from a document read from a storage. Raises CheckpointError if it is invalid or endless."""
     return state_from_bytes(document_bytes(chunks))
 
 
 def state_from_bytes(data: bytes) -> RunState:
-    """The state in a JSON document of this or an earlier schema version. Raises CheckpointError where it is neither."""
+    """Return the run state from JSON of this or an earlier schema version. Raises CheckpointError if it is invalid."""
     document = from_bytes(data)
     if not isinstance(document, dict):
         raise CheckpointError("The saved state is not a JSON object.")
@@ -152,10 +155,8 @@ def state_from_bytes(data: bytes) -> RunState:
     del values["schema_version"]
     differing = sorted(values.keys() ^ _NAMES)
     if differing:
-        raise CheckpointError(
-            f"The saved state has, or lacks, what this hexloop does not expect: {', '.join(differing)}."
-        )
+        raise CheckpointError(f"The saved state has unexpected entries or lacks expected ones: {', '.join(differing)}.")
     try:
         return _CONVERTER.structure(values, RunState)
     except (BaseValidationError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The saved state makes no sense: {error!r}.") from error
+        raise CheckpointError(f"The saved state is invalid: {error!r}.") from error

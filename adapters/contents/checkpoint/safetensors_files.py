@@ -1,4 +1,11 @@
-"""Reading here and there in files whose bytes come in order, from anywhere on."""
+"""Tensors in safetensors files, written and read as streams: never more than one tensor is in memory.
+
+The format: the header's length as 8 bytes, little-endian; the header, a JSON object with the dtype, shape and offsets
+of each tensor, padded with spaces to a multiple of 8 bytes; the tensors' bytes without gaps
+(https://huggingface.co/docs/safetensors). Here tensors of whole pages come first, and the header is padded to a page if
+any tensor is as large as one: each of those tensors is then aligned to a disk block, and can be written directly and
+memory-mapped.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +48,19 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 LONGEST_HEADER = 100_000_000
-"""The safetensors library reads no longer header, in bytes."""
+"""Maximum header length in bytes; the safetensors library reads no longer one."""
 
 NEAR = 1 << 22
-"""Bytes that are read in passing rather than to open the file anew behind them."""
+"""Bytes that are read and skipped rather than reopening the file behind them."""
 
 
 def is_weights(path: str) -> bool:
-    """Whether a file of this name holds weights, or says where they are."""
+    """Return whether a file of this name holds the model's weights or their index."""
     return path in (WEIGHTS, INDEX) or bool(_SHARD.fullmatch(path))
 
 
 def weight_files(tensors: list[Tensor], largest: int) -> Iterator[File]:
-    """The files of a model, none above `largest` bytes of tensors, unless a single tensor is."""
+    """Yield the files of a model, each of at most `largest` bytes of tensors, unless a single tensor is larger."""
     shards = _shards(tensors, largest)
     names = shard_names(MODEL, len(shards))
     for name, shard in zip(names, shards, strict=True):
@@ -62,10 +69,10 @@ def weight_files(tensors: list[Tensor], largest: int) -> Iterator[File]:
         yield _index(names, shards)
 
 
-def dealt_files(keeper: str, tensors: list[Tensor], largest: int, rank: int, writers: int) -> Iterator[File]:
-    """Those files of a keeper that a process writes, of several that each hold the tensors that fall to it by `deal`.
+def sharded_files(component: str, tensors: list[Tensor], largest: int, rank: int, writers: int) -> Iterator[File]:
+    """Yield those files of a component that one process writes; tensors are assigned to processes by `assign_to_ranks`.
 
-    Each file is of tensors of one process. The first also writes the index of the model's, where these are several.
+    Each file has tensors of one process only. Rank 0 also writes the index of the model's files if there are several.
     """
     owners = assign_to_ranks([tensor.size for tensor in tensors], writers)
     shards = [
@@ -73,39 +80,39 @@ def dealt_files(keeper: str, tensors: list[Tensor], largest: int, rank: int, wri
         for owner, its in groupby(zip(owners, tensors, strict=True), key=itemgetter(0))
         for shard in _shards((tensor for _, tensor in its), largest)
     ]
-    names = shard_names(keeper, len(shards))
-    metadata = _METADATA if keeper == MODEL else None
+    names = shard_names(component, len(shards))
+    metadata = _METADATA if component == MODEL else None
     for name, (owner, shard) in zip(names, shards, strict=True):
         if owner == rank:
             yield tensor_file(name, shard, metadata)
-    if keeper == MODEL and rank == 0 and len(shards) != 1:
+    if component == MODEL and rank == 0 and len(shards) != 1:
         yield _index(names, [shard for _, shard in shards])
 
 
-def shard_names(keeper: str, count: int) -> list[str]:
-    """The usual names of the parts of a file; a single one is the file."""
+def shard_names(component: str, count: int) -> list[str]:
+    """Return the usual names of the shards of a file; a single shard has the name of the file."""
     if count == 1:
-        return [f"{keeper}.safetensors"]
-    return [f"{keeper}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+        return [f"{component}.safetensors"]
+    return [f"{component}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 
-def keeper_of(path: str) -> str:
-    """Whose tensors a file of this name holds, all of them or some."""
+def component_of(path: str) -> str:
+    """Return the component whose tensors a file of this name holds, in full or in part."""
     return re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", path)
 
 
-def tensor_paths(keeper: str, names: Collection[str]) -> list[str]:
-    """Which of a checkpoint's files hold the tensors of a keeper other than the model."""
-    pattern = re.compile(re.escape(keeper) + r"(-\d{5}-of-\d{5})?\.safetensors")
+def tensor_paths(component: str, names: Collection[str]) -> list[str]:
+    """Return the files of a checkpoint that hold the tensors of a component other than the model."""
+    pattern = re.compile(re.escape(component) + r"(-\d{5}-of-\d{5})?\.safetensors")
     return sorted(name for name in names if pattern.fullmatch(name))
 
 
 def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
-    """Which of a checkpoint's files hold the weights. Raises CheckpointError where they are not all there."""
+    """Return the files of a checkpoint that hold the weights. Raises CheckpointError if some are missing."""
     if WEIGHTS in names:
         return [WEIGHTS]
     if INDEX not in names:
-        raise CheckpointError(f"The checkpoint holds no weights: it has neither {WEIGHTS} nor {INDEX}.")
+        raise CheckpointError(f"The checkpoint has no weights: neither {WEIGHTS} nor {INDEX} exists.")
     index = documents.read(open_file(INDEX))
     try:
         paths = sorted(set(index["weight_map"].values()))
@@ -114,7 +121,7 @@ def weight_paths(names: Collection[str], open_file: OpenFile) -> list[str]:
     missing = [path for path in paths if path not in names]
     if missing:
         raise CheckpointError(
-            f"{INDEX} names shards that the checkpoint does not hold: {', '.join(map(str, missing))}."
+            f"{INDEX} names shards that are missing from the checkpoint: {', '.join(map(str, missing))}."
         )
     return paths
 
@@ -128,7 +135,7 @@ def _index(names: list[str], shards: list[list[Tensor]]) -> File:
 
 
 def _shards(tensors: Iterable[Tensor], largest: int) -> list[list[Tensor]]:
-    """The tensors in order, in groups of at most `largest` bytes; at least one group."""
+    """Group the tensors, in order, into shards of at most `largest` bytes; at least one shard."""
     shards: list[list[Tensor]] = [[]]
     filled = 0
     for tensor in tensors:
@@ -142,7 +149,7 @@ def _shards(tensors: Iterable[Tensor], largest: int) -> list[list[Tensor]]:
 
 @frozen
 class Tensor:
-    """A whole tensor, in slices that follow one another."""
+    """A whole tensor, in consecutive slices."""
 
     name: str
     dtype: str
@@ -155,25 +162,25 @@ class Tensor:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def chunks(self) -> Iterator[memoryview]:
-        """The bytes, a slice at a time."""
+        """Yield the bytes, a slice at a time."""
         for part in self.slices:
             chunk = part.read().cast("B")
             if len(chunk) != part.length * ITEM_BYTES[part.dtype]:
                 raise CheckpointError(
-                    f"{self.name} gave {len(chunk)} bytes for {part.length} elements of {self.dtype}."
+                    f"{self.name} returned {len(chunk)} bytes for {part.length} elements of {self.dtype}."
                 )
             yield chunk
 
 
 def tensor_of_part(part: Part) -> Tensor:
-    """The tensor that a part alone is, or of which it holds nothing. Raises CheckpointError for other parts."""
+    """Return the tensor that a part covers alone, or holds nothing of. Raises CheckpointError for other parts."""
     return _joined(part.name, [part]) if part.length else Tensor(part.name, part.dtype, part.shape, (part,))
 
 
 def join(parts: Iterable[Part]) -> list[Tensor]:
-    """The tensors that parts are slices of, in order; a tensor's slices come in order, too.
+    """Return the tensors whose slices the parts are, in order; the slices of a tensor must be in order too.
 
-    Raises CheckpointError where slices are missing, or of a dtype that the format lacks.
+    Raises CheckpointError if slices are missing or the format does not support the dtype.
     """
     slices: dict[str, list[Part]] = {}
     for part in parts:
@@ -186,7 +193,7 @@ def _joined(name: str, slices: list[Part]) -> Tensor:
     for part in slices:
         if part.offset != position or (part.dtype, part.shape) != (first.dtype, first.shape):
             raise CheckpointError(
-                f"The slices of {name} do not follow one another: there is a gap or a change at element {position}."
+                f"The slices of {name} are not consecutive: there is a gap or a change at element {position}."
             )
         position += part.length
     if position != prod(first.shape) or first.dtype not in ITEM_BYTES:
@@ -195,15 +202,15 @@ def _joined(name: str, slices: list[Part]) -> Tensor:
 
 
 def tensor_file(path: str, tensors: Sequence[Tensor], metadata: dict[str, str] | None = None) -> File:
-    """The tensors as a safetensors file.
+    """Return the tensors as a safetensors file.
 
-    Those of whole pages come first, then those with the larger items, so that each is aligned to its page or item; of
-    the latter the largest first, as one of them begins with a page, too.
+    Tensors of whole pages come first, then the others by decreasing item size, so that each is aligned to its page or
+    item; of equal item size the largest comes first, because it is aligned to a page too.
     """
-    return File(path, _file_chunks(sorted(tensors, key=_rank), metadata))
+    return File(path, _file_chunks(sorted(tensors, key=_sort_key), metadata))
 
 
-def _rank(tensor: Tensor) -> tuple[int, int]:
+def _sort_key(tensor: Tensor) -> tuple[int, int]:
     return (-ITEM_BYTES[tensor.dtype], -tensor.size) if tensor.size % PAGE else (-PAGE, 0)
 
 
@@ -211,8 +218,8 @@ def _file_chunks(tensors: Sequence[Tensor], metadata: dict[str, str] | None) -> 
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     start = 0
     for tensor in tensors:
-        place = [start, start := start + tensor.size]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": place}
+        offsets = [start, start := start + tensor.size]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     unit = PAGE if any(tensor.size >= PAGE for tensor in tensors) else 8
     encoded += b" " * (-(8 + len(encoded)) % unit)
@@ -222,9 +229,9 @@ def _file_chunks(tensors: Sequence[Tensor], metadata: dict[str, str] | None) -> 
 
 
 def tensor_parts(stream: Stream, path: str) -> list[Part]:
-    """The tensors of a safetensors file, in the order of their bytes, none of which is read yet.
+    """Return the tensors of a safetensors file as parts that are read later, in file order.
 
-    Raises CheckpointError where the file is none.
+    Raises CheckpointError if the file is not a safetensors file.
     """
     try:
         (length,) = struct.unpack("<Q", stream.read(path, 0, 8))
@@ -233,13 +240,13 @@ def tensor_parts(stream: Stream, path: str) -> list[Part]:
         header = read_json(bytes(stream.read(path, 8, length)))
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
-        return list(_placed(stream, path, entries, 8 + length))
+        return list(_parts_at(stream, path, entries, 8 + length))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error!r}.") from error
 
 
-def _placed(stream: Stream, path: str, entries: list[tuple[str, Any]], data: int) -> Iterator[Part]:
-    """The part for each entry of a header whose data begin at byte `data`."""
+def _parts_at(stream: Stream, path: str, entries: list[tuple[str, Any]], data: int) -> Iterator[Part]:
+    """Yield the part of each entry of a header; the data start at byte `data`."""
     position = 0
     for name, entry in entries:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
@@ -248,14 +255,12 @@ def _placed(stream: Stream, path: str, entries: list[tuple[str, Any]], data: int
         size = prod(shape) * ITEM_BYTES[dtype]
         if entry["data_offsets"] != [position, position + size]:
             raise ValueError(f"{name} of {dtype}{list(shape)} at {entry['data_offsets']}, after {position} bytes")
-        yield _placed_part(name, dtype, shape, partial(stream.read, path), data + position)
+        yield _part_at(name, dtype, shape, partial(stream.read, path), data + position)
         position += size
 
 
-def _placed_part(
-    name: str, dtype: str, shape: tuple[int, ...], read: Callable[[int, int], memoryview], start: int
-) -> Part:
-    """The tensor whose bytes begin at byte `start` of what is read, and that need not be read whole."""
+def _part_at(name: str, dtype: str, shape: tuple[int, ...], read: Callable[[int, int], memoryview], start: int) -> Part:
+    """Return the tensor whose bytes start at byte `start`, and that need not be read as a whole."""
     count, item = prod(shape), ITEM_BYTES[dtype]
 
     def run(begin: int, length: int) -> memoryview:
@@ -265,9 +270,9 @@ def _placed_part(
 
 
 class Stream:
-    """The files of a checkpoint, of which one is open at a time: however many there are, one chunk is in memory.
+    """Random reads from the files of a checkpoint. One file is open at a time and one chunk in memory.
 
-    A file is opened anew only where a read lies before the end of the last one, far behind it, or in another file.
+    A file is reopened only for a read before the current position, far behind it, or in another file.
     """
 
     def __init__(self, open_file: OpenFile) -> None:
@@ -278,9 +283,9 @@ class Stream:
         self._position = 0
 
     def read(self, path: str, start: int, size: int) -> memoryview:
-        """The `size` bytes from byte `start` on, the reader's own. Raises CheckpointError where the file is shorter.
+        """Return a new buffer with `size` bytes from byte `start`. Raises CheckpointError if the file is shorter.
 
-        Memory is taken as the bytes come: a file that promises more than it has costs what it has.
+        Memory grows with the bytes actually read: a file whose header claims more costs no more.
         """
         if path != self._path or not 0 <= start - self._position <= max(NEAR, len(self._rest)):
             self._chunks, self._rest, self._position = self._open(path, start), memoryview(b""), start
@@ -293,11 +298,11 @@ class Stream:
         return memoryview(data)
 
     def _take(self, most: int) -> memoryview:
-        """The next bytes, at least one and at most `most`."""
+        """Return the next bytes, at least one and at most `most`."""
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise CheckpointError(f"The file ends after {self._position} bytes, before what it should hold.")
+                raise CheckpointError(f"The file ends after {self._position} bytes and is incomplete.")
             self._rest = chunk
         piece, self._rest = self._rest[:most], self._rest[most:]
         self._position += len(piece)

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.adapters.contents.checkpoint import documents
-from hexloop.adapters.contents.checkpoint.safetensors_files import INDEX, Stream, is_weights, keeper_of, tensor_parts
+from hexloop.adapters.contents.checkpoint.safetensors_files import INDEX, Stream, component_of, is_weights, tensor_parts
 from hexloop.app.command_line.checkpoints.places import Place
 from hexloop.domain.checkpoints.reading import Checkpoint, verify
 from hexloop.domain.checkpoints.selection import STATE
@@ -43,7 +43,7 @@ class Contents:
         found: dict[str, list[str]] = {}
         for path in sorted(self.files, key=_order):
             if path.endswith(TENSORS):
-                found.setdefault(keeper_of(path), []).append(path)
+                found.setdefault(component_of(path), []).append(path)
         return found
 
     @property
