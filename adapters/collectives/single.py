@@ -1,4 +1,4 @@
-"""One process, which agrees with itself."""
+"""Collectives of a single process."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from hexloop.ports.collectives import Json, Reduction
 
 
 @frozen
-class Done:
-    """A reduction that was over when it began."""
+class CompletedReduction:
+    """A reduction that is complete from the start."""
 
     values: tuple[float, ...]
 
     def result(self) -> tuple[float, ...]:
-        """The numbers."""
+        """Return the numbers."""
         return self.values
 
 
 class SingleProcessCollectives:
-    """Answers the Collectives port in a world of one."""
+    """Collectives adapter for a world of one."""
 
     rank = 0
     world_size = 1
 
-    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Done:
-        """The numbers themselves, by whatever reduction."""
-        return Done(tuple(values))
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> CompletedReduction:
+        """Return the numbers themselves."""
+        return CompletedReduction(tuple(values))
 
     def gather(self, value: Json) -> list[Json]:
-        """The one value."""
+        """Return the value in a list."""
         return [value]
 
     def broadcast(self, value: Json, source: int = 0) -> Json:
-        """The value itself."""
+        """Return the value."""
         return value
 
     def barrier(self, name: str) -> None:
-        """Everybody is here."""
+        """No-op."""
 
     def apart(self) -> SingleProcessCollectives:
-        """It does not matter in which thread nothing is done."""
+        """Return this object: without communication, any thread may use it."""
         return self
 
     def tell_failure(self, cause: str) -> None:
-        """Nobody waits."""
+        """No-op."""
 
     def explain(self, error: BaseException) -> BaseException:
-        """There is nobody else to blame."""
+        """Return the error."""
         return error

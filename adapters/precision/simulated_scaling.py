@@ -35,7 +35,8 @@ class SimulatedScaling:
     """Precision adapter that behaves like fp16 with a loss scale.
 
     The scale is halved at an update with a non-finite gradient, which is skipped, and doubled after `growth_interval`
-    good updates in a row. overflows: the updates, counted from 1, whose gradients become infinite.
+    good updates in a row.
+    overflows: the updates, counted from 1, whose gradients become infinite.
     """
 
     name = "fp16"

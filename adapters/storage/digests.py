@@ -23,7 +23,10 @@ def check_algorithm(digest: str) -> str:
 
 
 class RunningDigest:
-    """Size and digest of the bytes seen so far. algorithm: one of `DIGESTS`."""
+    """Size and digest of the bytes seen so far.
+
+    algorithm: one of `DIGESTS`.
+    """
 
     def __init__(self, algorithm: str) -> None:
         self._algorithm, self._size = algorithm, 0

@@ -25,10 +25,11 @@ class Died(BaseException):
 class Effect(Enum):
     """What a fault does to an operation.
 
-    FAIL: nothing is done; StorageError is raised. FULL: nothing is done; StorageFullError is raised. TEAR: the
-    operation is done in part and reports success, like a disk that loses what it acknowledged. DIE: the operation is
-    done in part and the process dies. LOSE: the operation is done and undone by the next power cut, like a disk that
-    keeps acknowledged data in its cache.
+    FAIL: nothing is done; StorageError is raised.
+    FULL: nothing is done; StorageFullError is raised.
+    TEAR: the operation is done in part and reports success, like a disk that loses what it acknowledged.
+    DIE: the operation is done in part and the process dies.
+    LOSE: the operation is done and undone by the next power cut, like a disk that keeps acknowledged data in its cache.
     """
 
     FAIL = "fail"
@@ -42,10 +43,12 @@ class Effect(Enum):
 class Fault:
     """One planned fault.
 
-    at: the operation it strikes, counted from 1. operation: count only operations of this name. times: how many
-    operations in a row it strikes. done: the share of the operation that TEAR and DIE still complete: of a write's
-    bytes (0 leaves an empty file), or of the files in a folder that is removed, or moved if moves are not atomic. Other
-    operations are done if it is 1, and not otherwise.
+    at: the operation it strikes, counted from 1.
+    operation: count only operations of this name.
+    times: how many operations in a row it strikes.
+    done: the share of the operation that TEAR and DIE still complete: of a write's bytes (0 leaves an empty file), or
+    of the files in a folder that is removed, or moved if moves are not atomic. Other operations are done if it is 1,
+    and not otherwise.
     """
 
     at: int = field(validator=ge(1))
@@ -59,9 +62,9 @@ class FaultyStorage:
     """Storage adapter that forwards to another storage until a fault strikes.
 
     After DIE, every operation raises Died: a dead process does nothing more. What it left is in `inner`. `operations`
-    lists the operations so far as (name, path), so that a test can try a fault at each. losing: context in which the
-    inner storage loses what it acknowledges, such as `MemoryStorage.losing`. Raises ValueError if the plan has LOSE and
-    `losing` is missing.
+    lists the operations so far as (name, path), so that a test can try a fault at each.
+    losing: context in which the inner storage loses what it acknowledges, such as `MemoryStorage.losing`. Raises
+    ValueError if the plan has LOSE and `losing` is missing.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ Data = TypeVar("Data", bytes, bytes | bytearray)
 class MemoryStorage:
     """Storage adapter in memory.
 
-    publication: what the capabilities report, so that both kinds of storage can be tested. capacity: maximum number of
-    bytes (None: unlimited).
+    publication: what the capabilities report, so that both kinds of storage can be tested.
+    capacity: maximum number of bytes (None: unlimited).
 
     `crash` simulates a power cut: whatever is not durable is undone. A file is durable once its write has returned, and
     a move at once. A removal is durable only after the next write or move, because the port does not guarantee more. A

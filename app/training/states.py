@@ -45,7 +45,7 @@ def rank_files(parts: TrainerParts) -> RankFiles:
     if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
         dealt |= {"optimizer"}
     together = frozenset({"model"}) if writers_of(parts) == 1 else frozenset[str]()
-    return RankFiles(collectives.rank, collectives.world_size, dealt=dealt, together=together)
+    return RankFiles(collectives.rank, collectives.world_size, sharded=dealt, gathered=together)
 
 
 def _own_state(parts: TrainerParts) -> OwnState[Any] | None:

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from hexloop.adapters.collectives.torch import TorchCollectives
-from hexloop.adapters.collectives.torch.collectives import part
+from hexloop.adapters.collectives.torch.collectives import leave_all
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY
 from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.domain.errors import CollectiveError
@@ -162,7 +162,7 @@ def test_nobody_waits_at_the_end_for_work_that_the_others_never_join(backend: st
     def end(ranks: TorchCollectives) -> bool:
         if fails and ranks.rank == 1:
             ranks.tell_failure("ValueError: no such label")
-        part([ranks], backend)
+        leave_all([ranks], backend)
         return dist.is_initialized()
 
     stays = fails and backend == "nccl"

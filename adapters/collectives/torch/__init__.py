@@ -1,4 +1,4 @@
-"""Answers the Collectives port with torch.distributed."""
+"""Collectives over torch.distributed."""
 
 from hexloop.adapters.collectives.torch.collectives import TorchCollectives
 

@@ -1,4 +1,4 @@
-"""Processes that talk through torch.distributed."""
+"""Collectives over torch.distributed, on the host, and the choice of its back end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Letter, Mailbox, shared_mailbox
-from hexloop.adapters.collectives.torch.peer_monitor import Witnesses
+from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, Message, shared_mailbox
+from hexloop.adapters.collectives.torch.peer_monitor import PeerMonitor
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Pending, Reduction
 
@@ -24,168 +24,170 @@ OPERATIONS = {
     Reduction.MINIMUM: dist.ReduceOp.MIN,
 }
 
-OF_COLUMN: dict[Reduction, Callable[[Iterable[float]], float]] = {
+REDUCERS: dict[Reduction, Callable[[Iterable[float]], float]] = {
     Reduction.SUM: sum,
     Reduction.MAXIMUM: max,
     Reduction.MINIMUM: min,
 }
 
-LEAVING = 5.0
-"""Seconds for which a process waits at its end for the others to come to theirs."""
+LEAVE_TIMEOUT = 5.0
+"""Seconds that a process waits at its end for the others to reach theirs."""
 
 
 class TorchCollectives:
-    """Answers the Collectives port on the host, over a group of its own, so that it runs beside the training step.
+    """Collectives adapter on the host, over a process group of its own, so that it overlaps with the training step.
 
-    The default group of torch.distributed must be there already. Making one is collective. Objects travel as JSON.
-    timeout: seconds after which a process gives up waiting for the others.
-    through_memory: processes of one machine reduce a few numbers through memory that they share, not connections.
+    The default group of torch.distributed must exist. Construction is collective. Objects are sent as JSON.
+
+    timeout: seconds after which a process stops waiting for the others.
+    monitor: shared with the collectives of other threads.
+    through_memory: reduce few numbers through shared memory if all processes are on one machine.
     """
 
-    def __init__(self, timeout: float, witnesses: Witnesses | None = None, through_memory: bool = True) -> None:
+    def __init__(self, timeout: float, monitor: PeerMonitor | None = None, through_memory: bool = True) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout = timeout
         self._failed = False
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        self._witnesses = witnesses or Witnesses(self.rank, self.world_size, self._name())
-        self._shake_hands()
+        self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name())
+        self._connect()
         self._mailbox = self._share_memory() if through_memory else None
 
     def apart(self) -> TorchCollectives:
-        """The same processes, for another thread; see `Collectives.apart`."""
-        return TorchCollectives(self._timeout, self._witnesses, through_memory=False)
+        """Return the collectives of the same processes for another thread; see `Collectives.apart`."""
+        return TorchCollectives(self._timeout, self._monitor, through_memory=False)
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Pending:
-        """Begin to reduce; see `Collectives.start_reduction`."""
+        """Start a reduction; see `Collectives.start_reduction`."""
         if self._mailbox is not None and len(values) <= CAPACITY:
             try:
-                letter = self._mailbox.post(values)
+                message = self._mailbox.post(values)
             except RuntimeError as error:
-                raise self._witnesses.explained(_name_of(reduction, len(values)), error) from error
-            return PostedPending(self._mailbox, letter, reduction, self._witnesses)
-        numbers, what = torch.tensor(values, dtype=torch.float64), _name_of(reduction, len(values))
-        with self._witnesses.watching(what):
+                raise self._monitor.explanation(_description(reduction, len(values)), error) from error
+            return MailboxPending(self._mailbox, message, reduction, self._monitor)
+        numbers, operation = torch.tensor(values, dtype=torch.float64), _description(reduction, len(values))
+        with self._monitor.explaining(operation):
             work = dist.all_reduce(numbers, OPERATIONS[reduction], self._group, async_op=True)
-        return TorchPending(work, numbers, self._witnesses, what)
+        return TorchPending(work, numbers, self._monitor, operation)
 
     def gather(self, value: Json) -> list[Json]:
-        """Every rank's value, by rank. Raises CollectiveError."""
-        said = _bytes_of(value)
-        with self._witnesses.watching("a gathering"):
+        """Return every rank's value, by rank. Raises CollectiveError."""
+        sent = _bytes_of(value)
+        with self._monitor.explaining("a gather"):
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-            dist.all_gather(lengths, torch.tensor([len(said)]), self._group)
+            dist.all_gather(lengths, torch.tensor([len(sent)]), self._group)
             longest = max(int(length) for length in lengths)
             padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(said)] = said
-            heard = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-            dist.all_gather(heard, padded, self._group)
-        return [_value_of(each[: int(length)]) for each, length in zip(heard, lengths, strict=True)]
+            padded[: len(sent)] = sent
+            received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(received, padded, self._group)
+        return [_value_of(each[: int(length)]) for each, length in zip(received, lengths, strict=True)]
 
     def broadcast(self, value: Json, source: int = 0) -> Json:
-        """The value of rank `source`. Raises CollectiveError, and ValueError where there is no such rank."""
+        """Return the value of rank `source`. Raises CollectiveError, or ValueError if there is no such rank."""
         if not 0 <= source < self.world_size:
-            raise ValueError(f"You chose to hear from rank {source}, but the ranks end at {self.world_size - 1}.")
-        said = _bytes_of(value) if self.rank == source else torch.zeros(0, dtype=torch.uint8)
-        with self._witnesses.watching(f"a broadcast of rank {source}"):
-            length = torch.tensor([len(said)])
+            raise ValueError(f"source={source} is not a rank; ranks are 0 to {self.world_size - 1}.")
+        sent = _bytes_of(value) if self.rank == source else torch.zeros(0, dtype=torch.uint8)
+        with self._monitor.explaining(f"a broadcast from rank {source}"):
+            length = torch.tensor([len(sent)])
             dist.broadcast(length, source, self._group)
-            heard = said if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
-            dist.broadcast(heard, source, self._group)
-        return _value_of(heard)
+            received = sent if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
+            dist.broadcast(received, source, self._group)
+        return _value_of(received)
 
     def barrier(self, name: str) -> None:
-        """Wait until every rank is here. Raises CollectiveError, naming those that never came."""
-        with self._witnesses.watching(f"the barrier {name!r}"):
+        """Wait for all ranks. Raises CollectiveError, naming those that never arrived."""
+        with self._monitor.explaining(f"the barrier {name!r}"):
             dist.all_reduce(torch.zeros(1), group=self._group)
 
     def tell_failure(self, cause: str) -> None:
-        """Let the other ranks know why this one ends; see `Collectives.tell_failure`.
+        """Report to the other ranks why this one ends; see `Collectives.tell_failure`.
 
-        They say it when this rank's connections close, or after the time-out. Rank 0 waits until all have heard, for
-        some seconds at most, as it mostly holds the store where they met.
+        They raise it when the connections of this rank close, or after the timeout. Rank 0 waits a few seconds for all
+        ranks to receive it, because it usually hosts the store.
         """
         self._failed = True
-        self._witnesses.tell(cause)
+        self._monitor.report_failure(cause)
 
     def leave(self) -> bool:
-        """Wait, for a few seconds at most, until all are here, and let go of the group; gives whether all were here.
+        """Wait a few seconds for all ranks, then release the group; return whether all arrived.
 
-        Never fails. A rank that has failed leaves at once: the others wait for it in vain somewhere else.
+        Never raises. A rank that failed leaves at once: the others wait for it in another operation.
         """
-        together = False
+        all_arrived = False
         with suppress(Exception):
             if not self._failed:
                 ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
-                together = ending.wait(timedelta(seconds=LEAVING))
-                self._witnesses.dismiss()
+                all_arrived = ending.wait(timedelta(seconds=LEAVE_TIMEOUT))
+                self._monitor.close()
         self._group = None
         if self._mailbox is not None:
             self._mailbox.close()
-        return together
+        return all_arrived
 
     def explain(self, error: BaseException) -> BaseException:
-        """The errors of torch's engines whose processes lost another, told; see `Collectives.explain`."""
+        """Return the cause of an error of torch after another process was lost; see `Collectives.explain`."""
         text = str(error).lower()
         lost = isinstance(error, dist.DistError) or any(name in text for name in ("gloo", "nccl", "processgroup"))
         if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError) or not lost:
             return error
-        return self._witnesses.explained("the others in a training step", error)
+        return self._monitor.explanation("the other ranks in a training step", error)
 
-    def _name(self) -> str:
-        """The same on all ranks, and another each time: a launcher's store outlives those who meet there."""
+    def _draw_name(self) -> str:
+        """Draw a name, equal on all ranks and new each time, because a launcher's store outlives the ranks."""
         drawn = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
         dist.broadcast(drawn, 0, self._group)
         return bytes(drawn.tolist()).hex()
 
     def _share_memory(self) -> Mailbox | None:
-        failed = self._witnesses.has_heard
+        failed = self._monitor.has_failure
         return shared_mailbox(self.gather, self.rank, self.world_size, self._timeout, failed)
 
-    def _shake_hands(self) -> None:
-        """Connect now, as connections that are made at their first use do not notice a death before it."""
-        self.barrier("the first meeting")
+    def _connect(self) -> None:
+        """Connect now: a connection that is created at its first use does not notice an earlier death of its peer."""
+        self.barrier("connection")
         self.gather(None)
         self.broadcast(None)
 
 
-class PostedPending:
-    """Answers the Pending port with what lies in a mailbox."""
+class MailboxPending:
+    """Pending adapter for numbers in a mailbox."""
 
-    def __init__(self, mailbox: Mailbox, letter: Letter, reduction: Reduction, witnesses: Witnesses) -> None:
+    def __init__(self, mailbox: Mailbox, message: Message, reduction: Reduction, monitor: PeerMonitor) -> None:
         self._mailbox = mailbox
-        self._letter = letter
+        self._message = message
         self._reduction = reduction
-        self._witnesses = witnesses
+        self._monitor = monitor
 
     def result(self) -> tuple[float, ...]:
-        """The reduced numbers; the same each time."""
+        """Return the reduced numbers; can be called repeatedly."""
         try:
-            rows = self._mailbox.collect(self._letter)
+            rows = self._mailbox.collect(self._message)
         except RuntimeError as error:
-            raise self._witnesses.explained(_name_of(self._reduction, len(self._letter.values)), error) from error
-        return tuple(map(OF_COLUMN[self._reduction], zip(*rows, strict=True)))
+            raise self._monitor.explanation(_description(self._reduction, len(self._message.values)), error) from error
+        return tuple(map(REDUCERS[self._reduction], zip(*rows, strict=True)))
 
 
 class TorchPending:
-    """Answers the Pending port with torch's work."""
+    """Pending adapter for torch's Work."""
 
-    def __init__(self, work: Any, numbers: Tensor, witnesses: Witnesses, what: str) -> None:
+    def __init__(self, work: Any, numbers: Tensor, monitor: PeerMonitor, operation: str) -> None:
         self._work = work
         self._numbers = numbers
-        self._witnesses = witnesses
-        self._what = what
+        self._monitor = monitor
+        self._operation = operation
 
     def result(self) -> tuple[float, ...]:
-        """The reduced numbers; the same each time."""
+        """Return the reduced numbers; can be called repeatedly."""
         if self._work is not None:
-            with self._witnesses.watching(self._what):
+            with self._monitor.explaining(self._operation):
                 self._work.wait()
             self._work = None
         return tuple(self._numbers.tolist())
 
 
-def _name_of(reduction: Reduction, numbers: int) -> str:
+def _description(reduction: Reduction, numbers: int) -> str:
     return f"the {reduction.value} of {numbers} numbers"
 
 
@@ -194,36 +196,36 @@ def _bytes_of(value: Json) -> Tensor:
 
 
 def _value_of(data: Tensor) -> Json:
-    heard: Json = json.loads(data.numpy().tobytes())
-    return heard
+    received: Json = json.loads(data.numpy().tobytes())
+    return received
 
 
-OF_DEVICES = frozenset({"nccl", "xccl", "hccl", "cncl", "mccl"})
-"""What carries the tensors of one kind of device alone. Others carry the host's as well."""
+DEVICE_ONLY_BACKENDS = frozenset({"nccl", "xccl", "hccl", "cncl", "mccl"})
+"""Back ends that carry only one kind of device's tensors. The others carry host tensors as well."""
 
 
 def backend_of(kind: str, chosen: str | None, with_host: bool) -> str:
-    """How tensors of a kind of device travel: as is `chosen`, else as fits the device.
+    """Return the back end for a kind of device: `chosen`, or else the usual one.
 
-    with_host: tensors of the host travel, too; where the device's way carries none of them, they have gloo beside it.
+    with_host: host tensors are sent too; they use gloo if the back end of the device does not carry them.
     """
-    way = chosen or {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
-    return f"cpu:gloo,{kind}:{way}" if with_host and kind != "cpu" and way in OF_DEVICES else way
+    backend = chosen or {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
+    return f"cpu:gloo,{kind}:{backend}" if with_host and kind != "cpu" and backend in DEVICE_ONLY_BACKENDS else backend
 
 
 def is_built_in(backend: str) -> bool:
-    """Whether this torch has all that `backend` names."""
+    """Return whether this build of torch has every back end that `backend` names."""
     return all(dist.is_backend_available(each.rpartition(":")[2]) for each in backend.split(","))
 
 
-def part(joined: list[TorchCollectives], backend: str) -> None:
-    """Leave together and in order: gloo's threads may abort a process whose partners go at another time.
+def leave_all(groups: list[TorchCollectives], backend: str) -> None:
+    """Leave the groups all_arrived and in order: gloo may abort a process whose peers leave at another time.
 
-    backend: of the default group. NCCL's waits for the work in flight before it goes, and without the others that never
-    ends; left alone, it gives that work up when the process ends.
+    backend: that of the default group. NCCL waits for pending work before it leaves, which never ends without the
+    peers; if it is not destroyed, it drops the work when the process exits.
     """
-    ends = [collectives.leave() for collectives in joined]
-    joined.clear()
+    ends = [collectives.leave() for collectives in groups]
+    groups.clear()
     if (ends and all(ends)) or "nccl" not in backend:
-        with suppress(Exception):  # whoever left before has closed the connection
+        with suppress(Exception):  # a peer that left earlier has closed the connection
             dist.destroy_process_group()

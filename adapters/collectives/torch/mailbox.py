@@ -1,7 +1,7 @@
-"""A few numbers between the processes of one machine, through memory that they share.
+"""A few numbers exchanged between the processes of one machine through shared memory.
 
-A message is a write into that memory and a look at the others'. Over connections it wakes threads on both sides, which
-costs a step more than what it says is worth.
+Sending is a write to that memory, receiving a read of that of the others. Connections would wake threads on both sides,
+which costs a training step more than the exchange is worth.
 """
 
 from __future__ import annotations
@@ -25,50 +25,56 @@ from hexloop.ports.collectives import Json
 Found = TypeVar("Found")
 
 CAPACITY = 30
-"""Numbers that a message has room for."""
+"""Maximum number of numbers in a message."""
 
 UNREAD = 8
-"""Messages of a process that may lie there until all have read them; then it waits for the slowest."""
+"""Messages of a process that can be in memory before all have read them; then it waits for the slowest reader."""
 
-GLANCE = 0.1
-"""Seconds between two looks at whether a process that keeps one waiting still lives."""
+LIVENESS_INTERVAL = 0.1
+"""Seconds between two checks that a process that is waited for is alive."""
 
-AWAKE = 0.0002
-"""Seconds for which one waits without a nap, of which the shortest takes half as long; others go first all the same."""
+SPIN_SECONDS = 0.0002
+"""Seconds of waiting without sleeping, as the shortest sleep takes half as long; the processor is yielded meanwhile."""
 
-LONGEST_NAP = 0.001
+MAXIMUM_SLEEP = 0.001
 
 _PAGE = 4096
 _CHECKSUM = struct.Struct("=I")
-_ROOM = _PAGE // 2 // UNREAD
-"""Bytes for a message: its number, what it says and a checksum. A process's messages fill half of its page."""
+_MESSAGE_BYTES = _PAGE // 2 // UNREAD
+"""Bytes of a message: its number, its values and a checksum. The messages of a process take half of its page."""
 
 
 @define(eq=False)
-class Letter:
-    """What a process has said, and, once they were read, what all have said with it, by rank.
+class Message:
+    """What a process has posted and, once read, what all have posted with it, by rank.
 
-    place: where it lies in each process's page. layout: its number, what it says, and the checksum of both.
+    offset: its offset in the page of each process.
+    layout: its number, its values, and the checksum of both.
     """
 
     number: int
     values: tuple[float, ...]
-    place: int
+    offset: int
     layout: struct.Struct
     rows: list[tuple[float, ...]] | None = None
 
 
 class Mailbox:
-    """The memory of the processes of one machine; each writes into a page of its own, and reads all of them.
+    """Shared memory of the processes of one machine; each writes to its own page and reads all of them.
 
-    A message carries its number and a checksum, so that whoever reads one that is half written looks again: this
-    needs no lock and no order of writes. Each process holds a lock of its own on the file, which ends with it.
+    A message carries its number and a checksum, so that a reader that sees a partial message retries: this needs no
+    lock and no order of writes. Each process holds a file lock of its own, which is released when it exits.
     """
 
     def __init__(
         self, file: int, rank: int, world_size: int, timeout: float, failed: Callable[[], bool] = bool
     ) -> None:
-        """file: a descriptor, which this object closes. timeout: seconds. failed: whether another told its failure."""
+        """Map the memory and take the lock of this rank.
+
+        file: a descriptor, which this object closes.
+        timeout: in seconds.
+        failed: returns whether another process has reported a failure.
+        """
         import fcntl
 
         self._file, self._rank, self._world_size = file, rank, world_size
@@ -79,42 +85,42 @@ class Mailbox:
         self._read_by_all = 0
         self._memory = mmap.mmap(file, _PAGE * (world_size + 1))
         self._read = memoryview(self._memory).cast("Q")
-        self._open: deque[Letter] = deque()
+        self._open: deque[Message] = deque()
         self._posted = 0
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
 
-    def post(self, values: Sequence[float]) -> Letter:
-        """Say as many numbers as every other process does, at most `CAPACITY`. Raises RuntimeError as `collect`."""
+    def post(self, values: Sequence[float]) -> Message:
+        """Post as many numbers as every other process does, at most `CAPACITY`. Raises RuntimeError like `collect`."""
         number = self._posted
-        letter = Letter(number, tuple(map(float, values)), _ROOM * (number % UNREAD), _layout(len(values)))
+        message = Message(number, tuple(map(float, values)), _MESSAGE_BYTES * (number % UNREAD), _layout(len(values)))
         if number - UNREAD >= self._read_by_all:
             self._make_room(number - UNREAD)
-        said = letter.layout.pack(number, *values, 0)[: -_CHECKSUM.size]
-        start = self._own_page + letter.place
-        self._memory[start : start + letter.layout.size] = said + _CHECKSUM.pack(zlib.crc32(said))
+        payload = message.layout.pack(number, *values, 0)[: -_CHECKSUM.size]
+        start = self._own_page + message.offset
+        self._memory[start : start + message.layout.size] = payload + _CHECKSUM.pack(zlib.crc32(payload))
         self._posted += 1
-        self._open.append(letter)
-        return letter
+        self._open.append(message)
+        return message
 
-    def collect(self, letter: Letter) -> list[tuple[float, ...]]:
-        """What all have said, by rank. Raises RuntimeError where one of them is gone, has failed, or takes too long."""
-        while letter.rows is None:
+    def collect(self, message: Message) -> list[tuple[float, ...]]:
+        """Return what all have posted, by rank. Raises RuntimeError if one of them exited, failed, or timed out."""
+        while message.rows is None:
             oldest = self._open[0]
-            rows = [oldest.values if page == self._own_page else self._said(page, oldest) for page in self._pages]
+            rows = [oldest.values if page == self._own_page else self._posted_by(page, oldest) for page in self._pages]
             oldest.rows = [self._wait_for(rank, oldest) if row is None else row for rank, row in enumerate(rows)]
             self._open.popleft()
             self._read[self._own_counter] = oldest.number + 1
-        return letter.rows
+        return message.rows
 
     def close(self) -> None:
-        """Let go of the memory. To those who still wait for this process it is gone."""
+        """Release the memory. To processes that still wait for this one, it has exited."""
         with suppress(OSError, BufferError):
             self._read.release()
             self._memory.close()
             os.close(self._file)
 
     def _make_room(self, number: int) -> None:
-        """Wait until all have read what was said under `number`, whose place is needed."""
+        """Wait until all have read message `number`, whose memory is needed."""
         if self._open and self._open[0].number <= number:
             self.collect(self._open[0])
         for rank in range(self._world_size):
@@ -124,45 +130,45 @@ class Mailbox:
     def _has_read(self, rank: int, number: int) -> bool | None:
         return self._read[_counter(self._pages[rank])] > number or None
 
-    def _wait_for(self, rank: int, letter: Letter) -> tuple[float, ...]:
-        return self._until(partial(self._said, self._pages[rank], letter), rank)
+    def _wait_for(self, rank: int, message: Message) -> tuple[float, ...]:
+        return self._until(partial(self._posted_by, self._pages[rank], message), rank)
 
-    def _said(self, page: int, letter: Letter) -> tuple[float, ...] | None:
-        """What a process has said under the letter's number; None where it has not, or is about to."""
-        start, layout = page + letter.place, letter.layout
-        said = self._memory[start : start + layout.size]
-        number, *values, checksum = layout.unpack(said)
-        if number != letter.number or checksum != zlib.crc32(said[: -_CHECKSUM.size]):
+    def _posted_by(self, page: int, message: Message) -> tuple[float, ...] | None:
+        """Return what a process has posted for this message; None if it has not, or not completely."""
+        start, layout = page + message.offset, message.layout
+        payload = self._memory[start : start + layout.size]
+        number, *values, checksum = layout.unpack(payload)
+        if number != message.number or checksum != zlib.crc32(payload[: -_CHECKSUM.size]):
             return None
         return tuple(values)
 
     def _until(self, look: Callable[[], Found | None], rank: int) -> Found:
-        """What `look` finds. Naps grow with the wait, so that whoever is waited for has the processor."""
+        """Return what `look` finds. Sleeps grow with the wait, so that the awaited process gets the processor."""
         if (found := look()) is not None:
             return found
-        began = glanced = time.monotonic()
+        start = checked = time.monotonic()
         while (found := look()) is None:
             now = time.monotonic()
-            if now - glanced > GLANCE:
-                glanced, trouble = now, self._trouble(rank, now - began)
-                if trouble and (found := look()) is None:
-                    raise RuntimeError(trouble)
+            if now - checked > LIVENESS_INTERVAL:
+                checked, problem = now, self._problem(rank, now - start)
+                if problem and (found := look()) is None:
+                    raise RuntimeError(problem)
                 continue
-            if now - began < AWAKE:
+            if now - start < SPIN_SECONDS:
                 os.sched_yield()
             else:
-                time.sleep(min((now - began) / 16, LONGEST_NAP))
+                time.sleep(min((now - start) / 16, MAXIMUM_SLEEP))
         return found
 
-    def _trouble(self, rank: int, waited: float) -> str | None:
+    def _problem(self, rank: int, waited: float) -> str | None:
         if self._failed():
             return "another process failed"
-        if self._is_gone(rank):
-            return f"the process of rank {rank} is gone"
-        return f"nothing was heard of rank {rank} for {waited:.0f} s" if waited > self._timeout else None
+        if self._has_exited(rank):
+            return f"the process of rank {rank} has exited"
+        return f"no message from rank {rank} for {waited:.0f} s" if waited > self._timeout else None
 
-    def _is_gone(self, rank: int) -> bool:
-        """Whether the lock that the process held as long as it lived is free."""
+    def _has_exited(self, rank: int) -> bool:
+        """Return whether the lock of a process, which it holds as long as it lives, is free."""
         import fcntl
 
         if rank == self._rank:
@@ -178,9 +184,9 @@ class Mailbox:
 def shared_mailbox(
     gather: Callable[[Json], list[Json]], rank: int, world_size: int, timeout: float, failed: Callable[[], bool]
 ) -> Mailbox | None:
-    """One that all processes have; None on all where they do not share a machine, or it has no such memory.
+    """Return a mailbox that all processes share; None on all if they are on several machines or lack such memory.
 
-    gather: every rank's value, on every rank. The memory has no name: it is gone with the last process.
+    gather: returns every rank's value, on every rank. The memory has no name: it is freed with the last process.
     """
     file, path, token = _offer(world_size) if rank == 0 else (None, "", "")
     path, token = map(str, gather([path, token])[0])  # type: ignore[arg-type]
@@ -197,13 +203,13 @@ def shared_mailbox(
 
 
 def _offer(world_size: int) -> tuple[int | None, str, str]:
-    """New memory, where the others find it, and by what they know it."""
+    """Create the memory; return it, its path for the others, and a token to recognize it by."""
     if not hasattr(os, "memfd_create"):
         return None, "", ""
     token = secrets.token_hex(16)
     try:
         file = os.memfd_create("hexloop")
-    except OSError:  # the system allows none
+    except OSError:  # not permitted by the system
         return None, "", ""
     os.truncate(file, _PAGE * (world_size + 1))
     os.pwrite(file, token.encode(), 0)
@@ -211,7 +217,7 @@ def _offer(world_size: int) -> tuple[int | None, str, str]:
 
 
 def _open(path: str, token: str) -> int | None:
-    """The memory that was offered; None where there is another file under its name on this machine, or none."""
+    """Open the offered memory; None if the path is missing or another file on this machine."""
     if not token:
         return None
     with suppress(OSError):
@@ -223,7 +229,7 @@ def _open(path: str, token: str) -> int | None:
 
 
 def _counter(page: int) -> int:
-    """Where a process says how many messages it has read, in words of 8 bytes: in the other half of its page."""
+    """Return the index, in 8-byte words, of the process's count of read messages: in the other half of its page."""
     return (page + _PAGE // 2) // 8
 
 

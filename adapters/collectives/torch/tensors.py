@@ -1,4 +1,4 @@
-"""Tensors of all processes, on the device that they lie on."""
+"""Tensors of all processes, exchanged on their device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hexloop.domain.errors import DataError
 MOST_DIMENSIONS = 8
 
 NUMERIC = (Tensor, np.ndarray, np.generic, int, float)
-"""What travels as a tensor."""
+"""What is sent as a tensor."""
 
 
 _HOST_GROUPS: dict[int, Any] = {}
-"""The group for tensors of the host beside each default group, by the latter's identity."""
+"""The group for host tensors of each default group, by the identity of the latter."""
 
 
 def host_group(timeout: float) -> Any:
-    """A group of all processes that carries tensors of the host. Collective at the first call; later the same."""
+    """Return a group of all processes for host tensors. The first call is collective and creates it."""
     default = id(dist.group.WORLD)
     if default not in _HOST_GROUPS:
         _HOST_GROUPS[default] = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
@@ -34,22 +34,22 @@ def host_group(timeout: float) -> Any:
 
 
 class TensorRanks:
-    """Answers `hexloop.adapters.evaluator.torch.evaluator.RankGatherer` over torch.distributed's default group."""
+    """Implements the evaluator's `RankGatherer` over torch.distributed's default group."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._size = dist.get_world_size()
         self._device = torch.device(device)
 
     def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
-        """What every process has of nested tensors, in the order of ranks, and of how many rows.
+        """Return the nested tensors of every process, in order of rank, with their number of rows.
 
-        Tensors may differ in all their sizes, not in their number of dimensions. Lists of texts and the like travel as
-        JSON. Raises DataError where JSON cannot say them.
+        Tensors may differ in all sizes, but not in the number of dimensions. Lists of strings and the like are sent as
+        JSON. Raises DataError if JSON cannot represent them.
         """
         leaves = list(_leaves(values))
         own = [_vector(leaf).contiguous() for leaf in leaves if isinstance(leaf, NUMERIC)]
         shapes = self._shapes(own, rows)
-        tensors = [self._cut(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)]
+        tensors = [self._gather_padded(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)]
         objects = self._objects([leaf for leaf in leaves if not isinstance(leaf, NUMERIC)])
         found = []
         for rank, (_, count) in enumerate(shapes):
@@ -59,19 +59,19 @@ class TensorRanks:
         return found
 
     def each(self, value: Tensor) -> list[Tensor]:
-        """Every process's tensor of one shape."""
+        """Return every process's tensor; all have the same shape."""
         found = [torch.empty_like(value) for _ in range(self._size)]
         dist.all_gather(found, value.contiguous())
         return found
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of every process's tensor of one shape."""
+        """Return the sum of all processes' tensors, which have the same shape."""
         found = value.clone()
         dist.all_reduce(found)
         return found
 
     def _shapes(self, leaves: list[Tensor], rows: int) -> list[tuple[list[list[int]], int]]:
-        """For each process the shapes of its tensors, and its rows."""
+        """Return the tensor shapes and the number of rows of each process."""
         described = [rows]
         for leaf in leaves:
             described += [leaf.ndim, *leaf.shape, *[0] * (MOST_DIMENSIONS - leaf.ndim)]
@@ -83,48 +83,49 @@ class TensorRanks:
             found.append((shapes, count))
         return found
 
-    def _cut(self, own: Tensor, shapes: list[list[int]]) -> list[Tensor]:
-        """Every process's tensor, of its own shape."""
+    def _gather_padded(self, own: Tensor, shapes: list[list[int]]) -> list[Tensor]:
+        """Return every process's tensor, in its own shape."""
         widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
         missing = [wide - size for wide, size in zip(widest, own.shape, strict=True)]
         sent = own.to(self._device)
         sent = sent.to(torch.uint8) if sent.dtype is torch.bool else sent
         if any(missing):
             sent = pad(sent, [end for size in reversed(missing) for end in (0, size)])
-        cut = (each[tuple(map(slice, shape))] for each, shape in zip(self.each(sent), shapes, strict=True))
-        return [each.to(own.dtype) for each in cut]
+        trimmed = (each[tuple(map(slice, shape))] for each, shape in zip(self.each(sent), shapes, strict=True))
+        return [each.to(own.dtype) for each in trimmed]
 
     def _objects(self, lists: list[Any]) -> list[list[Any]]:
-        """Every process's lists."""
+        """Return every process's lists."""
         if not lists:
             return [[] for _ in range(self._size)]
         try:
-            said = json.dumps(lists).encode()
+            sent = json.dumps(lists).encode()
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"The predictions hold what cannot be sent to the other processes ({error}); let "
-                "preprocess_logits_for_metrics give tensors, numbers and texts."
+                f"The predictions contain objects that cannot be sent to the other processes ({error}); let "
+                "preprocess_logits_for_metrics return tensors, numbers and strings."
             ) from error
-        own = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(self._device)
-        lengths = [int(each) for each in self.each(torch.tensor([len(said)], device=self._device))]
-        heard = self.each(pad(own, (0, max(lengths) - len(said))))
-        return [json.loads(each[:length].cpu().numpy().tobytes()) for each, length in zip(heard, lengths, strict=True)]
+        own = torch.frombuffer(bytearray(sent), dtype=torch.uint8).to(self._device)
+        lengths = [int(each) for each in self.each(torch.tensor([len(sent)], device=self._device))]
+        received = self.each(pad(own, (0, max(lengths) - len(sent))))
+        trimmed = (each[:length] for each, length in zip(received, lengths, strict=True))
+        return [json.loads(each.cpu().numpy().tobytes()) for each in trimmed]
 
 
 def _vector(leaf: Any) -> Tensor:
-    """A tensor of one dimension or more."""
+    """Return a tensor with at least one dimension."""
     tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
     return tensor.reshape(-1) if tensor.ndim == 0 else tensor
 
 
 def _is_list_of_objects(values: Any) -> bool:
-    """Whether a list, not empty, holds one thing a row that is no tensor."""
+    """Return whether `values` is a non-empty list with one non-tensor object per row."""
     inner = (Tensor, np.ndarray, Mapping, tuple, list)
     return isinstance(values, list | tuple) and len(values) > 0 and not any(isinstance(each, inner) for each in values)
 
 
 def _leaves(values: Any) -> Iterator[Any]:
-    """The tensors, numbers and lists of objects that something is nested of, in order."""
+    """Yield the tensors, numbers and lists of objects in a nested value, in order."""
     if isinstance(values, NUMERIC) or _is_list_of_objects(values):
         yield values
     elif isinstance(values, str):
@@ -138,7 +139,7 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 
 def _rebuilt(values: Any, leaves: Iterator[Any]) -> Any:
-    """The same nest with other leaves."""
+    """Return the same nested value with other leaves."""
     if isinstance(values, (*NUMERIC, str)) or _is_list_of_objects(values):
         return next(leaves)
     if isinstance(values, Mapping):

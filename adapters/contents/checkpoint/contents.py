@@ -54,11 +54,12 @@ class CheckpointContents:
     extra_files: further files for the folder, such as the model's configuration. They are never read back, and skipped
     if their name collides with another file of the checkpoint.
 
-    snapshots: copies the state for saving in the background; required by `snapshot`. setup: compares the run with a
-    checkpoint before it is loaded; its document is written to `run_setup.json`. ranks: this process among those of the
-    run, and which files it reads and writes. migrations: how to read documents of earlier schema versions. written: the
-    names of the components to save, by default all. The others are still loaded from a checkpoint that has them, and
-    start fresh otherwise.
+    snapshots: copies the state for saving in the background; required by `snapshot`.
+    setup: compares the run with a checkpoint before it is loaded; its document is written to `run_setup.json`.
+    ranks: this process among those of the run, and which files it reads and writes.
+    migrations: how to read documents of earlier schema versions.
+    written: the names of the components to save, by default all. The others are still loaded from a checkpoint that has
+    them, and start fresh otherwise.
     """
 
     def __init__(
@@ -251,8 +252,8 @@ class Setup(Protocol):
         """Return why this run cannot resume the checkpoint with that document, state and weights. Must not change
         anything.
 
-        Each reason is a whole sentence; differences that the user accepted are not included. saved: empty if the
-        checkpoint has no such document.
+        Each reason is a whole sentence; differences that the user accepted are not included.
+        saved: empty if the checkpoint has no such document.
         """
         ...
 

@@ -12,8 +12,9 @@ from attrs import field, frozen
 class Inheritance(Enum):
     """Whose file a process reads if the checkpoint was saved by another number of processes.
 
-    DISTRIBUTED: the files of all are distributed over the processes, so that nothing of a sum is lost. OWN: its own, if
-    there is one. OWN_OR_FIRST: its own, or else that of rank 0.
+    DISTRIBUTED: the files of all are distributed over the processes, so that nothing of a sum is lost.
+    OWN: its own, if there is one.
+    OWN_OR_FIRST: its own, or else that of rank 0.
     """
 
     DISTRIBUTED = "distributed"

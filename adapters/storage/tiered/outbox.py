@@ -65,8 +65,8 @@ class Outbox:
     """The pending intents, in order. Thread-safe.
 
     An intent is written before its operation happens in the fast tier, and activated afterwards: a process that dies in
-    between leaves an intent without a source, which the next process drops. takes_over: whether this process continues
-    what earlier ones left pending.
+    between leaves an intent without a source, which the next process drops.
+    takes_over: whether this process continues what earlier ones left pending.
     """
 
     def __init__(self, fast: Storage, takes_over: bool = True) -> None:

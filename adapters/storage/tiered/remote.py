@@ -146,9 +146,10 @@ class Uploader:
     """Thread that carries out the intents one at a time, in order, retrying each until it succeeds; it ends when none
     is left.
 
-    pauses: seconds before each retry; the last one repeats. limit: the program waits for this thread at exit for at
-    most `limit` seconds, and only while nothing fails; the next process with the same outbox continues. trouble: why
-    the current intent failed; None if it has not.
+    pauses: seconds before each retry; the last one repeats.
+    limit: the program waits for this thread at exit for at most `limit` seconds, and only while nothing fails; the next
+    process with the same outbox continues.
+    trouble: why the current intent failed; None if it has not.
     """
 
     def __init__(self, fast: Storage, remote: Remote, outbox: Outbox, pauses: tuple[float, ...], limit: float) -> None:

@@ -17,10 +17,12 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 class TieredStorage:
     """Storage adapter that writes to a fast storage and uploads the results to a slow one in the background.
 
-    fast: a storage with durable writes and atomic moves, such as a local disk. slow: a storage that outlives it. Both
-    must compute the same kind of digest. sends: whether this process uploads; if several share a fast tier, exactly one
-    should. pauses: seconds between attempts; the last one repeats. limit: maximum number of seconds that the program
-    waits at exit for pending uploads; it does not wait while the slow tier fails. Call `close` to be sure.
+    fast: a storage with durable writes and atomic moves, such as a local disk.
+    slow: a storage that outlives it. Both must compute the same kind of digest.
+    sends: whether this process uploads; if several share a fast tier, exactly one should.
+    pauses: seconds between attempts; the last one repeats.
+    limit: maximum number of seconds that the program waits at exit for pending uploads; it does not wait while the slow
+    tier fails. Call `close` to be sure.
 
     Names that begin with a dot, such as unfinished saves, stay in the fast tier. Everything else is uploaded, the
     manifest of a checkpoint last, and verified by reading it back. The slow tier passes through the states of the fast
