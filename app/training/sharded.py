@@ -71,7 +71,7 @@ def save_sharded(parts: TrainerParts, folder: str) -> None:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
     collectives.barrier("no weights of before are left")
-    for file in dealt_files_of(MODEL, tensors, LARGEST, MIGRATIONS, collectives.rank, writers):
+    for file in sharded_files_of(MODEL, tensors, LARGEST, MIGRATIONS, collectives.rank, writers):
         with open(os.path.join(folder, file.path), "wb") as written:
             written.writelines(file.chunks)
     collectives.barrier("the weights are written")

@@ -211,7 +211,8 @@ def test_another_models_weights_are_refused(tmp_path: Path) -> None:
     other = Keeper({**weights(), "embedding.weight": np.zeros((8, 5), "<f4"), "half": np.zeros(4, "<f2")})
     kept = refusing(tmp_path, model=other)
     with pytest.raises(
-        CheckpointError, match=r"embedding.weight has shape \(7, 5\) in the checkpoint and \(8, 5\) in this run; half has"
+        CheckpointError,
+        match=r"embedding.weight has shape \(7, 5\) in the checkpoint and \(8, 5\) in this run; half has",
     ):
         read_back(CheckpointContents(kept), tmp_path)
     assert {keeper.loads for keeper in kept.values()} == {0}

@@ -168,8 +168,8 @@ def test_the_first_rank_s_failure_is_told_by_the_others(tmp_path: Path) -> None:
 WAYS: dict[type[OnRank1], tuple[str, str]] = {
     RunsOutOfMemory: ("rank 1 failed: OutOfMemoryError: Tried to allocate", "OutOfMemoryError: Tried to allocate"),
     MayHaveNoMoreMemory: ("rank 1 failed: RuntimeError: ", "DefaultCPUAllocator: can't allocate memory"),
-    Dies: ("but rank 1 never came: dead, stuck, or cut off", "died"),
-    Hangs: ("but rank 1 never came: dead, stuck, or cut off", "CollectiveError: Rank 1 waited for"),
+    Dies: ("but rank 1 never arrived: dead, stuck, or disconnected", "died"),
+    Hangs: ("but rank 1 never arrived: dead, stuck, or disconnected", "CollectiveError: Rank 1 waited for"),
 }
 
 

@@ -99,7 +99,7 @@ def test_a_rank_that_is_stuck_is_named(operation: Callable[[Collectives], object
 
     errors = told(3, get_stuck, timeout=8)
     assert errors.keys() == {0, 2}
-    assert all(f"{name}, but rank 1 never came" in error for error in errors.values())
+    assert all(f"{name}, but rank 1 never arrived" in error for error in errors.values())
 
 
 @pytest.mark.parametrize("through_memory", [True, False])
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_is_named_at_once(through_memory: bool) -> None:
         if ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
-        with pytest.raises(CollectiveError, match="rank 1 never came") as caught:
+        with pytest.raises(CollectiveError, match="rank 1 never arrived") as caught:
             reduce(ranks)
         assert caught.value.missing == (1,)
         return time.monotonic() - began
