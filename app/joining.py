@@ -69,7 +69,7 @@ def _init_process_group(args: ProcessArguments, process: Launched) -> None:
     import torch
     import torch.distributed as dist
 
-    from hexloop.adapters.collectives.torch.collectives import is_built_in, part
+    from hexloop.adapters.collectives.torch.collectives import is_built_in, leave_all
 
     if dist.is_initialized():
         if dist.get_world_size() != process.world_size:
@@ -106,4 +106,4 @@ def _init_process_group(args: ProcessArguments, process: Launched) -> None:
             f"{process.address}:{process.port} within {args.ddp_timeout} s ({reason}). Check that all processes were "
             "started, that this address can be reached from here, and that no other program uses the port."
         ) from error
-    atexit.register(part, _JOINED, backend)
+    atexit.register(leave_all, _JOINED, backend)
