@@ -1,1 +1,1 @@
-"""How one technology answers the port Batches."""
+"""Adapters of the Batches port."""

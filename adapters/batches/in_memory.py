@@ -1,4 +1,4 @@
-"""Batches cut from rows in memory: from a sequence, from a stream, and from one that says where it stands."""
+"""Batches of rows in memory: from a sequence, from a stream, and from a stream that has a state."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Row_co = TypeVar("Row_co", covariant=True)
 
 
 class SampleOrder(Protocol):
-    """Which sample comes at which position of an epoch, such as the domain's `KeyedPermutation`."""
+    """The order of the samples of an epoch, such as the domain's `KeyedPermutation`."""
 
     def __getitem__(self, position: int, /) -> int:
-        """The index of the sample at a position."""
+        """Return the index of the sample at a position."""
         ...
 
 
 class InMemoryBatches(Generic[Row]):
-    """Answers the Batches port for one process: lists of `batch_size` rows, the last of which may be shorter.
+    """Implements the Batches port for one process: lists of `batch_size` rows, the last of which may be shorter.
 
-    order: from the number of an epoch to its order; without one, rows come as they stand.
-    drop_last: leave a shorter last batch out.
+    order: from the number of an epoch to its order; if None, rows are not shuffled.
+    drop_last: leave out a shorter last batch.
     """
 
     def __init__(
@@ -36,42 +36,42 @@ class InMemoryBatches(Generic[Row]):
         order: Callable[[int], SampleOrder] | None = None,
         drop_last: bool = False,
     ) -> None:
-        # A batch has as many rows as it is long; the builtin itself, because the loop asks at every step.
+        # The builtin itself, because the loop calls it at every step.
         self.rows: Callable[[Sized], int] = len
         self._rows = rows
         self._batch_size = batch_size
         self._order = order
         self._drop_last = drop_last
-        # Without an order every epoch has the same batches, which are cut once.
-        self._ready = () if order else tuple(self._cut(range(len(rows)), 0))
+        # Without an order every epoch has the same batches, which are made once.
+        self._ready = () if order else tuple(self._batches(range(len(rows)), 0))
 
     def batches_per_epoch(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         return self._count_from(0)
 
     def samples_per_epoch(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self._rows)
 
     def epoch(self, epoch: int, position: int) -> Generator[list[Row], None, None]:
-        """The batches of an epoch from any row on."""
+        """Yield the batches of an epoch from any row on."""
         if self._order is not None:
-            yield from self._cut(self._order(epoch), position)
+            yield from self._batches(self._order(epoch), position)
         elif position % self._batch_size:
-            yield from self._cut(range(len(self._rows)), position)
+            yield from self._batches(range(len(self._rows)), position)
         else:
             yield from islice(self._ready, position // self._batch_size, None)
 
     def export(self) -> Iterator[Part]:
-        """A position says it all."""
+        """Export nothing: epoch and position are enough to resume."""
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """A position says it all. Raises ValueError for parts, which somebody else must have exported."""
+        """Load nothing. Raises ValueError for any part, because none was exported."""
         if unknown := [part.name for part in parts]:
-            raise ValueError(f"These batches keep nothing, and were to load {unknown}; load them into who wrote them.")
+            raise ValueError(f"Batches without a state cannot load the parts {unknown}.")
 
-    def _cut(self, order: SampleOrder, position: int) -> Iterator[list[Row]]:
+    def _batches(self, order: SampleOrder, position: int) -> Iterator[list[Row]]:
         size, rows = self._batch_size, self._rows
         for number in range(self._count_from(position)):
             first = position + number * size
@@ -82,9 +82,9 @@ class InMemoryBatches(Generic[Row]):
 
 
 class StreamedBatches(Generic[Row]):
-    """Answers the Batches port for rows that can only be read from the start, and that nobody has counted.
+    """Implements the Batches port for rows of unknown number that can only be read from the start.
 
-    `rows` is iterated once an epoch; a run that goes on within one reads the rows before its position, and drops them.
+    `rows` is iterated once per epoch; a run that resumes within an epoch reads and drops the rows before its position.
     """
 
     def __init__(self, rows: Iterable[Row], batch_size: int) -> None:
@@ -93,45 +93,45 @@ class StreamedBatches(Generic[Row]):
         self._batch_size = batch_size
 
     def batches_per_epoch(self) -> None:
-        """Nobody knows."""
+        """Return None: the number is unknown."""
 
     def samples_per_epoch(self) -> None:
-        """Nobody knows."""
+        """Return None: the number is unknown."""
 
     def epoch(self, epoch: int, position: int) -> Generator[list[Row], None, None]:
-        """The batches after the first `position` rows."""
+        """Yield the batches after the first `position` rows."""
         rows = islice(self._source, position, None)
         while batch := list(islice(rows, self._batch_size)):
             yield batch
 
     def export(self) -> Iterator[Part]:
-        """A position says it all."""
+        """Export nothing: epoch and position are enough to resume."""
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """A position says it all. Raises ValueError for parts, which somebody else must have exported."""
+        """Load nothing. Raises ValueError for any part, because none was exported."""
         if unknown := [part.name for part in parts]:
-            raise ValueError(f"These batches keep nothing, and were to load {unknown}; load them into who wrote them.")
+            raise ValueError(f"Batches without a state cannot load the parts {unknown}.")
 
 
 class StatefulRows(Protocol[Row_co]):
-    """Rows that say where they stand; an iteration goes on from there, and at its end from the beginning."""
+    """Rows with a state: an iteration starts there, and after the end at the beginning."""
 
     def __iter__(self) -> Iterator[Row_co]:
-        """The rows that are left."""
+        """Yield the remaining rows."""
         ...
 
     def state_dict(self) -> Any:
-        """Where the rows stand, as JSON."""
+        """Return the state, as JSON values."""
         ...
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Stand there."""
+        """Continue from this state."""
         ...
 
 
 class StatefulBatches(StreamedBatches[Row]):
-    """Answers the Batches port for rows that say where they stand; no row is read twice."""
+    """Implements the Batches port for rows with a state; no row is read twice."""
 
     def __init__(self, rows: StatefulRows[Row], batch_size: int) -> None:
         super().__init__(rows, batch_size)
@@ -141,7 +141,7 @@ class StatefulBatches(StreamedBatches[Row]):
         self._saved: tuple[int, bool, Any] | None = None
 
     def epoch(self, epoch: int, position: int) -> Generator[list[Row], None, None]:
-        """The batches from where the rows stand; at position 0 of an epoch that was begun, from where they are now."""
+        """Yield the batches from the saved state; at position 0 of a partly read epoch, from the present state."""
         saved, self._saved, self._epoch, self._ended = self._saved, None, epoch, False
         if saved is not None and (position or saved[0] < epoch):
             self._ended = saved[0] == epoch and saved[1]
@@ -149,12 +149,12 @@ class StatefulBatches(StreamedBatches[Row]):
         if self._ended:
             return
         for batch in super().epoch(epoch, 0):
-            self._ended = len(batch) < self._batch_size  # the rows are at their end, and perhaps begin again
+            self._ended = len(batch) < self._batch_size  # the rows are at their end, and may start over
             yield batch
         self._ended = True
 
     def export(self) -> Iterator[Part]:
-        """Where the rows stand, once they were read from."""
+        """Export the state of the rows, if they have been read."""
         saved = self._saved
         if saved is None and self._epoch is not None:
             saved = self._epoch, self._ended, self._stateful.state_dict()
@@ -162,7 +162,7 @@ class StatefulBatches(StreamedBatches[Row]):
             yield json_part("rows", saved)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from there when an epoch is asked for. Raises ValueError for other parts."""
+        """Resume from there with the next epoch. Raises ValueError for unknown parts."""
         parts = list(parts)
         if parts:
             epoch, ended, state = only_value(parts, "rows")

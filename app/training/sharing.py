@@ -45,14 +45,14 @@ def training_batches(
     if parts.hooks.training_step.overridden:
         transfer = _without_padding(transfer)
     if isinstance(loader, OrderedLoader | StreamLoader):
-        hand_out = _hand_out(parts, loader)
-        reads = hand_out is local_share or _is_first(parts)
+        distribute = _distribute(parts, loader)
+        reads = distribute is local_share or _is_first(parts)
         at_least = parts.args.world_size if loader.num_workers < 2 else 1  # of one worker there may be less
-        return ShardedBatches(loader, transfer, inspect, hand_out, reads, _comparing(parts), at_least)
+        return ShardedBatches(loader, transfer, inspect, distribute, reads, _comparing(parts), at_least)
     if is_sharded_already(loader):
         return PresplitBatches(loader, parts.args.world_size, transfer, inspect, progress)
     sharing = _sharing(parts)
-    if reads_by_index(loader) and sharing.hand_out is None:
+    if reads_by_index(loader) and sharing.distribute is None:
         return SampledShares(loader, sharing, transfer, inspect, progress)
     return ExternalShares(loader, sharing, transfer, inspect, progress)
 
@@ -66,11 +66,11 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
 
 def _evaluation_shares(parts: TrainerParts, loader: Any) -> Shared:
     if isinstance(loader, OrderedLoader | StreamLoader):
-        return ShardedBatches(loader, _as_it_is, hand_out=_hand_out(parts, loader), compare=_comparing(parts))
+        return ShardedBatches(loader, _as_it_is, distribute=_distribute(parts, loader), compare=_comparing(parts))
     sharing, whole = _sharing(parts), unsharded_batches(loader)
     if is_sharded_already(loader) and whole is None:
         return PresplitBatches(loader, parts.args.world_size, _as_it_is)
-    if reads_by_index(loader) and sharing.hand_out is None:
+    if reads_by_index(loader) and sharing.distribute is None:
         return SampledShares(loader, sharing, _as_it_is, batch_sampler=whole)
     return ExternalShares(loader, sharing, _as_it_is)
 
@@ -98,7 +98,7 @@ def _pads(batches: Batches[Any], world: int) -> bool:
         samples, loader = batches.samples_per_epoch(), batches.loader
         drops = loader.drop_last if isinstance(loader, StreamLoader) else loader.batch_sampler.drop_last  # type: ignore[union-attr]
         ends = max(1, loader.num_workers) if isinstance(loader, StreamLoader) else 1
-        rest = 0 if samples is None else samples % loader.place.batch_size
+        rest = 0 if samples is None else samples % loader.cursor.batch_size
         return not drops and ends == 1 and 0 < rest < world
     if isinstance(batches, ExternalShares) and not batches.sharing.splits and not batches.drops_last:
         return (length_of(batches.loader) or 0) % world > 0
@@ -125,8 +125,8 @@ def _without_padding(transfer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _comparing(parts: TrainerParts) -> Callable[[Any], None]:
     """See to it that all processes begin with the same rows, where each of them reads all."""
 
-    def compare(witness: Any) -> None:
-        if len(set(map(str, parts.adapters.collectives.gather(batch_fingerprint(witness))))) > 1:
+    def compare(first_row: Any) -> None:
+        if len(set(map(str, parts.adapters.collectives.gather(batch_fingerprint(first_row))))) > 1:
             raise DataError(
                 "The processes read different rows, where each reads the whole and takes its share of every batch: the "
                 "data, or their sampler, take a part by the rank (as after split_dataset_by_node), or an order that "
@@ -138,10 +138,10 @@ def _comparing(parts: TrainerParts) -> Callable[[Any], None]:
     return compare
 
 
-def _hand_out(parts: TrainerParts, loader: OrderedLoader | StreamLoader) -> Distribute:
+def _distribute(parts: TrainerParts, loader: OrderedLoader | StreamLoader) -> Distribute:
     if isinstance(loader, OrderedLoader) or not dispatches(parts.args):
         return local_share
-    return dispatcher_of(parts).hand_out
+    return dispatcher_of(parts).distribute
 
 
 def _is_first(parts: TrainerParts) -> bool:
@@ -151,7 +151,7 @@ def _is_first(parts: TrainerParts) -> bool:
 def _sharing(parts: TrainerParts) -> SharingOptions:
     args, collectives = parts.args, parts.adapters.collectives
 
-    def tell(states: list[str]) -> list[str]:
+    def from_rank_zero(states: list[str]) -> list[str]:
         return cast(list[str], collectives.broadcast(states))
 
     return SharingOptions(
@@ -159,7 +159,7 @@ def _sharing(parts: TrainerParts) -> SharingOptions:
         args.world_size,
         args.seed if args.data_seed is None else args.data_seed,
         splits(args),
-        tell,
-        dispatcher_of(parts).hand_out if dispatches(args) else None,
+        from_rank_zero,
+        dispatcher_of(parts).distribute if dispatches(args) else None,
         _comparing(parts),
     )

@@ -44,7 +44,7 @@ def save_at(folder: Path, step: int, entries: int) -> None:
                 state = run._session.run.state
                 state.step = state.updates = state.batches = step - 1
                 state.position = state.samples = (step - 1) * BATCH
-                run._session.run.batches.loader.place.now.samples = step * BATCH
+                run._session.run.batches.loader.cursor.current.samples = step * BATCH
                 state.history = [{"loss": 1 / at, "epoch": 0.1, "step": 500 * at} for at in range(1, entries + 1)]
             if type(event) is StepEnded:
                 run.request_save()

@@ -115,7 +115,9 @@ def test_what_no_checkpoint_can_hold_is_refused(value: Any, named: str) -> None:
     class Rows:
         pass
 
-    with pytest.raises(DataError, match=rf"The state_dict of Rows holds a {named} at a\.1, .*; let state_dict give"):
+    with pytest.raises(
+        DataError, match=rf"The state_dict of Rows contains a {named} at a\.1, .*; let state_dict return"
+    ):
         encode_state(Rows(), {"a": [0, value]})
 
 

@@ -83,7 +83,7 @@ def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size:
         if type(event) is StepBegan and state is not None and state.step == 0:  # as if it had trained all along
             state.step = state.updates = state.batches = MILLION - 1
             state.position = state.samples = (MILLION - 1) * batch_size
-            far._session.run.batches.loader.place.now.samples = state.position + batch_size
+            far._session.run.batches.loader.cursor.current.samples = state.position + batch_size
         if type(event) is StepEnded:
             far.request_save()
             far.request_stop()
@@ -91,7 +91,7 @@ def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size:
     resumed.train(resume_from_checkpoint=True)
 
     loader = resumed.get_train_dataloader()
-    loader.batch_sampler.go_to(0, MILLION * batch_size)
+    loader.batch_sampler.seek(0, MILLION * batch_size)
     expected = [index for _, indices in zip(range(3), loader.batch_sampler, strict=False) for index in indices]
     assert resumed.train_dataset.read == expected
     assert resumed.state.global_step == MILLION + 3
@@ -314,7 +314,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
     """The sentence says what it is, why it cannot be kept, and what to do."""
     trainer = making(tmp_path, lambda: Unkept("none"), max_steps=3, dataloader_num_workers=workers)(MemoryStorage())
     with pytest.raises(
-        DataError, match=r"state_dict of Unkept holds a Random at \S*random, .* no pickle .*let state_d"
+        DataError, match=r"state_dict of Unkept contains a Random at \S*random, .* no pickled .*let state_d"
     ):
         trainer.train()
     assert trainer.state.global_step == 0
@@ -339,7 +339,7 @@ def test_a_stream_may_go_on_with_other_workers(tmp_path: Path) -> None:
     record_run(making(tmp_path, lambda: StreamedWithState("none"), max_steps=5)(storage), cut=step_is(2))
     make = making(tmp_path, lambda: StreamedWithState("none"), max_steps=5, dataloader_num_workers=2)
     resumed = make(storage)
-    with pytest.warns(UserWarning, match="Choose the same dataloader_num_workers"):
+    with pytest.warns(UserWarning, match="Use the same dataloader_num_workers"):
         resumed.train(resume_from_checkpoint=True)
 
     assert resumed.state.global_step == 5

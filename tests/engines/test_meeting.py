@@ -96,6 +96,6 @@ def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
     """On every rank, before the first step."""
     for said in ended(Training(4, rows=3, batch=1, size=4), fresh(tmp_path / "run")):
         assert said == (
-            "ConfigurationError: The run has 4 processes, too many ranks for the data, of which there are 3 samples; "
-            "start at most 3, or give more."
+            "ConfigurationError: The run has 4 processes, too many ranks for the data, which have 3 samples; "
+            "start at most 3, or add samples."
         )

@@ -1,1 +1,1 @@
-"""Batches of torch data sets and loaders."""
+"""Batches from torch datasets and loaders."""

@@ -1,4 +1,4 @@
-"""Making a batch of samples."""
+"""Data collators: functions that make a batch from a list of samples."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ LABELS = ("label", "label_ids")
 
 
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> Any:
-    """Stack the samples' fields, each (batch, ...), by the names and types of the first sample.
+    """Stack the fields of the samples, each of shape (batch, ...), by the names and types in the first sample.
 
-    "label" and "label_ids" become "labels": a whole number under "label", and a list of them under "label_ids", as
-    int64; anything else as float32, such as a list under "label", which says of each class whether it is there; rows of
-    tensors as they are. Texts and None are left out.
-    Samples that are tuples, lists or tensors are stacked position by position, as torch does; others that are no
-    mappings are taken by their attributes. return_tensors: "pt" for torch tensors, "np" for arrays.
-    Raises ConfigurationError for another one.
+    "label" and "label_ids" become "labels". Integers under "label" and lists of integers under "label_ids" become
+    int64; other values become float32, e.g. a list under "label", which has a value per class; tensors keep their type.
+    Texts and None are left out. Samples that are tuples, lists or tensors are stacked position by position, as torch
+    does; of samples that are neither these nor mappings, the attributes are stacked.
+    return_tensors: "pt" for torch tensors, "np" for numpy arrays. Raises ConfigurationError for any other value.
     """
     if return_tensors not in _STACKS:
-        raise ConfigurationError(
-            [f"You chose return_tensors={return_tensors!r}, but there is 'pt' and 'np'; choose one."]
-        )
+        raise ConfigurationError([f"return_tensors={return_tensors!r} is not supported; choose 'pt' or 'np'."])
     if return_tensors == "pt" and isinstance(features[0], tuple | list | Tensor | np.ndarray):
         return default_collate(list(features))
     stack, stack_labels = _STACKS[return_tensors]
@@ -48,7 +45,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
 
 
 def _stack_labels(labels: list[Any], listed: bool) -> Tensor:
-    """listed: the type is that of the first label's first element, and not that of the label."""
+    """Stack labels. `listed`: the type is that of the first element of the first label, and not that of the label."""
     first = labels[0]
     if isinstance(first, Tensor) and first.ndim:
         return torch.stack(labels)
@@ -82,25 +79,25 @@ _STACKS: Mapping[str, tuple[Callable[[list[Any]], Any], Callable[[list[Any], boo
     "pt": (_stack, _stack_labels),
     "np": (_stack_arrays, _stack_array_labels),
 }
-"""How fields and labels are stacked, by the kind of tensor that is asked for."""
+"""The functions that stack fields and labels, by the value of `return_tensors`."""
 
 
 @define
 class DefaultDataCollator:
-    """`default_data_collator` as an object that knows which kind of tensor to make."""
+    """`default_data_collator` with a fixed `return_tensors`."""
 
     return_tensors: str = "pt"
 
     def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> Any:
-        """The batch; `return_tensors` overrides the object's."""
+        """Return the batch. `return_tensors` overrides the attribute."""
         return default_data_collator(features, return_tensors or self.return_tensors)
 
 
 @define
 class DataCollatorWithPadding:
-    """Pad the samples of a batch to one length with the tokenizer's own `pad`.
+    """Pads the samples of a batch to the same length with the tokenizer's `pad`.
 
-    padding, max_length, pad_to_multiple_of, return_tensors: as `pad` takes them. "label" and "label_ids" become
+    padding, max_length, pad_to_multiple_of, return_tensors: arguments of `pad`. "label" and "label_ids" become
     "labels".
     """
 
@@ -111,7 +108,7 @@ class DataCollatorWithPadding:
     return_tensors: str = "pt"
 
     def __call__(self, features: list[Any]) -> Any:
-        """The padded batch, (batch, longest sample)."""
+        """Return the padded batch, with fields of shape (batch, longest sample)."""
         batch = self.tokenizer.pad(
             features,
             padding=self.padding,
@@ -127,13 +124,13 @@ class DataCollatorWithPadding:
 
 @frozen
 class ColumnFilter:
-    """`collate`, after leaving out of each sample what is not among `columns`."""
+    """Calls `collate` with only the fields in `columns` of each sample."""
 
     collate: Collate
     columns: frozenset[str]
 
     def __call__(self, features: list[Any]) -> Any:
-        """The batch of what is left."""
+        """Return the batch."""
         if isinstance(features[0], Mapping) and not features[0].keys() <= self.columns:
             features = [{name: row[name] for name in row if name in self.columns} for row in features]
         return self.collate(features)

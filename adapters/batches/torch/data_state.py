@@ -1,4 +1,4 @@
-"""The state that data keep of themselves, in JSON and tensors."""
+"""The state of the data in a checkpoint: the read position, and the state_dict of datasets as JSON and tensors."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @frozen
 class DataState:
-    """What a `state_dict` gave, copied: a JSON document, in which the tensors stand by their names.
+    """A copy of the result of a `state_dict()`: a JSON document that refers to its tensors by name.
 
-    JSON's own null, booleans, finite numbers, texts and lists stand for themselves; everything else is an object with
-    one name, that of its kind.
+    null, booleans, finite numbers, texts and lists are stored as they are; any other value as an object with one key,
+    the kind of the value.
     """
 
     document: Any
@@ -50,52 +50,52 @@ class DataState:
 
 
 def is_stateful(data: Any) -> bool:
-    """Whether `data` can say where it stands, and be put there again, exactly.
+    """Return whether `data` has a state from which it resumes exactly.
 
-    A shuffled stream of the library `datasets` cannot: its state leaves out the rows in its buffer.
+    False for a shuffled stream of the `datasets` library: its state does not include the rows in the shuffle buffer.
     """
-    can = callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
-    return can and not _shuffles_in_a_buffer(data)
+    has_state = callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+    return has_state and not _has_shuffle_buffer(data)
 
 
 def encode_state(owner: object, state: Any) -> DataState:
-    """A copy of the `state` that `owner` gave. Raises DataError where it holds what a checkpoint cannot."""
+    """Return a copy of the `state` of `owner`. Raises DataError if it contains a value that cannot be stored."""
     tensors: dict[str, Tensor] = {}
     return DataState(_encode(state, (), tensors, type(owner).__name__), tensors)
 
 
 def decode_state(state: DataState) -> Any:
-    """What was captured, in tensors and arrays of its own."""
+    """Return the state that was encoded, with new tensors and arrays."""
     return _decode(state.document, state.tensors)
 
 
 def state_parts(name: str, state: DataState) -> Iterator[Part]:
-    """The state as parts: the document under `name`, each tensor under its own."""
+    """Return the state as parts: the document under `name`, each tensor under its own name."""
     yield json_part(name, state.document)
     for each, tensor in state.tensors.items():
         yield Part(each, NAMES[tensor.dtype], tuple(tensor.shape), 0, tensor.numel(), partial(_bytes_of, tensor))
 
 
 def state_from_parts(name: str, parts: Iterable[Part]) -> DataState | None:
-    """The state of which `parts_of` made these parts; None where there are none.
+    """Return the state from the parts that `state_parts` returned; None if there are none.
 
-    Raises ValueError where a part is missing, unknown or not whole.
+    Raises ValueError if a part is missing, unknown or incomplete.
     """
     found = {part.name: part for part in parts}
     if not found:
         return None
     document = found.pop(name, None)
     if document is None or document.dtype != JSON:
-        raise ValueError(f"The state of the data lacks its document {name!r}; there are {sorted(found)}.")
+        raise ValueError(f"The state of the data has no document {name!r}, only {sorted(found)}.")
     value = json_value(document)
-    wanted = set(_names(value))
-    if wanted != found.keys():
-        raise ValueError(f"The state of the data should have the tensors {sorted(wanted)}, found {sorted(found)}.")
+    expected = set(_tensor_names(value))
+    if expected != found.keys():
+        raise ValueError(f"The state of the data should have the tensors {sorted(expected)}, but has {sorted(found)}.")
     return DataState(value, {each: _tensor(part) for each, part in found.items()})
 
 
 def tensor_from_bytes(data: Tensor, at: int, dtype: str, shape: Sequence[int]) -> tuple[Tensor, int]:
-    """The tensor whose bytes begin at `at` in `data`, a vector of bytes, and where they end. It is a copy."""
+    """Return a copy of the tensor whose bytes start at `at` in the byte vector `data`, and the end of its bytes."""
     kind = DTYPES[dtype]
     end = at + math.prod(shape) * kind.itemsize
     return data[at:end].clone().view(kind).reshape(tuple(shape)), end
@@ -107,7 +107,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def _tensor(part: Part) -> Tensor:
     if part.dtype not in DTYPES or part.length != math.prod(part.shape):
-        raise ValueError(f"The part {part.name!r} of the data's state is {part.dtype} of shape {part.shape}, cut.")
+        raise ValueError(
+            f"The tensor {part.name!r} in the state of the data ({part.dtype}, shape {part.shape}) is incomplete."
+        )
     tensor = torch.empty(part.shape, dtype=DTYPES[part.dtype])
     if part.length:
         data = torch.frombuffer(bytearray(part.read()), dtype=DTYPES[part.dtype])
@@ -134,9 +136,9 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor], owner
     kind, tensor = _as_tensor(value)
     if tensor is None:
         raise DataError(
-            f"The state_dict of {owner} holds a {type(value).__name__} at {'.'.join(path) or 'its top'}, but a "
-            "checkpoint holds no pickle and so no object; let state_dict give numbers, texts, bytes, lists, tuples, "
-            "dictionaries, arrays and tensors (of a random generator its state, not itself)."
+            f"The state_dict of {owner} contains a {type(value).__name__} at {'.'.join(path) or 'its top level'}, but "
+            "checkpoints contain no pickled objects; let state_dict return numbers, texts, bytes, lists, tuples, "
+            "dictionaries, arrays and tensors (for a random generator, its state)."
         )
     name = "/".join([str(len(tensors)), *path])
     tensors[name] = tensor
@@ -144,7 +146,7 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor], owner
 
 
 def _as_tensor(value: Any) -> tuple[str, Tensor | None]:
-    """A tensor, an array or a number of numpy's as a tensor of its own; None where it is nothing of the kind."""
+    """Return the kind of `value` and a copy as a tensor; None if it is not a tensor or a numpy array or number."""
     if type(value) in (Tensor, torch.nn.Parameter):
         copied = value.detach().cpu().clone().contiguous()
         return "tensor", copied if copied.dtype in NAMES else None
@@ -178,23 +180,23 @@ def _decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[held].numpy().copy()
         case "number":
             return tensors[held].numpy()[()]
-    raise ValueError(f"The state of the data holds {kind!r}, which this hexloop does not know.")
+    raise ValueError(f"The state of the data contains a {kind!r}, which this version of hexloop does not know.")
 
 
-def _names(document: Any) -> Iterator[str]:
-    """The names of the tensors that a document speaks of."""
+def _tensor_names(document: Any) -> Iterator[str]:
+    """Yield the names of the tensors that a document refers to."""
     if isinstance(document, list):
         for each in document:
-            yield from _names(each)
+            yield from _tensor_names(each)
     elif isinstance(document, dict):
         ((kind, held),) = document.items()
         if kind in ("tensor", "array", "number"):
             yield held
         elif kind in ("dict", "tuple"):
-            yield from _names(held)
+            yield from _tensor_names(held)
 
 
-def _shuffles_in_a_buffer(data: Any) -> bool:
+def _has_shuffle_buffer(data: Any) -> bool:
     waiting = [getattr(data, "_ex_iterable", None)]
     while waiting:
         source = waiting.pop()
@@ -205,23 +207,27 @@ def _shuffles_in_a_buffer(data: Any) -> bool:
     return False
 
 
+# How far an epoch was read
+
 Progress = Callable[[int, int], None]
-"""Told that so many of so many rows are passed over; called for the last time when these are equal."""
+"""Called with the number of rows skipped so far and the number to skip; for the last time when the two are equal."""
 
 
 def no_progress(passed: int, total: int) -> None:
-    """Nobody looks on."""
+    """No-op."""
 
 
 @define
 class ReadPosition:
-    """What a loop that counts rows does not know of the loader it reads from.
+    """How far a loader has read an epoch, in as much detail as it needs to resume.
 
-    epoch: the pass over the data. samples: how many of its samples are read. batch_size: samples in a whole batch.
-    counts: the batches that each worker gave (one number where there are no workers); last: who gave the last, or -1.
-    ended: whether each worker's rows came to their end before its last batch, which is not whole then.
-    states: the data set's own state with each worker, as of the last batch that it gave; None where it has none.
-    streams: where the random streams stood when the epoch began, for rows that are read here and have no state.
+    epoch: the pass over the data. samples: samples read in it. batch_size: samples in a whole batch.
+    A reader is a worker, or this process if there are no workers. counts: the batches that each reader returned.
+    last: the reader that returned the last batch, or -1. ended: whether each reader reached the end of its rows before
+    its last batch was full. states: the dataset's state in each reader after its last batch; None if it has none.
+    streams: the states of the random streams at the start of the epoch, if this process reads a dataset without state.
+
+    The names of the fields are those of the document in a checkpoint.
     """
 
     epoch: int
@@ -234,21 +240,21 @@ class ReadPosition:
     streams: Any = None
 
     @classmethod
-    def at_the_start(cls, epoch: int, batch_size: int, readers: int) -> Self:
-        """Nothing is read yet by any of the readers: the workers, or this process."""
+    def at_start(cls, epoch: int, batch_size: int, readers: int) -> Self:
+        """Return the position at the start of an epoch."""
         return cls(epoch, batch_size, [0] * readers, [False] * readers, [None] * readers)
 
     @classmethod
     def after(cls, epoch: int, samples: int, batch_size: int, readers: int) -> Self:
-        """Where reading stands after so many samples, where nothing else is known of it."""
-        standing = cls.at_the_start(epoch, batch_size, readers)
+        """Return the position after some samples, if nothing else is known."""
+        position = cls.at_start(epoch, batch_size, readers)
         batches = -(-samples // batch_size)
-        standing.counts = [len(range(reader, batches, readers)) for reader in range(readers)]
-        standing.samples, standing.last = samples, (batches - 1) % readers if batches else -1
-        return standing
+        position.counts = [len(range(reader, batches, readers)) for reader in range(readers)]
+        position.samples, position.last = samples, (batches - 1) % readers if batches else -1
+        return position
 
     def note(self, reader: int, samples: int, state: Any = None) -> None:
-        """A reader gave a batch."""
+        """Count a batch that a reader returned."""
         self.counts[reader] += 1
         self.ended[reader] = samples < self.batch_size
         self.samples += samples
@@ -257,69 +263,70 @@ class ReadPosition:
 
     @property
     def plain_states(self) -> list[Any]:
-        """The states as the data sets gave them."""
+        """The states as the datasets returned them."""
         return [decode_state(state) if isinstance(state, DataState) else state for state in self.states]
 
     def document(self) -> dict[str, Any]:
-        """Everything by its name."""
+        """Return all fields by name."""
         return {**asdict(self, recurse=False), "states": self.plain_states}
 
 
 @frozen
 class ReadStart:
-    """Where an iteration begins.
+    """Where an iteration starts.
 
-    standing: where it stands then. loads: whether the states are to be loaded. anew: whether the pass that the states
-    are from is over, so that the data begin again.
+    position: the position at the start. loads: whether the readers load the states in it. new_pass: whether those
+    states are from the end of the previous pass, so that the data start over.
     """
 
-    standing: ReadPosition
+    position: ReadPosition
     loads: bool = False
-    anew: bool = False
+    new_pass: bool = False
 
 
 @define
 class ReadCursor:
-    """Where a loader stands, and where the next iteration is to begin.
+    """The position of a loader, and where its next iteration starts.
 
-    readers: workers, or 1. keeps_readers: whether those of one epoch read the next. begins_anywhere: whether the number
-    of samples says where to begin, whoever read them.
+    readers: the number of workers, or 1. keeps_readers: whether the same readers read the next epoch. seekable: whether
+    the number of samples is enough to resume, whichever readers read them.
     """
 
     batch_size: int
     readers: int
     keeps_readers: bool
-    begins_anywhere: bool
-    now: ReadPosition | None = field(default=None, init=False)
+    seekable: bool
+    current: ReadPosition | None = field(default=None, init=False)
     saved: ReadPosition | None = field(default=None, init=False)
 
-    def begin(self, epoch: int, position: int) -> ReadStart:
-        """Where to begin in `epoch`, by what was saved and else by the `position`; the loader stands there from now on.
+    def start(self, epoch: int, position: int) -> ReadStart:
+        """Return where to start in `epoch`, according to the saved position or else to `position`, and move there.
 
-        At position 0 of an epoch of which samples were read, the epoch is begun again.
+        At position 0 of an epoch that has been partly read, the epoch starts over.
         """
         saved, self.saved = self.saved, None
-        beginning = self._from(saved, epoch, position)
-        self.now = beginning.standing
-        return beginning
+        start = self._start(saved, epoch, position)
+        self.current = start.position
+        return start
 
-    def _from(self, saved: ReadPosition | None, epoch: int, position: int) -> ReadStart:
+    def _start(self, saved: ReadPosition | None, epoch: int, position: int) -> ReadStart:
         same_readers = saved is not None and len(saved.counts) == self.readers
         if saved is not None and saved.epoch == epoch and (position or not saved.samples):
             if same_readers and (self.readers == 1 or saved.batch_size == self.batch_size):
                 return ReadStart(evolve(saved, batch_size=self.batch_size), loads=True)
-            if not self.begins_anywhere:
+            if not self.seekable:
                 self._warn_of_other_readers(saved)
             position = saved.samples
-        standing = ReadPosition.after(epoch, position, self.batch_size, self.readers)
+        after = ReadPosition.after(epoch, position, self.batch_size, self.readers)
         if saved is not None and saved.epoch < epoch and self.keeps_readers and same_readers:
-            return ReadStart(evolve(standing, states=list(saved.states)), loads=True, anew=True)
-        return ReadStart(standing)
+            return ReadStart(evolve(after, states=list(saved.states)), loads=True, new_pass=True)
+        return ReadStart(after)
 
     def _warn_of_other_readers(self, saved: ReadPosition) -> None:
         warnings.warn(
-            f"The run was saved with its data read by {len(saved.counts)}, in batches of {saved.batch_size}, and goes "
-            f"on with {self.readers}, in batches of {self.batch_size}: data that can only be read from the start come "
-            "in another order then. Choose the same dataloader_num_workers and batch size to go on exactly.",
+            f"The checkpoint was saved with {len(saved.counts)} readers of the data and batches of {saved.batch_size}, "
+            f"and the run resumes with {self.readers} readers and batches of {self.batch_size}: data that can only be "
+            "read from the start now come in a different order. Use the same dataloader_num_workers and batch size to "
+            "resume exactly.",
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""What a loader of somebody else's is: how it chooses rows, and whether each process gets its own already."""
+"""Batches from a loader of another library, or from any iterable of batches."""
 
 from __future__ import annotations
 
@@ -33,42 +33,9 @@ from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 
 
-def reads_by_index(loader: Any) -> bool:
-    """Whether the loader is torch's own, and a batch sampler says which rows of its data make a batch."""
-    return type(loader) is DataLoader and loader.batch_sampler is not None and not is_iterable(loader.dataset)
-
-
-def is_sharded_already(loader: Any) -> bool:
-    """Whether each process's loader gives it its own batches: by a DistributedSampler, or as accelerate made it."""
-    prepared = any(kind.__module__.startswith("accelerate.") for kind in type(loader).__mro__)
-    return prepared or distributed_sampler(loader) is not None
-
-
-def distributed_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler by which the loader takes a part of the data, if it does."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    for sampler in (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-            return sampler
-    return None
-
-
-def unsharded_batches(loader: Any) -> BatchSampler | None:
-    """The batches of all rows, each once, of which a DistributedSampler gives this process some, and some twice.
-
-    None where the loader does not put batches together as torch does by itself.
-    """
-    sampler = distributed_sampler(loader)
-    if sampler is None or type(loader.batch_sampler) is not BatchSampler or not reads_by_index(loader):
-        return None
-    whole: DistributedSampler[Any] = DistributedSampler(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
-    whole.set_epoch(sampler.epoch)
-    return BatchSampler(whole, loader.batch_sampler.batch_size, drop_last=False)
-
-
 @frozen
 class SavedLoaderState:
-    """Where a loader with a state of its own stood: the pass over the data, whether it was at its end, the state."""
+    """The saved state of a loader: the epoch, whether the loader was at its end, and the loader's `state_dict`."""
 
     epoch: int
     ended: bool
@@ -76,12 +43,12 @@ class SavedLoaderState:
 
 
 class ExternalBatches:
-    """Answers the Batches port for any iterable of batches, taken as it comes.
+    """Implements the Batches port for any iterable of batches.
 
-    One with `state_dict` and `load_state_dict` goes on from its own state. Any other cannot begin anywhere, so the
-    batches before a position are read and dropped. First torch's generator, and those that the loader and its samplers
-    have of their own, are put back to where they stood when the epoch began, so that the same order is drawn again;
-    afterwards the streams that training shares are put back to where the run left them.
+    A loader with `state_dict` and `load_state_dict` resumes from its own state. Any other cannot start in the middle of
+    an epoch, so the batches before a position are read and dropped. Before that, torch's generator and those of the
+    loader and its samplers are set to their states at the start of the epoch, so that the loader draws the same order
+    again; afterwards the random streams of training are restored.
     """
 
     def __init__(
@@ -96,118 +63,118 @@ class ExternalBatches:
         self._inspect = inspect
         self._progress = progress
         self._generators = [torch.default_generator, *loader_generators(loader)]
-        self._epoch_began_with = self._states()
-        self._now: tuple[int, bool] | None = None
+        self._epoch_start_states = self._generator_states()
+        self._current: tuple[int, bool] | None = None  # the epoch, and whether it is at its end
         self._saved: SavedLoaderState | None = None
-        self._anew = False  # the loader is at the end of a pass that this process did not read
+        self._new_pass = False  # the loader is at the end of a pass that another process has read
 
     def batches_per_epoch(self) -> int | None:
-        """The loader's length, where it has one."""
+        """Return the loader's length; None if it has none."""
         return length_of(self.loader)
 
     def samples_per_epoch(self) -> int | None:
-        """The data set's length, where the loader has one."""
+        """Return the length of the loader's dataset; None if it has none."""
         return length_of(getattr(self.loader, "dataset", None))
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """The batches from `position` on, on the device.
+        """Yield the batches from `position` on, on the device.
 
-        Raises DataError where the loader keeps a state that no checkpoint can hold.
+        Raises DataError if the loader has a state that cannot be stored in a checkpoint.
         """
-        batches = self._opened(epoch, position)
+        batches = self._open(epoch, position)
         for batch in batches:
             self._inspect(batch)
             self._loader_state()
             yield self._transfer(batch)
             break
         yield from map(self._transfer, batches)
-        self._now = epoch, True
+        self._current = epoch, True
 
     def rows(self, batch: Any) -> int:
-        """The length of the batch's first tensor."""
+        """Return the length of the batch's first tensor."""
         return row_count(batch)
 
     def export(self) -> Iterator[Part]:
-        """Where the generators stood when the epoch began, and where they stand; the loader's own state, if any."""
-        document: dict[str, Any] = {"began": self._epoch_began_with, "now": self._states()}
+        """Export the states of the generators, now and at the start of the epoch, and the loader's state, if any."""
+        document: dict[str, Any] = {"began": self._epoch_start_states, "now": self._generator_states()}
         if (saved := self._loader_state()) is not None:
             document |= {"epoch": saved.epoch, "ended": saved.ended}
             yield from state_parts("loader", saved.state)
         yield json_part("generators", document)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from exported generators. Raises ValueError where this loader has more of them, or fewer."""
+        """Resume from an export. Raises ValueError if this loader has a different number of generators."""
         found = {part.name: part for part in parts}
-        kept = only_value([found.pop("generators")] if "generators" in found else found.values(), "generators")
-        if len(kept["now"]) != len(self._generators):
+        document = only_value([found.pop("generators")] if "generators" in found else found.values(), "generators")
+        if len(document["now"]) != len(self._generators):
             raise ValueError(
-                f"The saved data loader had {len(kept['now']) - 1} random generators of its own, and this one has "
+                f"The saved data loader had {len(document['now']) - 1} random generators of its own, and this one has "
                 f"{len(self._generators) - 1}; resume with the loader that the run was saved with."
             )
         state = state_from_parts("loader", found.values())
         if state is not None and is_stateful(self.loader):
-            self._saved = SavedLoaderState(kept["epoch"], kept["ended"], state)
-        self._epoch_began_with = kept["began"]
-        for generator, own in zip(self._generators[1:], kept["now"][1:], strict=True):
+            self._saved = SavedLoaderState(document["epoch"], document["ended"], state)
+        self._epoch_start_states = document["began"]
+        for generator, own in zip(self._generators[1:], document["now"][1:], strict=True):
             generator.set_state(decode_rng_state(own))
 
-    def _opened(self, epoch: int, position: int) -> Iterator[Any]:
-        """An iterator that goes on where the run stands."""
+    def _open(self, epoch: int, position: int) -> Iterator[Any]:
+        """Return an iterator from where the run resumes."""
         saved, self._saved = self._saved, None
-        self._now = epoch, False
+        self._current = epoch, False
         if saved is not None and saved.epoch < epoch:
-            self._load(saved)
-        self._tell_epoch(epoch)
+            self._load_state(saved)
+        self._set_epoch(epoch)
         if position == 0:
-            self._epoch_began_with = self._states()
-            anew = self._anew or (saved is not None and saved.epoch < epoch)
-            self._anew = False
-            return self._read(epoch, anew=anew)
+            self._epoch_start_states = self._generator_states()
+            new_pass = self._new_pass or (saved is not None and saved.epoch < epoch)
+            self._new_pass = False
+            return self._read(epoch, new_pass=new_pass)
         if saved is not None:
-            self._load(saved)
-            self._anew = saved.ended
+            self._load_state(saved)
+            self._new_pass = saved.ended
             return iter(()) if saved.ended else self._read(epoch, position)
         with preserved_rng_states():
-            self._put_back(self._epoch_began_with)
+            self._restore_generators(self._epoch_start_states)
             batches = self._read(epoch)
             skip_rows(batches, self._own_rows(position), self._progress)
             return batches
 
-    def _read(self, epoch: int, position: int = 0, anew: bool = False) -> Iterator[Any]:
-        """A pass over the loader, which stands at that position. `anew`: it stands at the end of the pass before."""
-        return restarted(self.loader) if anew else iter(self.loader)
+    def _read(self, epoch: int, position: int = 0, new_pass: bool = False) -> Iterator[Any]:
+        """Iterate over the loader, which is at `position`; with `new_pass` at the end of the previous pass."""
+        return restarted(self.loader) if new_pass else iter(self.loader)
 
     def _own_rows(self, position: int) -> int:
-        """How many rows this process has read up to a position."""
+        """Return the number of rows that this rank has read up to a position."""
         return position
 
-    def _load(self, saved: SavedLoaderState) -> None:
-        """Put the loader where it stood; at the end of a pass it begins the next one as it would have done."""
-        self._tell_epoch(saved.epoch)
+    def _load_state(self, saved: SavedLoaderState) -> None:
+        """Load the loader's state; at the end of a pass it then starts the next one as it would have done."""
+        self._set_epoch(saved.epoch)
         with preserved_rng_states():
-            self._put_back(self._epoch_began_with)
+            self._restore_generators(self._epoch_start_states)
             self.loader.load_state_dict(decode_state(saved.state))
-            # Some loaders draw random numbers when they take up their state, and do so when they are next asked for it.
+            # Some loaders draw random numbers to apply a loaded state, as late as the next call of state_dict().
             self.loader.state_dict()
 
     def _loader_state(self) -> SavedLoaderState | None:
-        """The loader's own state, once it was read from."""
-        if self._saved is not None or self._now is None or not is_stateful(self.loader):
+        """Return the loader's own state; None if it has none or has not been read."""
+        if self._saved is not None or self._current is None or not is_stateful(self.loader):
             return self._saved
-        return SavedLoaderState(*self._now, encode_state(self.loader, self.loader.state_dict()))
+        return SavedLoaderState(*self._current, encode_state(self.loader, self.loader.state_dict()))
 
-    def _tell_epoch(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int) -> None:
         sampler, batch_sampler = (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))
         inner = getattr(batch_sampler, "sampler", None)
-        holders = [self.loader, sampler, batch_sampler, inner, getattr(self.loader, "dataset", None)]
-        for number, holder in enumerate(holders):
-            if not any(holder is told for told in holders[:number]):
-                set_epoch(holder, epoch)
+        objects = [self.loader, sampler, batch_sampler, inner, getattr(self.loader, "dataset", None)]
+        for number, each in enumerate(objects):
+            if not any(each is earlier for earlier in objects[:number]):
+                set_epoch(each, epoch)
 
-    def _states(self) -> list[str]:
+    def _generator_states(self) -> list[str]:
         return [encode_rng_state(generator.get_state()) for generator in self._generators]
 
-    def _put_back(self, states: list[str]) -> None:
+    def _restore_generators(self, states: list[str]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(decode_rng_state(state))
 
@@ -215,11 +182,47 @@ class ExternalBatches:
 def skip_rows(
     batches: Iterator[Any], position: int, progress: Progress = no_progress, count: Callable[[Any], int] = row_count
 ) -> None:
-    """Read and drop the batches that hold the first `position` rows."""
-    passed = 0
-    while passed < position:
+    """Read and drop the batches with the first `position` rows."""
+    skipped = 0
+    while skipped < position:
         batch = next(batches, None)
         if batch is None:
             return
-        passed += count(batch)
-        progress(min(passed, position), position)
+        skipped += count(batch)
+        progress(min(skipped, position), position)
+
+
+# What kind of loader it is
+
+
+def reads_by_index(loader: Any) -> bool:
+    """Return whether the loader is torch's own DataLoader with a batch sampler that chooses rows by index."""
+    return type(loader) is DataLoader and loader.batch_sampler is not None and not is_iterable(loader.dataset)
+
+
+def is_sharded_already(loader: Any) -> bool:
+    """Return whether each rank's loader returns that rank's batches: with a DistributedSampler, or from accelerate."""
+    prepared = any(kind.__module__.startswith("accelerate.") for kind in type(loader).__mro__)
+    return prepared or distributed_sampler(loader) is not None
+
+
+def distributed_sampler(loader: Any) -> DistributedSampler[Any] | None:
+    """Return the sampler by which the loader reads only a part of the data; None if there is none."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for sampler in (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            return sampler
+    return None
+
+
+def unsharded_batches(loader: Any) -> BatchSampler | None:
+    """Return batches of all rows, each once, for a loader with a DistributedSampler, which repeats some rows.
+
+    None if the loader does not build its batches with torch's standard BatchSampler.
+    """
+    sampler = distributed_sampler(loader)
+    if sampler is None or type(loader.batch_sampler) is not BatchSampler or not reads_by_index(loader):
+        return None
+    whole: DistributedSampler[Any] = DistributedSampler(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
+    whole.set_epoch(sampler.epoch)
+    return BatchSampler(whole, loader.batch_sampler.batch_size, drop_last=False)

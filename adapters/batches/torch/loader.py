@@ -1,4 +1,9 @@
-"""What loader workers hand over beside a batch, and how they are sent to where others stood."""
+"""A torch DataLoader that can start at any position of an epoch, and its workers.
+
+Workers ignore the signals that ask a run to stop: a shell sends Ctrl-C, and many schedulers their warning, to every
+process of a job. The main process decides what a signal means; a worker that died of it would break the current step,
+and the run could not save. Workers end when the main process is gone.
+"""
 
 from __future__ import annotations
 
@@ -21,163 +26,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, ReadPosition, encode_state, is_stateful
 from hexloop.adapters.batches.torch.order import OrderedBatchSampler
 from hexloop.adapters.batches.torch.random_streams import KeyedDataset
-from hexloop.adapters.batches.torch.shares import CollatedShares, Share, ShareCollate, shares_of
+from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks, shares_of
 from hexloop.domain.order.slices import Shard
 
 
-class WorkerBatch(NamedTuple):
-    """The rows of a batch from a worker. A tuple, through which torch pins memory."""
-
-    worker: int
-    samples: int
-    state: DataState | None
-    """The worker's data set, as it stood when this batch was made."""
-    passed: int
-    """How many rows were passed over on the way to it."""
-    divided: CollatedShares
-    """What the rows make for each of the processes that the loader reads for, mostly this one alone."""
-
-
-class Skipped:
-    """Stands for a row that is passed over."""
-
-
-SKIPPED = Skipped()
-
-
-@frozen
-class WorkerCollate:
-    """Collates in a worker, and hands the batch over with where the worker stands then."""
-
-    divide: ShareCollate
-    stateful: bool
-
-    def __call__(self, rows: list[Any]) -> WorkerBatch:
-        """The batch of the rows that are not passed over; no batch where there are none."""
-        info: Any = get_worker_info()
-        given = [row for row in rows if row is not SKIPPED]
-        if not given:
-            return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], [], None))
-        dataset = info.dataset.dataset  # the user's, in the wrapper of an OrderedLoader or a StreamLoader
-        divided = self.divide(given, getattr(info.dataset, "last_key", None))
-        state = encode_state(dataset, {"data": dataset.state_dict()}) if self.stateful else None
-        return WorkerBatch(info.id, len(given), state, len(rows) - len(given), divided)
-
-
-@frozen
-class WorkerStateLoader:
-    """Called in each worker when it starts: puts its data set where the worker of that number stood."""
-
-    states: Sequence[Any]
-
-    def __call__(self, worker: int) -> None:
-        """Load the worker's state, where there is one."""
-        info: Any = get_worker_info()
-        load_state(info.dataset.dataset, self.states[worker], "data")
-
-
-def load_state(data: Any, states: dict[str, Any] | None, name: str) -> None:
-    """Put data where they gave the state of this name, unless there is none or they keep none."""
-    if states is not None and name in states and is_stateful(data):
-        data.load_state_dict(states[name])
-
-
-SIGNALS = frozenset(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)  # Windows has two of them
-)
-
-
-@frozen
-class SignalShield:
-    """A `worker_init_fn` that passes over `SIGNALS` from then on, and then does what `initialise` does."""
-
-    initialise: Callable[[int], Any] | None = None
-
-    def __call__(self, worker: int) -> None:
-        """Called in the worker, before its first sample."""
-        for number in SIGNALS:
-            # Not SIG_IGN, which a program that the worker starts would inherit.
-            signal.signal(number, _pass_over)
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        _end_with_the_run()
-        if self.initialise is not None:
-            self.initialise(worker)
-
-
-class ShieldedIterator(_MultiProcessingDataLoaderIter):
-    """The iterator of a loader, whose `worker_init_fn` it shields; it ends its workers without SIGTERM."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        with _held_back():
-            super().__init__(loader)
-        for worker in self._workers:
-            # What torch does to those that do not end by themselves.
-            worker.terminate = worker.kill  # type: ignore[method-assign]
-        # At the program's end multiprocessing sends SIGTERM and waits, unless this comes first.
-        multiprocessing.util.Finalize(self, _end, (weakref.ref(self),), exitpriority=100)
-
-    @property
-    def _worker_init_fn(self) -> SignalShield:
-        return self._shielded
-
-    @_worker_init_fn.setter
-    def _worker_init_fn(self, initialise: Callable[[int], Any] | None) -> None:
-        self._shielded = SignalShield(initialise)
-
-    def end(self) -> None:
-        """End the workers."""
-        self._shutdown_workers()
-
-
-def _end_with_the_run() -> None:
-    """Let this worker of a fork server end when the process dies that asked for it.
-
-    torch's workers end when their parent has. Theirs is the server, which in turn stays for as long as a worker does.
-    """
-    run = multiprocessing.parent_process()
-    if run is None or run.pid == os.getppid():
-        return
-
-    def wait() -> None:
-        run.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="hexloop waits for the run's end", daemon=True).start()
-
-
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """The run's process decides what the signal means."""
-
-
-def _end(reference: weakref.ref[ShieldedIterator]) -> None:
-    iterator = reference()
-    if iterator is not None:
-        iterator.end()
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Let `SIGNALS` wait in this thread, and in the processes that it starts until they are shielded."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class ResumableLoader(DataLoader[Any]):
-    """A loader that can be told to end the workers that it kept for another epoch, and knows where it stands.
+    """A loader that knows its read position, and can end the workers that it keeps between epochs.
 
-    It has a generator of its own, which workers' base seeds are drawn from, so that reading data leaves torch's alone.
+    It has its own generator for the base seeds of workers, so that reading data does not advance torch's generator.
     """
 
-    place: ReadCursor
+    cursor: ReadCursor
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:
@@ -191,87 +50,88 @@ class ResumableLoader(DataLoader[Any]):
         if isinstance(kept, _MultiProcessingDataLoaderIter):
             kept._shutdown_workers()
 
-    def standing(self) -> DataState | None:
-        """Where this loader stands, after the last batch that was taken from it; None before the first."""
-        standing = self.place.saved or self.place.now
-        if standing is None:
+    def position_state(self) -> DataState | None:
+        """Return the read position after the last batch that was taken from this loader; None before the first."""
+        position = self.cursor.saved or self.cursor.current
+        if position is None:
             return None
-        if standing is self.place.now and self.num_workers == 0:
-            standing.states = [self.own_state()]
-        return encode_state(self.users_data, standing.document())
+        if position is self.cursor.current and self.num_workers == 0:
+            position.states = [self.local_state()]
+        return encode_state(self.user_dataset, position.document())
 
-    def go_on_from(self, document: dict[str, Any]) -> None:
-        """Begin the next epoch that is asked for where `standing` said."""
-        self.place.saved = ReadPosition(**document)
+    def resume_from(self, document: dict[str, Any]) -> None:
+        """Start the next epoch at a position that `position_state` returned, decoded."""
+        self.cursor.saved = ReadPosition(**document)
 
     @property
-    def users_data(self) -> Any:
-        """The data set that the user gave."""
+    def user_dataset(self) -> Any:
+        """The dataset that the user passed."""
         return self.dataset.dataset if isinstance(self.dataset, KeyedDataset) else self.dataset
 
-    def own_state(self) -> Any:
-        """What the data set in this process says of where it stands."""
-        return {"data": self.users_data.state_dict()} if is_stateful(self.users_data) else None
+    def local_state(self) -> Any:
+        """Return the state of the dataset in this process; None if it has none."""
+        return {"data": self.user_dataset.state_dict()} if is_stateful(self.user_dataset) else None
 
 
 class OrderedLoader(ResumableLoader):
-    """A loader whose batch sampler can be sent to any position.
+    """A loader whose batch sampler can seek to any position.
 
-    Where workers read a data set that keeps a state, it is given as a KeyedDataset, and each batch brings that state.
+    If workers read a dataset that has a state, each batch is returned with that state; the dataset must then be a
+    KeyedDataset.
     """
 
     def __init__(self, dataset: Any, batch_sampler: OrderedBatchSampler, **options: Any) -> None:
         workers = options.get("num_workers", 0)
-        self._delivers = workers > 0 and isinstance(dataset, KeyedDataset) and is_stateful(dataset.dataset)
-        if self._delivers:
-            divide = ShareCollate(options["collate_fn"], batch_sampler.batch_size)
-            options["collate_fn"] = WorkerCollate(divide, stateful=True)
-        self.place = ReadCursor(
+        self._with_state = workers > 0 and isinstance(dataset, KeyedDataset) and is_stateful(dataset.dataset)
+        if self._with_state:
+            collate = ShareCollate(options["collate_fn"], batch_sampler.batch_size)
+            options["collate_fn"] = WorkerCollate(collate, stateful=True)
+        self.cursor = ReadCursor(
             batch_sampler.batch_size,
             max(workers, 1),
             keeps_readers=workers == 0 or options.get("persistent_workers", False),
-            begins_anywhere=not self._delivers,
+            seekable=not self._with_state,
         )
         super().__init__(dataset, batch_sampler=batch_sampler, generator=torch.Generator(), **options)
 
     @property
     def shard(self) -> Shard:
-        """Which part of every batch this process takes."""
+        """This rank's part of every batch."""
         sampler = self.batch_sampler
         assert isinstance(sampler, OrderedBatchSampler)
         return sampler.shard
 
     def __iter__(self) -> Any:
-        if self._delivers:
-            return (each.divided.batches[0] for each in super().__iter__() if each.samples)
+        if self._with_state:
+            return (each.shares.batches[0] for each in super().__iter__() if each.samples)
         return self._batches(self.batch_sampler)
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """The batches of `epoch` from the sample at `position` on, or from where the loader was told to go on.
+        """Yield the batches of `epoch` from the sample at `position`, or from the position set by `resume_from`.
 
-        Without workers the samples are fetched here and now, with none of a loader's own cost for a batch.
+        Without workers the samples are fetched directly, without the cost per batch of torch's iterator.
         """
         sampler = self.batch_sampler
         assert isinstance(sampler, OrderedBatchSampler)
-        beginning = self.place.begin(epoch, position)
-        standing = beginning.standing
-        turns = (standing.last + 1) % self.place.readers if self._delivers else 0
-        sampler.go_to(epoch, standing.samples, turns)
+        start = self.cursor.start(epoch, position)
+        current = start.position
+        empty_batches = (current.last + 1) % self.cursor.readers if self._with_state else 0
+        sampler.seek(epoch, current.samples, empty_batches)
         self.generator.manual_seed(epoch)
-        if self._delivers:
-            states = standing.plain_states if beginning.loads else [None] * self.place.readers
+        if self._with_state:
+            states = current.plain_states if start.loads else [None] * self.cursor.readers
             self.worker_init_fn = WorkerStateLoader(states)
-            yield from self._delivered(standing)
+            yield from self._batches_with_state(current)
             return
-        if beginning.loads:
-            load_state(self.users_data, standing.states[0], "data")
+        if start.loads:
+            load_state(self.user_dataset, current.states[0], "data")
         size = sampler.batch_size
         for batch in self._batches(sampler):
-            standing.samples += size  # the epoch's last batch may be shorter, but nothing begins after it
+            current.samples += size  # too many after a shorter last batch, after which nothing is read
             yield batch
 
-    def parts_from(self, epoch: int, position: int) -> Generator[tuple[Share, ...], None, None]:
-        """This process's share, alone, of each batch of `epoch` from the sample at `position` on."""
+    def parts_from(self, epoch: int, position: int) -> SharesOfRanks:
+        """Yield this rank's share, alone, of each batch of `epoch` from the sample at `position`."""
         sampler, length = self.batch_sampler, len(self.dataset)  # type: ignore[arg-type]
         assert isinstance(sampler, OrderedBatchSampler)
         size = sampler.batch_size
@@ -290,15 +150,167 @@ class OrderedLoader(ResumableLoader):
         for indices in sampler:
             yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
 
-    def _delivered(self, standing: ReadPosition) -> Iterator[Any]:
+    def _batches_with_state(self, current: ReadPosition) -> Iterator[Any]:
         each: WorkerBatch
         ranks = self.shard.world_size
         for each in super().__iter__():
             if each.samples:
-                standing.note(each.worker, each.samples * ranks, each.state)
-                yield each.divided.batches[0]
+                current.note(each.worker, each.samples * ranks, each.state)
+                yield each.shares.batches[0]
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether the data can only be read from the start."""
+    """Return whether the dataset can only be read from the start."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+# What workers return, and how they start
+
+
+class WorkerBatch(NamedTuple):
+    """A batch from a worker. (A tuple, so that torch pins its memory.)
+
+    state: the worker's dataset after this batch. skipped: rows that were skipped before it. shares: the batch of each
+    rank that the loader reads for, which is mostly this one alone.
+    """
+
+    worker: int
+    samples: int
+    state: DataState | None
+    skipped: int
+    shares: CollatedShares
+
+
+class Skipped:
+    """Stands for a row that is skipped."""
+
+
+SKIPPED = Skipped()
+
+
+@frozen
+class WorkerCollate:
+    """Collates in a worker, and returns the batch with the state of the worker's dataset."""
+
+    collate: ShareCollate
+    stateful: bool
+
+    def __call__(self, rows: list[Any]) -> WorkerBatch:
+        """Return the batch of the rows that are not skipped; `samples` is 0 if there are none."""
+        info: Any = get_worker_info()
+        kept = [row for row in rows if row is not SKIPPED]
+        if not kept:
+            return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], [], None))
+        dataset = info.dataset.dataset  # the user's, wrapped by OrderedLoader or StreamLoader
+        shares = self.collate(kept, getattr(info.dataset, "last_key", None))
+        state = encode_state(dataset, {"data": dataset.state_dict()}) if self.stateful else None
+        return WorkerBatch(info.id, len(kept), state, len(rows) - len(kept), shares)
+
+
+@frozen
+class WorkerStateLoader:
+    """A `worker_init_fn` that loads the state of each worker's dataset."""
+
+    states: Sequence[Any]
+
+    def __call__(self, worker: int) -> None:
+        """Load the worker's state, if there is one."""
+        info: Any = get_worker_info()
+        load_state(info.dataset.dataset, self.states[worker], "data")
+
+
+def load_state(data: Any, states: dict[str, Any] | None, name: str) -> None:
+    """Load the state called `name`, if there is one and `data` can load it."""
+    if states is not None and name in states and is_stateful(data):
+        data.load_state_dict(states[name])
+
+
+# Workers and signals
+
+SIGNALS = frozenset(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)  # Windows has two of them
+)
+
+
+@frozen
+class SignalShield:
+    """A `worker_init_fn` that makes the worker ignore `SIGNALS`, and then calls `initialize`."""
+
+    initialize: Callable[[int], Any] | None = None
+
+    def __call__(self, worker: int) -> None:
+        """Called in the worker, before its first sample."""
+        for number in SIGNALS:
+            # Not SIG_IGN, which a program that the worker starts would inherit.
+            signal.signal(number, _ignore)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        _exit_with_main_process()
+        if self.initialize is not None:
+            self.initialize(worker)
+
+
+class ShieldedIterator(_MultiProcessingDataLoaderIter):
+    """An iterator whose workers ignore `SIGNALS`; it ends them without SIGTERM."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        with _blocked_signals():
+            super().__init__(loader)
+        for worker in self._workers:
+            # What torch calls for workers that do not end by themselves.
+            worker.terminate = worker.kill  # type: ignore[method-assign]
+        # At exit multiprocessing sends SIGTERM and waits, unless this runs first.
+        multiprocessing.util.Finalize(self, _end, (weakref.ref(self),), exitpriority=100)
+
+    @property
+    def _worker_init_fn(self) -> SignalShield:
+        return self._shield
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, initialize: Callable[[int], Any] | None) -> None:
+        self._shield = SignalShield(initialize)
+
+    def end(self) -> None:
+        """End the workers."""
+        self._shutdown_workers()
+
+
+def _exit_with_main_process() -> None:
+    """Let this worker of a fork server exit when the main process dies.
+
+    torch's workers exit with their parent process, but theirs is the fork server, which runs as long as any worker.
+    """
+    main = multiprocessing.parent_process()
+    if main is None or main.pid == os.getppid():
+        return
+
+    def wait() -> None:
+        main.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="hexloop waits for the main process", daemon=True).start()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """No-op: the main process decides what the signal means."""
+
+
+def _end(reference: weakref.ref[ShieldedIterator]) -> None:
+    iterator = reference()
+    if iterator is not None:
+        iterator.end()
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block `SIGNALS` in this thread, and in the processes that it starts until they are shielded."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

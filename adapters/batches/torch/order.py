@@ -1,4 +1,4 @@
-"""The order of samples a block at a time: the domain's keyed permutation, bit for bit, in whole arrays."""
+"""The order in which samples are read: index blocks computed with numpy, and the samplers that torch loaders take."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from hexloop.domain.order.slices import ALL, Shard, global_batches
 
 Words = NDArray[np.uint64]
 
-# Positions worked on at once: few enough for the processor's cache, and enough to hide what a call costs.
 CHUNK = 8192
+"""Positions permuted at once: few enough for the CPU cache, enough to amortize the cost of a numpy call."""
+
+BLOCK = 4096
+"""About how many indices the batch sampler computes at once, so that no step waits long for them."""
 
 
 @frozen
 class VectorisedPermutation(KeyedPermutation):
-    """The domain's permutation, whose blocks come at tens of nanoseconds a sample."""
+    """The domain's keyed permutation, bit-identical, in blocks that cost tens of nanoseconds per sample."""
 
     def block(self, start: int, stop: int) -> list[int]:
-        """The indices at the positions `start` to `stop` - 1. Raises IndexError where one is outside the epoch."""
+        """Return the indices at positions `start` to `stop` - 1. Raises IndexError if one is outside the epoch."""
         found: list[int] = self.indices(start, stop).tolist()
         return found
 
     def indices(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The indices at the positions `start` to `stop` - 1, of shape (stop - start,).
+        """Return the indices at positions `start` to `stop` - 1, of shape (stop - start,).
 
-        Memory beyond the result does not grow with the block. Raises IndexError where a position is outside the epoch.
+        Memory other than the result does not grow with the block. Raises IndexError if a position is outside the epoch.
         """
         found = np.empty(max(0, stop - start), dtype=np.int64)
         if found.size and not 0 <= start < stop <= self.length:
@@ -54,6 +57,7 @@ class VectorisedPermutation(KeyedPermutation):
         return found
 
     def _walk(self, network: Network, start: int, count: int) -> Words:
+        """Apply the network until every cell is inside the epoch (cycle walking)."""
         cells = _scramble(network, np.arange(count, dtype=np.uint64) + np.uint64(start))
         outside = np.flatnonzero(cells >= self.length)
         while outside.size:
@@ -63,7 +67,7 @@ class VectorisedPermutation(KeyedPermutation):
 
 
 def indices(seed: int, epoch: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
-    """The indices at the positions `start` to `stop` - 1 of an epoch in random order; see VectorisedPermutation."""
+    """Return the indices at positions `start` to `stop` - 1 of a shuffled epoch; see VectorisedPermutation."""
     return VectorisedPermutation(seed, epoch, length).indices(start, stop)
 
 
@@ -93,21 +97,17 @@ def _round_values(half: Words, key: int, bound: int, scratch: Words) -> Words:
 
 
 def _add(half: Words, value: Words, bound: int, scratch: Words) -> None:
-    """Add modulo `bound`, in place: a sum below the bound wraps to a huge word when the bound is taken off."""
+    """Add modulo `bound` in place: subtracting the bound from a smaller sum wraps around to a very large word."""
     half += value
     np.subtract(half, bound, out=scratch)
     np.minimum(half, scratch, out=half)
 
 
-BLOCK = 4096
-"""About how many positions' indices are worked out at once: enough to be quick, and not so many that a step waits."""
-
-
 class OrderedBatchSampler(Sampler[list[Any]]):
-    """Batches of indices in the order that `make_order(epoch)` gives, from the position that `go_to` named.
+    """Batches of indices in the order that `make_order(epoch)` returns, from the position set by `seek`.
 
-    batch_size: the samples of a batch over all processes, of which this one takes those of its `shard`; where there are
-    none, it takes the batch's first sample, which is not to be counted.
+    batch_size: samples of a batch over all ranks, of which this rank reads its `shard`. If the shard is empty, it reads
+    the first sample of the batch, which must not be counted.
     keyed_by: the seed of the samples' random streams; then the batches hold KeyedIndex for a KeyedDataset.
     """
 
@@ -124,29 +124,29 @@ class OrderedBatchSampler(Sampler[list[Any]]):
         self.shard = shard
         self._make_order = make_order
         self._keyed_by = keyed_by
-        self.go_to(0, 0)
+        self.seek(0, 0)
 
-    def go_to(self, epoch: int, position: int, turns: int = 0) -> None:
-        """Begin the next iteration at `position`, in samples, of `epoch`, after so many batches without a sample.
+    def seek(self, epoch: int, position: int, empty_batches: int = 0) -> None:
+        """Start the next iteration at `position`, in samples, of `epoch`, after some batches without samples.
 
-        Loader workers take turns; the empty batches give the turn to whoever had it in another process.
+        Loader workers read batches in turn; empty batches advance the turn to the worker that reads next.
         """
         self._epoch = epoch
         self._position = position
-        self._turns = turns
+        self._empty_batches = empty_batches
         self._order = self._make_order(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration at the start of `epoch`."""
-        self.go_to(epoch, 0)
+        """Start the next iteration at the beginning of `epoch`."""
+        self.seek(epoch, 0)
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has."""
+        """Return the number of batches in an epoch."""
         return global_batches(self.batch_size, len(self._order), self.drop_last)
 
     def __iter__(self) -> Iterator[list[Any]]:
         order, size, start = self._order, self.batch_size, self._position
-        for _ in range(self._turns):
+        for _ in range(self._empty_batches):
             yield []
         left = global_batches(size, len(order), self.drop_last, start)
         stop = min(start + left * size, len(order))
@@ -155,7 +155,7 @@ class OrderedBatchSampler(Sampler[list[Any]]):
             yield from self._batches_of(order.block(first, min(first + block, stop)), first)
 
     def _batches_of(self, block: list[int], first: int) -> list[list[Any]]:
-        """This process's part of each batch of a block that begins at the position `first`."""
+        """Return this rank's part of each batch of a block that starts at position `first`."""
         size, batches = self.batch_size, []
         for offset in range(0, len(block), size):
             mine = self.shard.of(range(offset, min(offset + size, len(block))), size) or range(offset, offset + 1)
@@ -167,18 +167,21 @@ class OrderedBatchSampler(Sampler[list[Any]]):
 
 
 class IndexSampler(Sampler[int]):
-    """The indices in the order that `make_order(epoch)` gives, of the epoch that `set_epoch` named last."""
+    """The single indices of an epoch, for users who build their own sampler on the run's order.
+
+    The order is what `make_order(epoch)` returns for the epoch set by `set_epoch`.
+    """
 
     def __init__(self, make_order: Callable[[int], Order]) -> None:
         self._make_order = make_order
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the indices of this epoch from now on."""
+        """Return the indices of this epoch from now on."""
         self._order = self._make_order(epoch)
 
     def __len__(self) -> int:
-        """How many indices an epoch has."""
+        """Return the number of indices in an epoch."""
         return len(self._order)
 
     def __iter__(self) -> Iterator[int]:

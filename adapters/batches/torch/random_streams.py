@@ -1,4 +1,4 @@
-"""Random augmentation that depends on a sample's position alone, not on the worker or process that draws it."""
+"""The random streams of Python, numpy and torch while data are read: seeded per sample, saved, restored."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hexloop.domain.order.permutation import sample_keys
 
+# Streams keyed by position: random augmentation depends on neither the worker nor the rank that reads a sample
+
 
 class KeyedIndex(NamedTuple):
-    """Which sample, and the key of its random streams. (A tuple, as one is made for every sample.)"""
+    """The index of a sample, and the key of its random streams. (A tuple, because one is made for every sample.)"""
 
     sample: int
     key: int
 
 
 class KeyedDataset(Dataset[Any]):
-    """`dataset`, each of whose samples is drawn with python's, numpy's and torch's streams seeded by its key.
+    """`dataset`, with the streams of Python, numpy and torch seeded by a sample's key before the sample is read.
 
-    The streams that the last sample of a batch leaves behind are those that the batch is put together with. Where
-    reading draws nothing, that is all that its keys are for.
+    A batch is collated with the streams as its last sample left them. If reading a sample uses no random numbers, the
+    keys have no other effect.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -43,8 +45,8 @@ class KeyedDataset(Dataset[Any]):
         return self.dataset[sample]
 
     def __getitems__(self, batch: Sequence[KeyedIndex]) -> Sequence[Any]:
-        """The samples of a batch; all at once where they lie there ready, and the data set can do so."""
-        if not batch or not only_stored(self.dataset):  # asked each time, as a transform may be set meanwhile
+        """Return the samples of a batch; in one call if the dataset supports that and runs no user code."""
+        if not batch or not only_stored(self.dataset):  # checked for each batch: a transform may be set in between
             return [self[index] for index in batch]
         seed_streams(batch[-1].key)
         samples = [index.sample for index in batch]
@@ -54,7 +56,7 @@ class KeyedDataset(Dataset[Any]):
 
 
 def only_stored(dataset: Any) -> bool:
-    """Whether reading a sample runs no code of the user's, which might draw at random."""
+    """Return whether reading a sample runs no user code, which might use random numbers."""
     if type(dataset) is Subset:
         return only_stored(dataset.dataset)
     if (tables := sys.modules.get("datasets")) is not None and type(dataset) is tables.Dataset:
@@ -63,26 +65,29 @@ def only_stored(dataset: Any) -> bool:
 
 
 def seed_streams(key: int) -> None:
-    """Seed the three streams from a 64-bit key. (The default generator is seeded alone: that is 20 times as fast.)"""
+    """Seed the three streams from a 64-bit key. (torch.manual_seed seeds all devices and is 20 times as slow.)"""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(key)
 
 
 def keyed_indices(indices: list[int], seed: int, epoch: int, start: int) -> list[KeyedIndex]:
-    """The samples of the positions from `start` on, each with the key of its position."""
+    """Return the samples at the positions from `start` on, each with the key of its position."""
     return list(map(KeyedIndex, indices, sample_keys(seed, epoch, count(start))))
 
 
+# Saving and restoring
+
+
 def rng_states() -> list[Any]:
-    """Where the streams of python, numpy and torch's processor stand, in arrays and a few numbers."""
+    """Return the states of the streams of Python, numpy and torch's CPU generator, as arrays and numbers."""
     version, words, gauss = random.getstate()
     return [[version, np.array(words, dtype=np.uint32), gauss], list(np.random.get_state()), torch.get_rng_state()]
 
 
-def restore_rng_states(stand: list[Any]) -> None:
-    """Put the three streams where `streams` found them."""
-    (version, words, gauss), numpy_state, torch_state = stand
+def restore_rng_states(states: list[Any]) -> None:
+    """Set the three streams to the states that `rng_states` returned."""
+    (version, words, gauss), numpy_state, torch_state = states
     random.setstate((version, tuple(words.tolist()), gauss))
     np.random.set_state(tuple(numpy_state))
     torch.set_rng_state(torch_state)
@@ -90,7 +95,7 @@ def restore_rng_states(stand: list[Any]) -> None:
 
 @contextmanager
 def preserved_rng_states() -> Iterator[None]:
-    """Afterwards the streams of python, numpy and torch's processor are where they were."""
+    """Restore the streams of Python, numpy and torch's CPU generator on exit."""
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -101,7 +106,7 @@ def preserved_rng_states() -> Iterator[None]:
 
 
 def loader_generators(loader: Any) -> list[torch.Generator]:
-    """The generators of a loader and its samplers, each once, in an order that is the same in every process."""
+    """Return the generators of a loader and its samplers, each once, in an order that is the same on every rank."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found: dict[int, torch.Generator] = {}
@@ -113,10 +118,10 @@ def loader_generators(loader: Any) -> list[torch.Generator]:
 
 
 def encode_rng_state(state: torch.Tensor) -> str:
-    """A generator's state as text."""
+    """Return the state of a torch generator as text."""
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def decode_rng_state(text: str) -> torch.Tensor:
-    """The generator's state that a text holds."""
+    """Return the generator state that `encode_rng_state` encoded."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()

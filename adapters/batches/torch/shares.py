@@ -1,4 +1,4 @@
-"""A process's share of a batch that several processes compute between them."""
+"""The shares of a global batch, one per rank: collated where the rows are read, or sent by rank 0 to the others."""
 
 from __future__ import annotations
 
@@ -21,83 +21,90 @@ from hexloop.domain.order.slices import ALL, Shard
 from hexloop.ports.batches import Padding
 
 RANK_KEY_FACTOR = 0x9E3779B97F4A7C15
-"""Tells the random streams of the processes apart that have read the same rows. Odd, so that no multiple repeats."""
+"""Makes the random streams of ranks that have read the same rows different. Odd, so that its multiples differ."""
 
 
 @frozen
 class Share:
-    """What a process computes of a batch of `samples` over all processes; Padding where none of them is its own.
+    """What one rank computes of a batch of `samples` over all ranks; Padding if it has none of the samples.
 
-    witness: what the first of these rows makes by itself, whoever's it is; None where nobody has asked.
+    first_row: the first row of the batch, collated alone, with which ranks check that they have read the same data;
+    None if it was not asked for.
     """
 
     batch: Any
     samples: int
-    witness: Any = None
+    first_row: Any = None
+
+
+Shares = Generator[Share, None, None]
+"""The shares of one rank, batch by batch."""
+
+SharesOfRanks = Generator[tuple[Share, ...], None, None]
+"""The shares of all ranks that this process reads for, batch by batch."""
 
 
 class CollatedShares(NamedTuple):
-    """A batch for each process, whether it counts, and the witness. A tuple, through which torch pins memory."""
+    """The collated batch of each rank, whether it counts, and the first row. (A tuple, so that torch pins memory.)"""
 
     batches: list[Any]
     counted: list[bool]
-    witness: Any
+    first_row: Any
 
 
 @define
 class ShareCollate:
-    """Makes of the rows of one global batch a batch for each of some processes.
+    """Collates the rows of one global batch into a batch for each of some ranks.
 
-    size: the rows of a whole global batch. A process without rows gets the first one, which is not to be counted.
-    testifies: the first time there is a witness.
+    size: the rows of a whole global batch. A rank without rows gets the first row, which must not be counted.
+    first_row: also collate the first row alone, the first time.
     """
 
     collate: Callable[[list[Any]], Any]
     size: int
     shards: Sequence[Shard] = (ALL,)
-    testifies: bool = False
+    first_row: bool = False
 
     def __call__(self, rows: list[Any], key: int | None = None) -> CollatedShares:
-        """The batches.
-
-        key: of the rows' random streams; a collate function that draws then draws otherwise in each process.
-        """
-        batches, counted, witness = [], [], None
-        if self.testifies:
-            self.testifies, witness = False, self.collate(rows[:1])
+        """Return the batches. `key`: the key of the rows' random streams; collating uses a different one for each rank."""
+        batches, counted, first_row = [], [], None
+        if self.first_row:
+            self.first_row, first_row = False, self.collate(rows[:1])
         for shard in self.shards:
             mine = shard.of(range(len(rows)), self.size)
             if key is not None and shard.world_size > 1:
                 seed_streams((key ^ (shard.rank + 1) * RANK_KEY_FACTOR) & 0xFFFFFFFFFFFFFFFF)
             batches.append(self.collate(rows[mine.start : mine.stop] or rows[:1]))
             counted.append(bool(mine))
-        return CollatedShares(batches, counted, witness)
+        return CollatedShares(batches, counted, first_row)
 
 
-def shares_of(batches: Sequence[Any], counted: Sequence[bool], samples: int, witness: Any = None) -> tuple[Share, ...]:
-    """The shares of a batch of so many samples, by process. Raises DataError; see `as_padding`."""
+def shares_of(
+    batches: Sequence[Any], counted: Sequence[bool], samples: int, first_row: Any = None
+) -> tuple[Share, ...]:
+    """Return the shares of a batch of `samples`, by rank. Raises DataError; see `as_padding`."""
     return tuple(
-        Share(batch if counts else as_padding(batch), samples, witness)
+        Share(batch if counts else as_padding(batch), samples, first_row)
         for batch, counts in zip(batches, counted, strict=True)
     )
 
 
 def as_padding(batch: Any) -> Padding:
-    """The batch, not to be counted. Raises DataError where that could not be told."""
+    """Return the batch as Padding, which is not counted. Raises DataError if it is not a mapping."""
     if not isinstance(batch, Mapping):
         raise DataError(
             "The last batch of an epoch has fewer samples than there are processes, and the data_collator returns "
-            f"a value of type {type(batch).__name__}, which cannot be told from one that counts; let it return a "
-            "dictionary, or set dataloader_drop_last=True."
+            f"a value of type {type(batch).__name__}, which cannot be marked as padding; let it return a dictionary, "
+            "or set dataloader_drop_last=True."
         )
     return Padding(batch)
 
 
 class SampleCounts:
-    """How many samples over all processes each of the batches stands for that were handed out last.
+    """The number of samples over all ranks of each batch that was returned last.
 
-    They are asked for in the order in which they were handed out; those before it are forgotten.
-    usual: what a batch stands for that was never noted.
+    Counts are asked for in the order in which the batches were noted; earlier ones are forgotten.
+    usual: the count of batches that were not noted.
     """
 
     def __init__(self, usual: int) -> None:
@@ -105,12 +112,12 @@ class SampleCounts:
         self._noted: deque[tuple[Any, int]] = deque()
 
     def note(self, batch: Any, samples: int) -> None:
-        """A batch is handed out."""
+        """Note the count of a batch that is about to be returned."""
         if samples != self._usual:
             self._noted.append((batch, samples))
 
     def of(self, batch: Any) -> int:
-        """The samples of the whole batch."""
+        """Return the number of samples of the whole batch."""
         for number, (noted, samples) in enumerate(self._noted):
             if noted is batch:
                 for _ in range(number):
@@ -119,11 +126,11 @@ class SampleCounts:
         return self._usual
 
 
-Parts = Generator[tuple[Share, ...], None, None]
+# Sent by rank 0, which reads for all ranks (dispatch_batches), as JSON and the bytes of tensors
 
 
-class Message(IntEnum):
-    """What the first process says."""
+class DispatchMessage(IntEnum):
+    """The kind of a message of rank 0."""
 
     BATCH = 0
     PADDING = 1
@@ -133,39 +140,39 @@ class Message(IntEnum):
 
 @frozen
 class Dispatcher:
-    """Hands out what rank 0 reads, over a group of torch.distributed that carries tensors of the host.
+    """Sends what rank 0 reads to the other ranks, over a torch.distributed group that carries CPU tensors.
 
-    All processes have to ask for the same batches in the same order.
+    All ranks must ask for the same batches in the same order.
     """
 
     rank: int
     world_size: int
     group: Any
 
-    def hand_out(self, parts: Parts) -> Generator[Share, None, None]:
-        """This process's share of each batch. Only rank 0 reads `parts`, which are of all processes.
+    def distribute(self, parts: SharesOfRanks) -> Shares:
+        """Yield this rank's share of each batch. Only rank 0 reads `parts`, which hold the shares of all ranks.
 
-        Raises DataError where rank 0 could not read, and where a batch holds what cannot be sent.
+        Raises DataError if rank 0 could not read, or if a batch contains an object that cannot be sent.
         """
-        return self._give(parts) if self.rank == 0 else self._take()
+        return self._send(parts) if self.rank == 0 else self._receive()
 
-    def _give(self, parts: Parts) -> Generator[Share, None, None]:
+    def _send(self, parts: SharesOfRanks) -> Shares:
         with closing(parts):
             while True:
                 try:
                     shares = next(parts, None)
-                    messages = [] if shares is None else [_encoded(share) for share in shares[1:]]
+                    messages = [] if shares is None else [_encode(share) for share in shares[1:]]
                 except Exception as error:
-                    failure = _bytes_of({"failure": f"{type(error).__name__}: {error}"})
-                    self._send_all([(Message.FAILURE, 0, failure, [])] * (self.world_size - 1))
+                    failure = _json_bytes({"failure": f"{type(error).__name__}: {error}"})
+                    self._send_all([(DispatchMessage.FAILURE, 0, failure, [])] * (self.world_size - 1))
                     raise
                 if shares is None:
-                    self._send_all([(Message.END, 0, _bytes_of(None), [])] * (self.world_size - 1))
+                    self._send_all([(DispatchMessage.END, 0, _json_bytes(None), [])] * (self.world_size - 1))
                     return
                 self._send_all(messages)
                 yield shares[0]
 
-    def _take(self) -> Generator[Share, None, None]:
+    def _receive(self) -> Shares:
         while True:
             header = torch.zeros(4, dtype=torch.int64)
             dist.recv(header, 0, self.group)
@@ -174,15 +181,16 @@ class Dispatcher:
             dist.recv(document, 0, self.group)
             if size:
                 dist.recv(data, 0, self.group)
-            said = json.loads(document.numpy().tobytes())
-            if kind == Message.END:
+            content = json.loads(document.numpy().tobytes())
+            if kind == DispatchMessage.END:
                 return
-            if kind == Message.FAILURE:
-                raise DataError(f"Rank 0, which reads the data for all (dispatch_batches), failed: {said['failure']}")
-            batch = _decoded(said, data)
-            yield Share(as_padding(batch) if kind == Message.PADDING else batch, samples)
+            if kind == DispatchMessage.FAILURE:
+                failure = content["failure"]
+                raise DataError(f"Rank 0, which reads the data for all ranks (dispatch_batches), failed: {failure}")
+            batch = _decode(content, data)
+            yield Share(as_padding(batch) if kind == DispatchMessage.PADDING else batch, samples)
 
-    def _send_all(self, messages: list[tuple[Message, int, Tensor, list[Tensor]]]) -> None:
+    def _send_all(self, messages: list[tuple[DispatchMessage, int, Tensor, list[Tensor]]]) -> None:
         for rank, (kind, samples, document, tensors) in enumerate(messages, 1):
             data = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
             dist.send(torch.tensor([kind, samples, len(document), len(data)]), rank, self.group)
@@ -191,30 +199,30 @@ class Dispatcher:
                 dist.send(data, rank, self.group)
 
 
-def _encoded(share: Share) -> tuple[Message, int, Tensor, list[Tensor]]:
+def _encode(share: Share) -> tuple[DispatchMessage, int, Tensor, list[Tensor]]:
     try:
         state = encode_state(share.batch, _plain(share.batch))
     except DataError as error:
         raise DataError(
             f"You chose dispatch_batches=True, but a batch of type {type(share.batch).__name__} cannot be sent to the "
-            "other processes, as it holds more than numbers, texts, lists, dictionaries and tensors; let the "
-            "data_collator leave the rest out, or let every process read."
+            "other processes, because it contains other values than numbers, texts, lists, dictionaries and tensors; "
+            "let the data_collator leave them out, or let every process read."
         ) from error
     described = {name: [NAMES[tensor.dtype], *tensor.shape] for name, tensor in state.tensors.items()}
-    document = _bytes_of({"document": state.document, "tensors": described})
-    kind = Message.PADDING if isinstance(share.batch, Padding) else Message.BATCH
+    document = _json_bytes({"document": state.document, "tensors": described})
+    kind = DispatchMessage.PADDING if isinstance(share.batch, Padding) else DispatchMessage.BATCH
     return kind, share.samples, document, [each.reshape(-1).view(torch.uint8) for each in state.tensors.values()]
 
 
-def _decoded(said: dict[str, Any], data: Tensor) -> Any:
+def _decode(content: dict[str, Any], data: Tensor) -> Any:
     tensors, at = {}, 0
-    for name, (dtype, *shape) in said["tensors"].items():
+    for name, (dtype, *shape) in content["tensors"].items():
         tensors[name], at = tensor_from_bytes(data, at, dtype, shape)
-    return decode_state(DataState(said["document"], tensors))
+    return decode_state(DataState(content["document"], tensors))
 
 
 def _plain(value: Any) -> Any:
-    """Mappings of any kind as dictionaries, so that they can be told from objects."""
+    """Return mappings of any type as dictionaries, which the encoding requires."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -222,5 +230,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _bytes_of(value: Any) -> Tensor:
+def _json_bytes(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The rows of data that can only be read from the start, as a worker reads them."""
+"""A torch DataLoader for data that can only be read from the start, which can resume at any position."""
 
 from __future__ import annotations
 
@@ -36,105 +36,19 @@ from hexloop.adapters.batches.torch.random_streams import (
     rng_states,
     seed_streams,
 )
-from hexloop.adapters.batches.torch.shares import Share, ShareCollate, as_padding, shares_of
+from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding, shares_of
 from hexloop.domain.order.permutation import sample_key
 from hexloop.domain.order.slices import ALL, Shard
 
 
-@frozen
-class WorkerStart:
-    """Where a worker begins.
-
-    waits, passed: how many rows it hands out as PASSED, the latter after it read them. read: how many it need not read,
-    as its data set's state is after them. anew: whether that state is of a pass that is over. ended: whether there are
-    no more rows in this one.
-    """
-
-    waits: int = 0
-    passed: int = 0
-    read: int = 0
-    anew: bool = False
-    ended: bool = False
-
-
-class KeyedRows(IterableDataset[Any]):
-    """The rows of `dataset` as workers read them, each with its own random streams where there is a `key_seed`.
-
-    starts: where the first iteration of each worker begins. last_key: that of the row that was made last.
-    """
-
-    def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
-        self.dataset, self.key_seed = dataset, key_seed
-        self.starts = [WorkerStart()] * workers
-        self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
-        if workers:
-            self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers that stay see it change
-        self.last_key: int | None = None
-        self._readers = max(workers, 1)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        assert info is not None
-        epoch, worker = int(self.epoch), info.id
-        start = self.starts[worker]
-        self.starts[worker] = WorkerStart(anew=start.ended)
-        # Workers that stay have not heard of it; where they share what it sets, it is set already and they do not race.
-        set_epoch(self.dataset, epoch)
-        for _ in range(start.waits):
-            yield SKIPPED
-        if start.ended:
-            return
-        rows = restarted(self.dataset) if start.anew else iter(self.dataset)
-        for number, row in enumerate(self.keyed(rows, epoch, start.read, worker)):
-            yield SKIPPED if number < start.passed else row
-
-    def keyed(self, rows: Iterator[Any], epoch: int, read: int = 0, worker: int = 0) -> Iterator[Any]:
-        """The rows after the first `read` of a worker, each made with its own random streams."""
-        return rows if self.key_seed is None else self._seeded(rows, self.key_seed, epoch, read, worker)
-
-    def _seeded(self, rows: Iterator[Any], seed: int, epoch: int, read: int, worker: int) -> Iterator[Any]:
-        while True:
-            self.last_key = sample_key(seed, epoch, read * self._readers + worker)
-            seed_streams(self.last_key)
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            yield row
-            read += 1
-
-
-def restarted(data: Any, follow: Callable[[Iterator[Any]], Iterator[Any]] = lambda rows: rows) -> Iterator[Any]:
-    """What a new pass gives over data whose state is of the end of the last one.
-
-    Some data go on from there, find nothing left, and begin again only at the next iteration. `follow` is told of each.
-    """
-    empty = True
-    for row in follow(iter(data)):
-        empty = False
-        yield row
-    if empty:
-        yield from follow(iter(data))
-
-
-def set_epoch(data: Any, epoch: int) -> None:
-    """Tell whoever wants to know which pass over the data this is."""
-    tell = getattr(data, "set_epoch", None)
-    if tell is not None:
-        tell(epoch)
-
-
 class StreamLoader(ResumableLoader):
-    """A loader of an iterable data set, which goes on from the data set's own state, or passes over its first rows.
+    """A loader of an iterable dataset. It resumes from the dataset's own state, or skips the first rows.
 
-    Rows that are passed over are read and dropped where they are read, be that a worker or here: they are not collated.
-    key_seed: the seed of the rows' random streams, each keyed by its position; without it the streams simply go on.
-    batch_size: the rows of a batch over all processes. shards: the processes for which this one makes batches of them;
-    it reads all rows in any case. in_turns: batches go round the processes instead, each whole, as a process that is
-    alone would make them; batch_size is then one process's.
+    Skipped rows are read and dropped where they are read, in a worker or in this process; they are not collated.
+    key_seed: the seed of the rows' random streams, keyed by position; if None, the streams are not seeded.
+    batch_size: rows of a batch over all ranks. shards: the ranks for which this process collates batches; it always
+    reads all rows. in_turns: each rank in turn gets a whole batch, as a single process would collate it; `batch_size`
+    is then that of one rank.
     """
 
     def __init__(
@@ -152,167 +66,255 @@ class StreamLoader(ResumableLoader):
         self.rows = KeyedRows(dataset, key_seed, workers)
         self.turns = shards[0].world_size if in_turns else 1
         self._ranks = [shard.rank for shard in shards]
-        self._divide = ShareCollate(
-            collate_fn, batch_size, (ALL,) if in_turns else shards, testifies=shards[0].world_size > 1
+        self._collate_shares = ShareCollate(
+            collate_fn, batch_size, (ALL,) if in_turns else shards, first_row=shards[0].world_size > 1
         )
         self._progress, self._stateful = progress, is_stateful(dataset)
-        self._live: Any = None
-        self._anew = False
-        self.place = ReadCursor(
+        self._iterator_in_use: Any = None
+        self._new_pass = False
+        self.cursor = ReadCursor(
             batch_size,
             max(workers, 1),
             keeps_readers=workers == 0 or options.get("persistent_workers", False),
-            begins_anywhere=workers == 0,
+            seekable=workers == 0,
         )
         super().__init__(
             self.rows if workers else dataset,
             batch_size=batch_size,
-            collate_fn=WorkerCollate(self._divide, self._stateful) if workers else collate_fn,
+            collate_fn=WorkerCollate(self._collate_shares, self._stateful) if workers else collate_fn,
             generator=torch.Generator(),
             **options,
         )
 
     def __iter__(self) -> Any:
-        standing = ReadPosition.at_the_start(0, self.place.batch_size, max(1, self.num_workers))
-        parts = self._delivered(standing) if self.num_workers else self._collated(standing, iter(self.dataset))
-        return (first.batch for first, *_ in self._dealt(parts))
+        current = ReadPosition.at_start(0, self.cursor.batch_size, max(1, self.num_workers))
+        parts = self._from_workers(current) if self.num_workers else self._collated(current, iter(self.dataset))
+        return (first.batch for first, *_ in self._in_turns(parts))
 
     def __len__(self) -> int:
         return math.ceil(super().__len__() / self.turns)
 
     @property
-    def users_data(self) -> Any:
-        """The data set that the user gave."""
+    def user_dataset(self) -> Any:
+        """The dataset that the user passed."""
         return self.rows.dataset
 
-    def own_state(self) -> Any:
-        """What the data set in this process, and the iterator over it, say of where they stand."""
-        stateful = {"data": self.dataset, "rows": self._live}
+    def local_state(self) -> Any:
+        """Return the states of the dataset in this process and of the iterator over it; None if they have none."""
+        stateful = {"data": self.dataset, "rows": self._iterator_in_use}
         states = {name: each.state_dict() for name, each in stateful.items() if is_stateful(each)}
         return states or None
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """The batches of `epoch` after its first `position` rows, or from where the loader was told to go on."""
+        """Yield the batches of `epoch` after its first `position` rows, or from the position set by `resume_from`."""
         with closing(self.parts_from(epoch, position)) as parts:
             for first, *_ in parts:
                 yield first.batch
 
-    def parts_from(self, epoch: int, position: int) -> Generator[tuple[Share, ...], None, None]:
-        """The shares of the processes that this one reads for; see `batches_from`."""
-        beginning = self.place.begin(epoch, position)
-        standing = beginning.standing
+    def parts_from(self, epoch: int, position: int) -> SharesOfRanks:
+        """Yield the shares of the ranks that this process reads for; see `batches_from`."""
+        start = self.cursor.start(epoch, position)
+        current = start.position
         self.generator.manual_seed(epoch)
         self.rows.epoch.fill_(epoch)
-        set_epoch(self.users_data, epoch)
+        set_epoch(self.user_dataset, epoch)
         if self.num_workers:
-            self._send_workers(beginning)
-            yield from self._dealt(self._delivered(standing))
+            self._prepare_workers(start)
+            yield from self._in_turns(self._from_workers(current))
         else:
-            yield from self._dealt(self._collated(standing, self._opened(beginning)))
+            yield from self._in_turns(self._collated(current, self._open(start)))
 
-    def _dealt(self, parts: Iterator[tuple[Share, ...]]) -> Iterator[tuple[Share, ...]]:
-        """The shares, where batches go round the processes those of as many batches as there are processes."""
+    def _in_turns(self, parts: Iterator[tuple[Share, ...]]) -> Iterator[tuple[Share, ...]]:
+        """Yield the shares; if ranks take whole batches in turn, those of one batch per rank."""
         if self.turns == 1:
             yield from parts
             return
         while group := [share for (share,) in islice(parts, self.turns)]:
             samples, missing = sum(share.samples for share in group), self.turns - len(group)
-            shares = [Share(share.batch, samples, group[0].witness) for share in group]
+            shares = [Share(share.batch, samples, group[0].first_row) for share in group]
             padding = [Share(as_padding(group[0].batch), samples)] * missing
             yield tuple((shares + padding)[rank] for rank in self._ranks)
 
     # Without workers
 
-    def _opened(self, beginning: ReadStart) -> Iterator[Any]:
-        """The rows from where reading is to go on."""
-        standing = beginning.standing
-        state = standing.states[0] if beginning.loads else None
-        if state is None and standing.samples:
-            return self._passed_over(standing)
+    def _open(self, start: ReadStart) -> Iterator[Any]:
+        """Return the rows from the start position."""
+        current = start.position
+        state = current.states[0] if start.loads else None
+        if state is None and current.samples:
+            return self._skip_rows(current)
         if state is None:
-            standing.streams = None if self._stateful or self.rows.key_seed is not None else rng_states()
-            anew, self._anew = self._anew, False
+            current.streams = None if self._stateful or self.rows.key_seed is not None else rng_states()
+            new_pass, self._new_pass = self._new_pass, False
         else:
             load_state(self.dataset, state, "data")
-            if standing.ended[0]:
-                self._anew = True
+            if current.ended[0]:
+                self._new_pass = True
                 return iter(())
-            anew = beginning.anew
-        rows = restarted(self.dataset, self._follow) if anew else self._begun(standing.epoch)
-        if state is not None and not anew:
+            new_pass = start.new_pass
+        rows = restarted(self.dataset, self._remember) if new_pass else self._begin(current.epoch)
+        if state is not None and not new_pass:
             load_state(rows, state, "rows")
-        return self.rows.keyed(rows, standing.epoch, standing.samples)
+        return self.rows.keyed(rows, current.epoch, current.samples)
 
-    def _follow(self, rows: Iterator[Any]) -> Iterator[Any]:
-        self._live = rows
+    def _remember(self, rows: Iterator[Any]) -> Iterator[Any]:
+        self._iterator_in_use = rows
         return rows
 
-    def _begun(self, epoch: int) -> Iterator[Any]:
-        """A pass over the data, whatever it draws at its beginning keyed as its first row."""
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        """Start a pass over the dataset. What `iter()` draws at random is keyed like the first row."""
         if self.rows.key_seed is not None:
             seed_streams(sample_key(self.rows.key_seed, epoch, 0))
-        return self._follow(iter(self.dataset))
+        return self._remember(iter(self.dataset))
 
-    def _passed_over(self, standing: ReadPosition) -> Iterator[Any]:
-        """The rows after those that were read, which are read once more with the streams that the epoch began with."""
-        total, size = standing.samples, standing.batch_size
+    def _skip_rows(self, current: ReadPosition) -> Iterator[Any]:
+        """Read and drop the rows that were read, with the random streams of the start of the epoch; return the rest."""
+        total, size = current.samples, current.batch_size
         with preserved_rng_states():
-            if standing.streams is not None:
-                restore_rng_states(standing.streams)
-            rows = self.rows.keyed(self._begun(standing.epoch), standing.epoch)
-            for passed, _ in enumerate(zip(range(total), rows, strict=False), 1):
-                if passed % size == 0 or passed == total:
-                    self._progress(passed, total)
+            if current.streams is not None:
+                restore_rng_states(current.streams)
+            rows = self.rows.keyed(self._begin(current.epoch), current.epoch)
+            for skipped, _ in enumerate(zip(range(total), rows, strict=False), 1):
+                if skipped % size == 0 or skipped == total:
+                    self._progress(skipped, total)
         return rows
 
-    def _collated(self, standing: ReadPosition, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
-        size, batch = self.place.batch_size, []
+    def _collated(self, current: ReadPosition, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
+        size, batch = self.cursor.batch_size, []
         for row in rows:
             batch.append(row)
             if len(batch) == size:
-                standing.note(0, size)
-                yield self._finished(batch)
+                current.note(0, size)
+                yield self._collate(batch)
                 batch = []
-        standing.ended[0] = True
+        current.ended[0] = True
         if batch and not self.drop_last:
-            standing.note(0, len(batch))
-            yield self._finished(batch)
+            current.note(0, len(batch))
+            yield self._collate(batch)
 
-    def _finished(self, rows: list[Any]) -> tuple[Share, ...]:
-        divided = self._divide(rows, self.rows.last_key)
+    def _collate(self, rows: list[Any]) -> tuple[Share, ...]:
+        shares = self._collate_shares(rows, self.rows.last_key)
         if self.pin_memory:
-            divided = pin_memory(divided)  # type: ignore[no-untyped-call]
-        return shares_of(divided.batches, divided.counted, len(rows), divided.witness)
+            shares = pin_memory(shares)  # type: ignore[no-untyped-call]
+        return shares_of(shares.batches, shares.counted, len(rows), shares.first_row)
 
     # With workers
 
-    def _send_workers(self, beginning: ReadStart) -> None:
-        """Tell workers that start now where to begin: by their states, or after the rows that each has given.
+    def _prepare_workers(self, start: ReadStart) -> None:
+        """Tell workers that are about to start where to begin: at their states, or after the rows that each returned.
 
-        Who has a state, and took a turn in the present round, first waits for one; rows are passed over in the turns in
-        which they were given. Either way the next batch comes from the worker whose turn it is.
+        A worker that has a state, and has returned a batch in the present round, first returns an empty one; rows are
+        skipped in the same turns in which they were returned. Either way the next batch comes from the right worker.
         """
-        standing, size = beginning.standing, self.place.batch_size
-        states = standing.plain_states if beginning.loads else [None] * self.num_workers
-        given = [count * size for count in standing.counts]
+        current, size = start.position, self.cursor.batch_size
+        states = current.plain_states if start.loads else [None] * self.num_workers
+        returned = [count * size for count in current.counts]
         if any(state is not None for state in states):
-            waits = [size if worker <= standing.last else 0 for worker in range(self.num_workers)]
+            empty = [size if worker <= current.last else 0 for worker in range(self.num_workers)]
             self.rows.starts = [
-                WorkerStart(waiting, 0, read, beginning.anew, ended)
-                for waiting, read, ended in zip(waits, given, standing.ended, strict=True)
+                WorkerStart(waits, 0, read, start.new_pass, ended)
+                for waits, read, ended in zip(empty, returned, current.ended, strict=True)
             ]
         else:
-            self.rows.starts = [WorkerStart(0, read) for read in given]
+            self.rows.starts = [WorkerStart(0, read) for read in returned]
         self.worker_init_fn = WorkerStateLoader(states)
 
-    def _delivered(self, standing: ReadPosition) -> Iterator[tuple[Share, ...]]:
+    def _from_workers(self, current: ReadPosition) -> Iterator[tuple[Share, ...]]:
         each: WorkerBatch
-        passed, total = 0, sum(start.passed for start in self.rows.starts)
+        skipped, total = 0, sum(start.skips for start in self.rows.starts)
         for each in super().__iter__():
-            if passed < total and each.passed:
-                passed = min(passed + each.passed, total)
-                self._progress(passed, total)
+            if skipped < total and each.skipped:
+                skipped = min(skipped + each.skipped, total)
+                self._progress(skipped, total)
             if each.samples:
-                standing.note(each.worker, each.samples, each.state)
-                yield shares_of(each.divided.batches, each.divided.counted, each.samples, each.divided.witness)
-        standing.ended = [True] * self.num_workers
+                current.note(each.worker, each.samples, each.state)
+                yield shares_of(each.shares.batches, each.shares.counted, each.samples, each.shares.first_row)
+        current.ended = [True] * self.num_workers
+
+
+@frozen
+class WorkerStart:
+    """Where a worker starts.
+
+    waits: rows to return as SKIPPED without reading. skips: rows to read and return as SKIPPED. read: rows that the
+    state of the dataset is after. new_pass: whether that state is from the end of the previous pass. ended: whether
+    there are no more rows in this pass.
+    """
+
+    waits: int = 0
+    skips: int = 0
+    read: int = 0
+    new_pass: bool = False
+    ended: bool = False
+
+
+class KeyedRows(IterableDataset[Any]):
+    """The rows of `dataset` as workers read them, each with its own random streams if there is a `key_seed`.
+
+    starts: where the first iteration of each worker starts. last_key: the key of the row that was read last.
+    """
+
+    def __init__(self, dataset: Any, key_seed: int | None, workers: int) -> None:
+        self.dataset, self.key_seed = dataset, key_seed
+        self.starts = [WorkerStart()] * workers
+        self.epoch: Tensor = torch.zeros((), dtype=torch.int64)
+        if workers:
+            self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # so that persistent workers see it change
+        self.last_key: int | None = None
+        self._readers = max(workers, 1)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        epoch, worker = int(self.epoch), info.id
+        start = self.starts[worker]
+        self.starts[worker] = WorkerStart(new_pass=start.ended)
+        # Persistent workers do not know the epoch yet. If they share memory with the main process, the dataset has it
+        # already, so that this is no race.
+        set_epoch(self.dataset, epoch)
+        for _ in range(start.waits):
+            yield SKIPPED
+        if start.ended:
+            return
+        rows = restarted(self.dataset) if start.new_pass else iter(self.dataset)
+        for number, row in enumerate(self.keyed(rows, epoch, start.read, worker)):
+            yield SKIPPED if number < start.skips else row
+
+    def keyed(self, rows: Iterator[Any], epoch: int, read: int = 0, worker: int = 0) -> Iterator[Any]:
+        """Return the rows after the first `read` of a worker, each read with its own random streams."""
+        return rows if self.key_seed is None else self._seeded(rows, self.key_seed, epoch, read, worker)
+
+    def _seeded(self, rows: Iterator[Any], seed: int, epoch: int, read: int, worker: int) -> Iterator[Any]:
+        while True:
+            self.last_key = sample_key(seed, epoch, read * self._readers + worker)
+            seed_streams(self.last_key)
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            yield row
+            read += 1
+
+
+def restarted(data: Any, remember: Callable[[Iterator[Any]], Iterator[Any]] = lambda rows: rows) -> Iterator[Any]:
+    """Yield a new pass over data whose state is from the end of the previous pass.
+
+    Some data resume there, have nothing left, and start over only at the next iteration. `remember` is called with each
+    iterator.
+    """
+    empty = True
+    for row in remember(iter(data)):
+        empty = False
+        yield row
+    if empty:
+        yield from remember(iter(data))
+
+
+def set_epoch(data: Any, epoch: int) -> None:
+    """Call `data.set_epoch(epoch)` if it has that method."""
+    method = getattr(data, "set_epoch", None)
+    if method is not None:
+        method(epoch)

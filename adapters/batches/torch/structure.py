@@ -1,4 +1,4 @@
-"""Moving batches to a device."""
+"""Functions of the structure of a batch (tensors in mappings, lists and tuples): move, copy, count and slice it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ import torch
 from torch import Tensor
 
 Transfer = Callable[[Any], Any]
-
-
-def _stay(batch: Any) -> Any:
-    """What is on the processor already."""
-    return batch
+"""A function that moves a batch to a device."""
 
 
 def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Transfer:
-    """A function that moves every tensor of a batch to `device`, whatever it is nested in.
+    """Return a function that moves every tensor of a batch to `device`.
 
-    With `non_blocking` it does not wait for copies from pinned memory. Nothing is moved, or looked through, where the
-    device is the processor.
+    With `non_blocking` it does not wait for copies from pinned memory. If the device is the CPU, it returns the batch
+    without traversing it.
     """
     target = torch.device(device)
     if target.type == "cpu":
-        return _stay
+        return _unmoved
 
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):
             return batch.to(target, non_blocking=non_blocking)
         if isinstance(batch, Mapping):
-            return _rebuild(batch, {name: move(value) for name, value in batch.items()})
+            return _mapping_like(batch, {name: move(value) for name, value in batch.items()})
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):
             return type(batch)(*map(move, batch))
         if isinstance(batch, list | tuple):
@@ -42,23 +38,22 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
     return move
 
 
-def shallow_copy(batch: Any) -> Any:
-    """A mapping or list of the same tensors, which whoever gets it may empty or change; any other batch as it is."""
-    if isinstance(batch, dict | list) or (isinstance(batch, Mapping) and hasattr(batch, "__copy__")):
-        return copy(batch)
-    if isinstance(batch, Mapping):
-        with suppress(TypeError):  # of a kind that takes more, or nothing, to be made
-            return _rebuild(batch, dict(batch))
+def _unmoved(batch: Any) -> Any:
     return batch
 
 
-def _rebuild(batch: Mapping[str, Any], moved: dict[str, Any]) -> Any:
-    """The moved values in a mapping of the kind that the batch was, where that kind can be made from a dictionary."""
-    return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]
+def shallow_copy(batch: Any) -> Any:
+    """Return a new mapping or list of the same tensors, which the receiver may change; other batches unchanged."""
+    if isinstance(batch, dict | list) or (isinstance(batch, Mapping) and hasattr(batch, "__copy__")):
+        return copy(batch)
+    if isinstance(batch, Mapping):
+        with suppress(TypeError):  # a type whose constructor does not take a dictionary
+            return _mapping_like(batch, dict(batch))
+    return batch
 
 
 def row_count(batch: Any) -> int:
-    """The length of the first dimension of the first tensor found in `batch`; 0 where there is none."""
+    """Return the length of the first dimension of the first tensor in `batch`; 0 if there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 0
     values: Iterable[Any] = ()
@@ -73,15 +68,19 @@ def row_count(batch: Any) -> int:
 
 
 def slice_rows(batch: Any, wanted: range, rows: int) -> Any:
-    """Some rows of a batch of so many: of each tensor, and of each list that has one value for each row."""
+    """Return some rows of a batch of `rows` rows: of each tensor, and of each list with one value per row."""
     if isinstance(batch, Tensor):
         return batch[wanted.start : wanted.stop] if batch.ndim else batch
     if isinstance(batch, Mapping):
-        named = {name: slice_rows(value, wanted, rows) for name, value in batch.items()}
-        return named if type(batch) is dict else type(batch)(named)  # type: ignore[call-arg]
+        return _mapping_like(batch, {name: slice_rows(value, wanted, rows) for name, value in batch.items()})
     if isinstance(batch, list | tuple):
         if not any(isinstance(each, Tensor | Mapping | list | tuple) for each in batch) and len(batch) == rows:
             return batch[wanted.start : wanted.stop]
         parts: Sequence[Any] = [slice_rows(value, wanted, rows) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
+
+
+def _mapping_like(batch: Mapping[str, Any], values: dict[str, Any]) -> Any:
+    """Return the values in a mapping of the same type as `batch`, which must be constructible from a dictionary."""
+    return values if type(batch) is dict else type(batch)(values)  # type: ignore[call-arg]
