@@ -66,7 +66,7 @@ class ShareCollate:
     first_row: bool = False
 
     def __call__(self, rows: list[Any], key: int | None = None) -> CollatedShares:
-        """Return the batches. `key`: the key of the rows' random streams; collating uses a different one for each rank."""
+        """Return the batches. `key`: the key of the rows' random streams; each rank collates with a different one."""
         batches, counted, first_row = [], [], None
         if self.first_row:
             self.first_row, first_row = False, self.collate(rows[:1])
