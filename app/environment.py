@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.wording import parse_truth, shown
+from hexloop.domain.wording import variable_truth
 
 if TYPE_CHECKING:
     import torch
@@ -54,13 +54,7 @@ LAUNCHER_VARIABLES = {
 
 def is_on(name: str) -> bool:
     """Return the truth value of a variable, False if it is unset. Raises ConfigurationError for any other text."""
-    value = os.environ.get(name, "").strip()
-    truth = parse_truth(value or "false")
-    if truth is None:
-        raise ConfigurationError(
-            [f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."]
-        )
-    return truth
+    return variable_truth(name, os.environ.get(name, ""))
 
 
 def lower_variable(name: str, default: str) -> str:
@@ -183,6 +177,7 @@ class Surroundings:
     local_process_index: rank of this process on its machine.
     barrier: returns once every process of the run has called it.
     device: name of the device, as torch spells it; None to detect it.
+    local_world_size: number of processes on this machine; 0 if the launcher does not state it.
     n_gpu: number of GPUs that this process trains on; None to detect it: all visible ones if the process is alone.
     """
 
@@ -192,6 +187,7 @@ class Surroundings:
     barrier: Callable[[], None] = _no_barrier
     device: str | None = None
     n_gpu: int | None = None
+    local_world_size: int = 0
 
 
 SINGLE_PROCESS = Surroundings()
@@ -201,7 +197,9 @@ def surroundings_of(process: Launched, barrier: Callable[[], None]) -> Surroundi
     """Return the surroundings of a process that a launcher started."""
     if process.world_size == 1:
         return SINGLE_PROCESS
-    return Surroundings(process.world_size, process.rank, process.local_rank, barrier)
+    return Surroundings(
+        process.world_size, process.rank, process.local_rank, barrier, local_world_size=process.local_world_size
+    )
 
 
 def detect_device(local_rank: int = 0) -> str:

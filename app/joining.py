@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from hexloop.adapters.collectives.single import SingleProcessCollectives
-from hexloop.app.environment import Launched, is_on, launched
+from hexloop.app.engines import EngineChoice, engine_for
+from hexloop.app.environment import Launched, launched
 from hexloop.domain.errors import CollectiveError, ConfigurationError
 from hexloop.ports.collectives import Collectives
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hexloop.adapters.collectives.torch import TorchCollectives
 
 
-class ProcessArguments(Protocol):
+class ProcessArguments(EngineChoice, Protocol):
     """The arguments of a run that joining its processes reads."""
 
     @property
@@ -32,10 +33,6 @@ class ProcessArguments(Protocol):
     @property
     def ddp_timeout(self) -> int:
         """Seconds to wait for the other processes."""
-
-    @property
-    def fsdp(self) -> str | None:
-        """The options of FSDP; None or empty without FSDP."""
 
 
 _JOINED: list[TorchCollectives] = []
@@ -59,10 +56,10 @@ def join(args: ProcessArguments) -> Collectives:
 
 
 def backend_for(args: ProcessArguments) -> str:
-    """Return the backend of torch.distributed. FSDP needs one for host tensors, too, to sum norms of offloaded ones."""
+    """Return the backend of torch.distributed, by the device, the arguments and the engine."""
     from hexloop.adapters.collectives.torch.collectives import backend_of
 
-    return backend_of(args.device.type, args.ddp_backend, bool(args.fsdp) or is_on("ACCELERATE_USE_FSDP"))
+    return backend_of(args.device.type, args.ddp_backend, engine_for(args).exchanges_host_tensors)
 
 
 def _init_process_group(args: ProcessArguments, process: Launched) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from attrs import frozen
 
@@ -26,7 +27,7 @@ class Remark:
     because: str
 
 
-def _unrequested(row: EngineRow[TrainingArguments], args: TrainingArguments) -> bool:
+def _unrequested(row: EngineRow[Any], args: TrainingArguments) -> bool:
     return not row.requested(args)
 
 

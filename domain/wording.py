@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 
+from hexloop.domain.errors import ConfigurationError
+
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
 
@@ -94,3 +96,16 @@ def _plain(name: str) -> str:
 def parse_truth(text: str) -> bool | None:
     """Return the truth value that `text` spells, such as "yes" or "0", in any letter case; None if it is none."""
     return _TRUTH_WORDS.get(text.strip().lower())
+
+
+def variable_truth(name: str, value: str) -> bool:
+    """Return the truth value of the environment variable `name`, False if it is empty.
+
+    Raises ConfigurationError for any other text.
+    """
+    truth = parse_truth(value) if value.strip() else False
+    if truth is None:
+        raise ConfigurationError(
+            [f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."]
+        )
+    return truth

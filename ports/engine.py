@@ -79,7 +79,8 @@ class Engine(Generic[Arguments, Loss]):
     consolidates: whether one process is to write the whole weights although they are spread.
     element_count: the number of elements of a whole parameter, of which this process may hold a part.
     unprepared: why a parameter cannot be used before a run has prepared its model; None if it can be.
-    exchanges_host_tensors: whether processes exchange tensors in host memory while they train on other devices.
+    exchanges_host_tensors: whether processes also exchange tensors in host memory while they train on other devices,
+        such as the norms of offloaded gradients.
     """
 
     name: str

@@ -1,15 +1,18 @@
-"""The training arguments that engines read; `TrainingArguments` has them all."""
+"""What engines read: the training arguments, and the variables that launchers set."""
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
+
+from hexloop.domain.wording import variable_truth
 
 
 class EngineArguments(Protocol):
-    """Any object with these attributes. `TrainingArguments` documents them."""
+    """The arguments that engines read. `TrainingArguments` has and documents them; any object will do in tests."""
 
     accelerator_config: Any
-    activation_checkpointing: bool
+    activation_checkpointing: bool | None
     adam_beta1: float
     adam_beta2: float
     adam_epsilon: float
@@ -27,7 +30,6 @@ class EngineArguments(Protocol):
     learning_rate: float
     loss_weighting: str
     max_grad_norm: float
-    mixed_precision: str
     tf32: bool | None
     weight_decay: float
 
@@ -42,8 +44,18 @@ class EngineArguments(Protocol):
         ...
 
     @property
+    def mixed_precision(self) -> str:
+        """The number format of mixed precision: no, bf16 or fp16."""
+        ...
+
+    @property
     def n_gpu(self) -> int:
         """How many GPUs this process computes on."""
+        ...
+
+    @property
+    def surroundings(self) -> Any:
+        """Where this process is in the run; `local_world_size`: processes on its machine, 0 if unknown."""
         ...
 
     @property
@@ -59,3 +71,13 @@ class EngineArguments(Protocol):
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Return the warm-up, in optimizer steps, of a run of `num_training_steps`."""
         ...
+
+
+def is_on(name: str) -> bool:
+    """Return the truth value of a variable, False if it is unset. Raises ConfigurationError for any other text."""
+    return variable_truth(name, os.environ.get(name, ""))
+
+
+def lower_variable(name: str, default: str) -> str:
+    """Return the value of a variable in lower case, or `default` if it is unset or empty."""
+    return os.environ.get(name, "").strip().lower() or default

@@ -25,7 +25,7 @@ from .app.callbacks.early_stopping import EarlyStoppingCallback as EarlyStopping
 from .app.callbacks.notebook.callback import NotebookProgressCallback as NotebookProgressCallback
 from .app.callbacks.printer import PrinterCallback as PrinterCallback
 from .app.callbacks.progress import ProgressCallback as ProgressCallback
-from .app.engines import zero3_init as zero3_init
+from .app.wiring.zero3 import zero3_init as zero3_init
 from .app.foreign import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
 from .app.last_checkpoint import get_last_checkpoint as get_last_checkpoint
 from .app.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1, Fsdp1Options
-from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2, Fsdp2Options
+from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
+from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2
+from hexloop.adapters.engines.fsdp.options import FsdpOptions
 from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import Parallelism
@@ -22,8 +23,8 @@ LAYERS = Units(("Linear",))
 WORDS = torch.tensor([1, 2, 3])
 
 ENGINES: dict[str, Callable[[], Parallelism[Tensor]]] = {
-    "fsdp1": lambda: Fsdp1(CPU, 2, Fsdp1Options(LAYERS)),
-    "fsdp2": lambda: Fsdp2(CPU, 2, Fsdp2Options(LAYERS)),
+    "fsdp1": lambda: Fsdp1(CPU, 2, FsdpOptions(LAYERS)),
+    "fsdp2": lambda: Fsdp2(CPU, 2, FsdpOptions(LAYERS)),
 }
 
 
@@ -70,4 +71,4 @@ def test_the_first_has_to_have_them(engine: str) -> None:
     """Else the error says what to do about it."""
     first, _ = in_processes(2, lambda rank: guessed(rank, engine, without=0))
     assert isinstance(first, ConfigurationError)
-    assert "The first process's model lies on torch's meta device" in str(first)
+    assert "The model of rank 0 is on torch's meta device" in str(first)

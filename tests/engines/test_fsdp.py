@@ -191,8 +191,8 @@ def test_what_is_wrong_with_the_settings_is_said_at_once(tmp_path: Path) -> None
     training = fsdp(2, "full_shard", {"min_num_parms": 3, "xla": True, "device_mesh": [2, 2]}, optim="lomo")
     for said in ended(training, fresh(tmp_path / "run")):
         assert "did you mean min_num_params" in said
-        assert "hexloop has no adapter for XLA" in said
-        assert "full_shard has one copy" in said
+        assert "hexloop has no engine for XLA" in said
+        assert "full_shard has one replica" in said
 
 
 @pytest.mark.matrix

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hexloop.adapters.engines.ddp.engine import Ddp, DdpOptions
-from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1, Fsdp1Options
-from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2, Fsdp2Options
+from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
+from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2
+from hexloop.adapters.engines.fsdp.options import FsdpOptions
 from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.loss import ModelLoss
@@ -27,12 +28,12 @@ LAYERS = Units(("Linear",))
 ENGINES: Mapping[str, Callable[[int], Parallelism[Tensor]]] = {
     "ddp": lambda size: Ddp(CPU, size),
     "ddp without looking": lambda size: Ddp(CPU, size, DdpOptions(find_unused_parameters=False)),
-    "fsdp1": lambda size: Fsdp1(CPU, size, Fsdp1Options(LAYERS)),
-    "fsdp1, meeting at the end": lambda size: Fsdp1(CPU, size, Fsdp1Options(LAYERS, synchronise_each=False)),
-    "fsdp1, gradients alone": lambda size: Fsdp1(CPU, size, Fsdp1Options(LAYERS, "shard_grad_op")),
-    "fsdp2": lambda size: Fsdp2(CPU, size, Fsdp2Options(LAYERS)),
-    "fsdp2, meeting at the end": lambda size: Fsdp2(CPU, size, Fsdp2Options(LAYERS, synchronise_each=False)),
-    "fsdp2, on the host": lambda size: Fsdp2(CPU, size, Fsdp2Options(LAYERS, offload=True)),
+    "fsdp1": lambda size: Fsdp1(CPU, size, FsdpOptions(LAYERS)),
+    "fsdp1, meeting at the end": lambda size: Fsdp1(CPU, size, FsdpOptions(LAYERS, synchronise_each=False)),
+    "fsdp1, gradients alone": lambda size: Fsdp1(CPU, size, FsdpOptions(LAYERS, "shard_grad_op")),
+    "fsdp2": lambda size: Fsdp2(CPU, size, FsdpOptions(LAYERS)),
+    "fsdp2, meeting at the end": lambda size: Fsdp2(CPU, size, FsdpOptions(LAYERS, synchronise_each=False)),
+    "fsdp2, on the host": lambda size: Fsdp2(CPU, size, FsdpOptions(LAYERS, offload=True)),
 }
 
 

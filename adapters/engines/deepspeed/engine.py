@@ -1,27 +1,39 @@
-"""The adapter of the Parallelism port over a DeepSpeed engine."""
+"""The DeepSpeed engine: the adapter of the Parallelism port, and what the app asks of it around a run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
-from hexloop.adapters.engines.deepspeed.launcher import begin
+from hexloop.adapters.engines.arguments import EngineArguments
+from hexloop.adapters.engines.deepspeed.configuration import (
+    DeepSpeedConfiguration,
+    RunLength,
+    deepspeed_configuration,
+    with_gradient_sum,
+    with_gradients_in_place,
+)
+from hexloop.adapters.engines.deepspeed.launcher import initialize, partitioning
 from hexloop.adapters.engines.deepspeed.learner import DeepSpeedLearner
 from hexloop.adapters.engines.deepspeed.partitions import (
     ZeroLayout,
     ZeroPartitions,
-    refuse_unknown_engine,
+    refuse_unknown_optimizer,
     wraps_optimizer,
 )
 from hexloop.adapters.engines.deepspeed.state import ZeroModelState, ZeroOptimizerState
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.domain.errors import CollectiveError
+from hexloop.domain.errors import CollectiveError, ConfigurationError
+from hexloop.ports.device import Device
+from hexloop.ports.engine import Engine, RunFacts
 from hexloop.ports.parallelism import ParallelismCapabilities
 from hexloop.ports.state import Exportable
 from hexloop.ports.trainable import Trainable
@@ -30,70 +42,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-OPERATION = "gradient_allreduce_op"
-"""The entry of its configuration that says which of the two it does, in the versions that know both."""
-
-CHOSEN = (OPERATION, "prescale_gradients", "gradient_predivide_factor")
-"""Entries by which somebody has chosen the scale of gradients already."""
-
-NARROW = ("fp16", "amp", "torch_autocast")
-"""Sections of formats in which a gradient that is smaller by the number of processes may be 0."""
-
-WAYS = ("reduce_scatter", "use_multi_rank_bucket_allreduce")
-"""Entries of ZeRO's section by which somebody has chosen how gradients travel."""
-
-
-def adding_up(config: Mapping[str, Any], model: Any) -> dict[str, Any] | None:
-    """`config` for an engine that adds up, as what each process has is its share of a sum; None where it cannot.
-
-    ZeRO 3, ZenFlow and DeepCompile only take means. Experts' gradients, whose parameters DeepSpeed marks with
-    `allreduce = False`, meet in some of the processes alone. Under ZeRO 1 and 2 everything is reduced where it lies: by
-    itself DeepSpeed copies it first, reduces all of the copy, too, and copies each process's own part back.
-    """
-    zero = _section(config, "zero_optimization")
-    stage = zero.get("stage", 0)
-    if (
-        stage == 3
-        or "zenflow" in zero
-        or any(name in config for name in CHOSEN)
-        or any(_section(config, name).get("enabled", False) for name in NARROW)
-        or _section(config, "compile").get("deepcompile", False)
-        or any(not getattr(parameter, "allreduce", True) for parameter in model.parameters())
-    ):
-        return None
-    adding = {**config, OPERATION: "sum"}
-    if stage > 0 and not any(name in zero for name in WAYS):
-        adding["zero_optimization"] = {**zero, "reduce_scatter": False}
-    return adding
-
-
-def left_in_place(config: Mapping[str, Any], device_type: str) -> dict[str, Any]:
-    """`config` for an engine that takes the gradients of ZeRO 3 from where the backward pass left them.
-
-    By itself DeepSpeed copies each into a buffer before it sorts them by process in another. That keeps a device's
-    memory from falling to pieces; a processor's does not.
-    """
-    zero = _section(config, "zero_optimization")
-    kept = any(name in zero for name in ("contiguous_gradients", "reduce_scatter", "zenflow"))
-    if zero.get("stage", 0) != 3 or device_type != "cpu" or kept:
-        return dict(config)
-    return {**config, "zero_optimization": {**zero, "contiguous_gradients": False}}
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
 @frozen
 class DeepSpeed:
-    """Answers the Parallelism port by an engine of DeepSpeed, and Sharding where ZeRO 3 spreads the weights.
+    """Parallelism adapter over a DeepSpeed engine, with Sharding if ZeRO 3 partitions the weights.
 
-    Each process computes its share of the window's loss. The engine adds the gradients up; where it can only take their
-    mean, the shares are multiplied by the number of processes first.
+    Each rank computes its share of the window's loss. The engine sums the gradients; if it can only average them, the
+    shares are multiplied by the number of ranks first.
 
-    device: where the module lies. stage: of ZeRO. configuration: from a model to what the engine is configured by; its
-    section "optimizer", if any, is what the engine makes its optimizer of.
+    device: where the module is. stage: of ZeRO. configuration: returns the engine's configuration for a model; if it
+    has a section "optimizer", the engine creates its optimizer from that.
     """
 
     device: torch.device
@@ -102,27 +59,27 @@ class DeepSpeed:
     configuration: Callable[[Any], Mapping[str, Any]]
     local_rank: int = 0
     _engine: list[Any] = field(factory=list, init=False)
-    _adds: list[bool] = field(factory=list, init=False)
-    _told_last: list[bool] = field(factory=list, init=False)
+    _sums_gradients: list[bool] = field(factory=list, init=False)
+    _boundary: list[bool] = field(factory=list, init=False)
 
     @property
     def capabilities(self) -> ParallelismCapabilities:
-        """Weights are spread from stage 3 on; an engine compiles by itself, if at all."""
+        """Weights are sharded from stage 3 on. The engine compiles the model itself, if configured to."""
         return ParallelismCapabilities(
             "deepspeed", processes=True, sharded=self.stage == 3, compiles=False, owns_update=True, owns_state=True
         )
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """An engine around the module, and the optimizer within it, over what the engine trains instead of weights.
+        """Return an engine around the module, and the optimizer inside it, which trains the engine's partitions.
 
-        Raises CollectiveError where the engine does not see the processes of the run.
+        Raises CollectiveError if the engine does not see the processes of the run.
         """
-        begin(self.device, self.local_rank)
+        initialize(self.device, self.local_rank)
         import deepspeed
         from deepspeed.runtime import constants
 
-        config = left_in_place(self.configuration(model), self.device.type)
-        adding = adding_up(config, model) if hasattr(constants, "GRADIENT_ALLREDUCE_OP") else None
+        config = with_gradients_in_place(self.configuration(model), self.device.type)
+        summing = with_gradient_sum(config, model) if hasattr(constants, "GRADIENT_ALLREDUCE_OP") else None
         logging.getLogger("DeepSpeed").setLevel(max(logging.WARNING, logging.getLogger("hexloop").level))
         for engine in self._engine:
             engine.destroy()
@@ -130,41 +87,41 @@ class DeepSpeed:
             model=model,
             optimizer=None if "optimizer" in config else make_optimizer(model),
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            config=adding or config,
+            config=summing or config,
         )
         if engine.world_size != self.world_size:
             raise CollectiveError(
                 f"The run has {self.world_size} processes, but DeepSpeed's engine sees {engine.world_size}; leave it "
-                "to hexloop to initialise torch.distributed, and start the script with one launcher."
+                "to hexloop to initialize torch.distributed, and start the script with one launcher."
             )
-        self._engine[:], self._adds[:], self._told_last[:] = [engine], [adding is not None], []
-        if (dtype := _half_of(engine)) is not None:
-            engine.module.register_forward_pre_hook(_casting(dtype), with_kwargs=True, prepend=True)
+        self._engine[:], self._sums_gradients[:], self._boundary[:] = [engine], [summing is not None], []
+        if (dtype := _half_dtype(engine)) is not None:
+            engine.module.register_forward_pre_hook(_cast_inputs(dtype), with_kwargs=True, prepend=True)
         return engine, engine.basic_optimizer
 
     def synchronise(self, last_of_window: bool) -> None:
-        """Tell the engine whether the coming micro-batch is the last before a step."""
-        if self._told_last != [last_of_window]:  # the engine keeps it, and takes its time to hear it
+        """Set whether the coming micro-batch is the last one before a step."""
+        if self._boundary != [last_of_window]:  # setting it takes time, and it stays set
             for engine in self._engine:
                 engine.set_gradient_accumulation_boundary(last_of_window)
-            self._told_last[:] = [last_of_window]
+            self._boundary[:] = [last_of_window]
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the sum of all processes' shares, or of the mean of world_size times these."""
-        (engine,), (adds,) = self._engine, self._adds
-        engine.backward(loss if adds else loss * self.world_size, scale_wrt_gas=False)
+        """Add the gradients of the sum over the ranks, or of the mean of `world_size` times their shares."""
+        (engine,), (sums_gradients,) = self._engine, self._sums_gradients
+        engine.backward(loss if sums_gradients else loss * self.world_size, scale_wrt_gas=False)
 
     def unwrap(self, model: Any) -> Any:
-        """The module within."""
+        """Return the module inside the engine."""
         return model.module if any(model is engine for engine in self._engine) else model
 
     def spreads(self, model: Any) -> bool:
-        """Whether it is the module that ZeRO 3 has spread."""
+        """Return whether it is the module that ZeRO 3 has partitioned."""
         return self.stage == 3 and any(engine.module is model for engine in self._engine)
 
     @property
     def layout(self) -> ZeroLayout:
-        """Where its weights lie."""
+        """The layout of weights that ZeRO 3 partitions."""
         return ZeroLayout(dist.get_rank(), self.world_size)
 
     def learner(
@@ -180,7 +137,7 @@ class DeepSpeed:
         )
 
     def model_state(self, model: Any, writers: int) -> ZeroModelState:
-        """Return what exports and loads the weights of the engine `model`, and their full-precision masters."""
+        """Return what exports and loads the weights of the engine `model`; full-precision copies are updated too."""
         partitions = ZeroPartitions(model) if wraps_optimizer(model) else None
         return ZeroModelState(model, self._layout_of(model), partitions, writers)
 
@@ -188,7 +145,7 @@ class DeepSpeed:
         """Return what exports and loads the moments. Raises CheckpointError for an unknown optimizer of DeepSpeed."""
         if not wraps_optimizer(model):
             return OptimizerState(model.module, optimizer, self._layout_of(model))
-        refuse_unknown_engine(model)
+        refuse_unknown_optimizer(model)
         scaler = getattr(model.optimizer, "loss_scaler", model.optimizer) if model.fp16_enabled() else None
         return ZeroOptimizerState(model.module, ZeroPartitions(model), scaler)
 
@@ -199,22 +156,22 @@ class DeepSpeed:
         return [len(group) for group in ZeroPartitions(model).groups]
 
     def spreads_optimizer(self, model: Any) -> bool:
-        """Return whether ZeRO has cut the moments up between the processes."""
+        """Return whether ZeRO has partitioned the moments."""
         return wraps_optimizer(model) and ZeroPartitions(model).is_spread
 
     def _layout_of(self, model: Any) -> TorchLayout:
         return self.layout if self.spreads(model.module) else WHOLE
 
 
-def _half_of(engine: Any) -> torch.dtype | None:
-    """The half format that the engine keeps its weights in."""
+def _half_dtype(engine: Any) -> torch.dtype | None:
+    """Return the half format that the engine keeps the weights in."""
     if engine.bfloat16_enabled():
         return torch.bfloat16
     return torch.float16 if engine.fp16_enabled() else None
 
 
-def _casting(dtype: torch.dtype) -> Callable[..., Any]:
-    """What puts a module's floating-point inputs into the format of its weights before each forward pass."""
+def _cast_inputs(dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a forward pre-hook that casts a module's floating-point inputs to the dtype of its weights."""
 
     def cast(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -225,7 +182,151 @@ def _casting(dtype: torch.dtype) -> Callable[..., Any]:
             return type(value)(map(cast, value))
         return value
 
-    def before(_module: Any, args: Any, kwargs: Any) -> Any:
+    def cast_all(_module: Any, args: Any, kwargs: Any) -> Any:
         return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
-    return before
+    return cast_all
+
+
+def make_deepspeed(args: EngineArguments, device: Device) -> DeepSpeed:
+    """Return the adapter, whose engine is configured by the arguments."""
+    configuration = _configuration(args)
+
+    def for_model(model: Any) -> dict[str, Any]:
+        values, problems = configuration.for_model(model)
+        if problems:
+            raise ConfigurationError(problems)
+        return values
+
+    return DeepSpeed(
+        torch.device(device.name), args.world_size, configuration.stage, for_model, args.local_process_index
+    )
+
+
+def check(args: EngineArguments, facts: RunFacts) -> Sequence[str]:
+    """Return what of the configuration does not fit the model, the length of the run or the Trainer's arguments."""
+    configuration = _configuration(args)
+    problems = [*configuration.problems, *configuration.for_model(facts.model)[1]]
+    problems += configuration.for_length(_length(args, facts.total_steps))[1]
+    if configuration.optimizer is not None and not facts.standard_optimizer:
+        problems.append(
+            "DeepSpeed's configuration has an optimizer, and the Trainer was given another; leave one of them out."
+        )
+    if configuration.scheduler is not None and not facts.standard_schedule:
+        problems.append(
+            "DeepSpeed's configuration has a scheduler, and the Trainer was given another; leave one of them out."
+        )
+    return problems
+
+
+def precision(args: EngineArguments) -> str:
+    """Return the number format, which the engine applies itself: it keeps half weights and scales losses."""
+    name = _configuration(args).half or args.mixed_precision
+    return name if name != "no" else "tf32" if args.tf32 else "fp32"
+
+
+def schedule(args: EngineArguments, optimizer: Any, total_steps: int) -> Any:
+    """Return the schedule in the configuration, None if there is none.
+
+    Raises ConfigurationError if DeepSpeed has none of that name, or refuses its parameters.
+    """
+    configuration = _configuration(args)
+    if configuration.scheduler is None:
+        return None
+    from deepspeed.runtime import lr_schedules
+
+    section, _ = configuration.for_length(_length(args, total_steps))
+    name = section.get("type")
+    if not isinstance(name, str) or name not in lr_schedules.VALID_LR_SCHEDULES:
+        known = ", ".join(lr_schedules.VALID_LR_SCHEDULES)
+        raise ConfigurationError(
+            [f"You chose scheduler.type={name!r} in DeepSpeed's configuration, but it has {known}; choose among these."]
+        )
+    try:
+        return getattr(lr_schedules, name)(optimizer, **section.get("params", {}))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigurationError(
+            [f"You chose the scheduler {name} in DeepSpeed's configuration, but it refuses its parameters: {error}."]
+        ) from error
+
+
+@contextmanager
+def model_init(args: EngineArguments) -> Iterator[None]:
+    """Let transformers know in this context that ZeRO 3 is chosen; it then partitions the models that it creates.
+
+    Raises ConfigurationError for an invalid configuration.
+    """
+    configuration = _stage_3_configuration(args)
+    if configuration is None:
+        yield
+        return
+    initialize(args.device, args.local_process_index)
+    if "transformers" not in sys.modules:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    active = HfDeepSpeedConfig(configuration.before_model())  # type: ignore[no-untyped-call]  # held by a weak reference
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
+        del active
+
+
+@contextmanager
+def sharded_init(args: EngineArguments, meet: Callable[[], object]) -> Iterator[None]:
+    """Let ZeRO 3 partition the parameters of every module as it is created. No-op for other stages.
+
+    meet: waits until the processes have met. Raises ConfigurationError for an invalid configuration.
+    """
+    configuration = _stage_3_configuration(args)
+    if configuration is None:
+        yield
+        return
+    meet()
+    with model_init(args), partitioning(configuration.before_model()):
+        yield
+
+
+def unprepared(parameter: Any) -> str | None:
+    """Return why a parameter that ZeRO 3 partitioned at its creation cannot be used yet."""
+    if not hasattr(parameter, "ds_id"):
+        return None
+    return (
+        "ZeRO 3 partitioned the model when it was created, and no run has prepared it yet, so it cannot be evaluated "
+        "or saved; train first, or create it outside zero3_init."
+    )
+
+
+def _configuration(args: EngineArguments) -> DeepSpeedConfiguration:
+    """Return the configuration as the arguments stand now; they may have changed since the Trainer was created."""
+    return deepspeed_configuration(args) or DeepSpeedConfiguration({})
+
+
+def _stage_3_configuration(args: EngineArguments) -> DeepSpeedConfiguration | None:
+    configuration = _configuration(args)
+    if configuration.stage < 3:
+        return None
+    if configuration.problems:
+        raise ConfigurationError(configuration.problems)
+    return configuration
+
+
+def _length(args: EngineArguments, total_steps: int) -> RunLength:
+    return RunLength(total_steps, args.get_warmup_steps(total_steps))
+
+
+ENGINE: Engine[EngineArguments, Any] = Engine(
+    "deepspeed",
+    make_deepspeed,
+    problems=lambda args: _configuration(args).problems,
+    check=check,
+    precision=precision,
+    schedule=schedule,
+    model_init=model_init,
+    sharded_init=sharded_init,
+    consolidates=lambda args: _configuration(args).consolidates,
+    element_count=lambda parameter: getattr(parameter, "ds_numel", parameter.numel()),
+    unprepared=unprepared,
+)

@@ -1,4 +1,4 @@
-"""The moments of an optimizer whose parameters DeepSpeed has cut up, under the names of the model's parameters."""
+"""The weights and moments of a DeepSpeed engine, exported and loaded as those of a plain model and its optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.engines.deepspeed.partitions import Place, ZeroPartitions, whole_shape
+from hexloop.adapters.engines.deepspeed.partitions import Fragment, ZeroPartitions, whole_shape
 from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, dealt_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
@@ -31,32 +31,32 @@ from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.state import Part
 
 MASTERS = "masters"
-"""The entry of full-precision weights, where the model's own are of a half format."""
+"""The entry of full-precision weights, if the model's own are in a half format."""
 
 LOSS_SCALE = "loss_scale"
 COUNTER = "step"
-"""The one tensor of an optimizer's state that is no moment, even of a parameter of one number."""
+"""The one tensor in an optimizer's state that is not a moment, even of a parameter with one element."""
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What DeepSpeed's loss scaler keeps between steps."""
+"""The attributes of DeepSpeed's loss scaler that change from step to step."""
 
 
 @frozen
-class Leaving:
-    """A tensor that leaves: what is kept as `key` in the flat tensor `holder` of a parameter; or an option, of none."""
+class Outgoing:
+    """A tensor to export: the state `key` of a parameter in the flat tensor number `flat`, or a group's option."""
 
     entry: Entry
-    holder: int | None = None
+    flat: int | None = None
     parameter: Tensor | None = None
     key: str = ""
 
 
 class ZeroOptimizerState:
-    """Answers the Exportable port for the optimizer of an engine. Both methods are collective where moments are spread.
+    """Exportable adapter for the optimizer of an engine. Both methods are collective if the moments are partitioned.
 
-    What leaves has the form in which one process exports an optimizer over the same model, so that a run may go on with
-    another number of processes, or without DeepSpeed: whole moments, each under its parameter's name, and each from the
-    process that it falls to.
+    The parts have the form in which one process exports an optimizer over the same model: whole moments under their
+    parameter's name, each from the rank that it is assigned to. So a run may resume with another number of ranks, or
+    without DeepSpeed.
     """
 
     def __init__(self, model: nn.Module, partitions: ZeroPartitions, scaler: Any = None) -> None:
@@ -67,7 +67,7 @@ class ZeroOptimizerState:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def export(self) -> Iterator[Part]:
-        """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
+        """Yield each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
         optimizer = self._partitions.optimizer
         flattening = StateEncoder(type(optimizer).__qualname__, package_classes(optimizer))
         document: dict[str, Any] = {"groups": [], "state": {}}
@@ -77,23 +77,23 @@ class ZeroOptimizerState:
                 {key: flattening.flatten(value, f"group.{key}") for key, value in options.items()}
                 | {"params": [self._names[id(parameter)] for parameter in parameters]}
             )
-        leaving = [
-            Leaving(Entry(name, tensor, tuple(tensor.shape), tensor.dtype))
+        outgoing = [
+            Outgoing(Entry(name, tensor, tuple(tensor.shape), tensor.dtype))
             for name, tensor in flattening.tensors.items()
         ]
-        for holder, parameters in self._by_holder():
-            with self._partitions.at_hand(holder):
+        for flat, parameters in self._by_flat_tensor():
+            with self._partitions.loaded(flat):
                 for parameter in parameters:
-                    leaving += self._described(holder, parameter, document)
+                    outgoing += self._describe(flat, parameter, document)
         if self._scaler is not None:
             document[LOSS_SCALE] = {key: getattr(self._scaler, key) for key in SCALER if hasattr(self._scaler, key)}
-        yield from self._dealt(leaving)
+        yield from self._parts(outgoing)
         yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on with exported moments and options.
+        """Load exported moments and options.
 
-        Raises ValueError where they are those of other parameters, or make no sense.
+        Raises ValueError if they belong to other parameters, or are malformed.
         """
         found = {part.name: part for part in parts}
         if OPTIONS not in found:
@@ -107,75 +107,77 @@ class ZeroOptimizerState:
             restoring = StateDecoder(found, package_classes(self._partitions.optimizer), holds=False)
             for live, saved in zip(self._partitions.optimizer.param_groups, document["groups"], strict=True):
                 live.update({key: restoring.restore(value) for key, value in saved.items() if key != "params"})
-            for holder, parameters in self._by_holder():
-                with self._partitions.at_hand(holder):
+            for flat, parameters in self._by_flat_tensor():
+                with self._partitions.loaded(flat):
                     for parameter in parameters:
-                        self._take(holder, parameter, document, found)
+                        self._load_parameter(flat, parameter, document, found)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
+            raise ValueError(f"The saved optimizer is malformed: {error!r}.") from error
         for key, value in document.get(LOSS_SCALE, {}).items():
             if self._scaler is not None and hasattr(self._scaler, key):
                 setattr(self._scaler, key, value)
 
-    def _by_holder(self) -> Iterator[tuple[int, list[Tensor]]]:
-        """The parameters in the order of the groups, those together that follow one another in a flat tensor."""
+    def _by_flat_tensor(self) -> Iterator[tuple[int, list[Tensor]]]:
+        """Yield the parameters in the order of the groups, together those that share a flat tensor."""
         parameters = (parameter for group in self._partitions.groups for parameter in group)
-        for holder, each in groupby(parameters, lambda parameter: self._place(parameter).holder):
-            yield holder, list(each)
+        for flat, each in groupby(parameters, lambda parameter: self._fragment(parameter).flat):
+            yield flat, list(each)
 
-    def _place(self, parameter: Tensor) -> Place:
-        place = self._partitions.place(parameter)
-        assert place is not None, "an optimizer trains it"
-        return place
+    def _fragment(self, parameter: Tensor) -> Fragment:
+        fragment = self._partitions.fragment(parameter)
+        assert fragment is not None, "the optimizer trains it"
+        return fragment
 
-    def _kept(self, holder: int, parameter: Tensor) -> dict[str, Any]:
-        """What the optimizer keeps of the flat tensor that a parameter lies in, and that where it is more precise."""
-        master = self._partitions.master(holder)
-        kept = dict(self._partitions.state(holder))
+    def _kept(self, flat: int, parameter: Tensor) -> dict[str, Any]:
+        """Return the optimizer's state of a parameter's flat tensor, with the master weights if more precise."""
+        master = self._partitions.master(flat)
+        kept = dict(self._partitions.state(flat))
         return kept if parameter.dtype == master.dtype else {**kept, MASTERS: master}
 
-    def _described(self, holder: int, parameter: Tensor, document: dict[str, Any]) -> Iterator[Leaving]:
-        """The tensors that are kept of a parameter; the document says of them, and holds what is no tensor."""
+    def _describe(self, flat: int, parameter: Tensor, document: dict[str, Any]) -> Iterator[Outgoing]:
+        """Yield the tensors in a parameter's state. The document lists them, and holds all that is not a tensor."""
         name, state = self._names[id(parameter)], {}
-        for key, value in self._kept(holder, parameter).items():
+        for key, value in self._kept(flat, parameter).items():
             if not isinstance(value, Tensor):
                 state[key] = value
                 continue
             label, shape, spread = f"{name}.{key}", tuple(value.shape), None
-            if self._partitions.is_moment(holder, value):
+            if self._partitions.is_moment(flat, value):
                 shape, spread = tuple(whole_shape(parameter)), self._partitions.spread(parameter)
             state[key] = {TENSOR: label}
-            yield Leaving(Entry(label, None, shape, value.dtype, spread), holder, parameter, key)
+            yield Outgoing(Entry(label, None, shape, value.dtype, spread), flat, parameter, key)
         if MASTERS in state:
             document.setdefault(MASTERS, {})[name] = state.pop(MASTERS)
         if state:
             document["state"][name] = state
 
-    def _dealt(self, leaving: Sequence[Leaving]) -> Iterator[Part]:
-        """A part for each tensor, those of a flat tensor together, as it may have to be brought in from a disk."""
-        owners = assign_to_ranks([each.entry.size for each in leaving], self._layout.world_size)
-        for holder, together in groupby(zip(leaving, owners, strict=True), lambda pair: pair[0].holder):
-            with self._partitions.at_hand(holder):
+    def _parts(self, outgoing: Sequence[Outgoing]) -> Iterator[Part]:
+        """Yield a part for each tensor, together those of a flat tensor, which may have to be read from disk."""
+        owners = assign_to_ranks([each.entry.size for each in outgoing], self._layout.world_size)
+        for flat, together in groupby(zip(outgoing, owners, strict=True), lambda pair: pair[0].flat):
+            with self._partitions.loaded(flat):
                 for each, owner in together:
                     yield dealt_part(each.entry, self._own(each), owner, self._layout.rank)
 
-    def _own(self, leaving: Leaving) -> Tensor | None:
-        """What this process has of a tensor that leaves."""
-        if leaving.holder is None or leaving.parameter is None:
-            return leaving.entry.tensor
-        kept: Tensor = self._kept(leaving.holder, leaving.parameter)[leaving.key]
-        if not self._partitions.is_moment(leaving.holder, kept):
+    def _own(self, outgoing: Outgoing) -> Tensor | None:
+        """Return the elements that this rank has of a tensor to export."""
+        if outgoing.flat is None or outgoing.parameter is None:
+            return outgoing.entry.tensor
+        kept: Tensor = self._kept(outgoing.flat, outgoing.parameter)[outgoing.key]
+        if not self._partitions.is_moment(outgoing.flat, kept):
             return kept
-        own = self._partitions.stretch(leaving.parameter, kept)
-        return own if leaving.entry.spread is not None else own.view(leaving.entry.shape)
+        own = self._partitions.view(outgoing.parameter, kept)
+        return own if outgoing.entry.spread is not None else own.view(outgoing.entry.shape)
 
-    def _take(self, holder: int, parameter: Tensor, document: Mapping[str, Any], found: Mapping[str, Part]) -> None:
-        """Bring this process's stretch of a parameter's saved state into the flat tensors."""
-        partitions, name, place = self._partitions, self._names[id(parameter)], self._place(parameter)
-        live, flat = partitions.state(holder), partitions.master(holder)
+    def _load_parameter(
+        self, flat: int, parameter: Tensor, document: Mapping[str, Any], found: Mapping[str, Part]
+    ) -> None:
+        """Copy this rank's elements of a parameter's saved state into the flat tensors."""
+        partitions, name, fragment = self._partitions, self._names[id(parameter)], self._fragment(parameter)
+        live, master = partitions.state(flat), partitions.master(flat)
 
-        def fill(flat: Tensor, part: Part) -> None:
-            partitions.stretch(parameter, flat).copy_(read_slice(part, place.start, place.length))
+        def fill(target: Tensor, part: Part) -> None:
+            partitions.view(parameter, target).copy_(read_slice(part, fragment.start, fragment.length))
 
         for key, value in document["state"].get(name, {}).items():
             if not (isinstance(value, dict) and TENSOR in value):
@@ -186,10 +188,10 @@ class ZeroOptimizerState:
                 live[key] = read_tensor(part)
                 continue
             if key not in live or live[key].dtype != TYPES[part.dtype]:
-                live[key] = torch.zeros_like(flat, dtype=TYPES[part.dtype])
+                live[key] = torch.zeros_like(master, dtype=TYPES[part.dtype])
             fill(live[key], part)
         if name in document.get(MASTERS, {}):
-            fill(flat, found[document[MASTERS][name][TENSOR]])
+            fill(master, found[document[MASTERS][name][TENSOR]])
 
     def _present_names(self) -> list[list[str]]:
         return [[self._names[id(parameter)] for parameter in group] for group in self._partitions.groups]
@@ -211,13 +213,13 @@ class ZeroOptimizerState:
                     continue
                 there, here = found[value[TENSOR]].shape, tuple(whole_shape(parameter))
                 if there not in ((), here):
-                    raise ValueError(f"{value[TENSOR]} is of shape {there} there, and {name} of {here} here.")
+                    raise ValueError(f"{value[TENSOR]} has the shape {there} in the checkpoint, and {name} has {here}.")
 
 
 class ZeroModelState(ModelState):
-    """Answers the Exportable port for the module of an engine. Both methods are collective.
+    """Exportable adapter for the module of an engine. Both methods are collective.
 
-    partitions: the full-precision masters of the weights, which follow what is loaded; None where there are none.
+    partitions: the full-precision master weights, which are updated after a load; None if there are none.
     """
 
     def __init__(
@@ -227,14 +229,14 @@ class ZeroModelState(ModelState):
         self._partitions = partitions
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Copy the parts into the module's own tensors, and let the masters follow."""
+        """Copy the parts into the module's own tensors, then update the master weights."""
         found = {part.name: part for part in parts}
         super().load(found.values())
         if self._partitions is not None:
-            self._follow(self._partitions, found)
+            self._update_masters(self._partitions, found)
 
     def _copy(self, own: Mapping[str, Tensor], found: Mapping[str, Part]) -> None:
-        """Of the tensors that are spread each is read by one process, and comes to the others by the engine."""
+        """Read each partitioned tensor on one rank; the engine distributes it to the others."""
         spread = {name: tensor for name, tensor in own.items() if hasattr(tensor, "ds_id")}
         super()._copy({name: tensor for name, tensor in own.items() if name not in spread}, found)
         sizes = [prod(found[name].shape) for name in spread]
@@ -244,15 +246,16 @@ class ZeroModelState(ModelState):
                 if reader == self._layout.rank:
                     tensor.copy_(read_tensor(found[name]))
 
-    def _follow(self, partitions: ZeroPartitions, found: Mapping[str, Part]) -> None:
+    def _update_masters(self, partitions: ZeroPartitions, found: Mapping[str, Part]) -> None:
         for name, tensor in self._state().items():
-            place = partitions.place(tensor)
-            if name in found and place is not None:
-                partitions.follow(tensor, read_slice(found[name], place.start, place.length).to(tensor.dtype))
+            fragment = partitions.fragment(tensor)
+            if name in found and fragment is not None:
+                saved = read_slice(found[name], fragment.start, fragment.length)
+                partitions.update_master(tensor, saved.to(tensor.dtype))
 
 
 def _gathered(parameter: Tensor, reader: int) -> Any:
-    """Within, a spread parameter is whole in every process; it becomes what the one that reads it writes there."""
+    """Return a context in which a partitioned parameter is whole; rank `reader`'s changes reach every rank."""
     import deepspeed
 
     return deepspeed.zero.GatheredParameters([parameter], modifier_rank=reader)

@@ -1,4 +1,4 @@
-"""torch's FullyShardedDataParallel: a layer's parameters lie in one flat row, of which every process holds a piece."""
+"""FSDP 1: torch's `FullyShardedDataParallel`. A unit's parameters form one flat parameter, sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -23,82 +23,61 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from hexloop.adapters.engines.fsdp.units import Formats, Units, give_memory, recompute, same_as_first
+from hexloop.adapters.engines.fsdp.options import FsdpOptions
+from hexloop.adapters.engines.fsdp.units import allocate_meta_tensors, broadcast_from_rank0, recompute
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
 
-@frozen
-class Fsdp1Options:
-    """What FullyShardedDataParallel is told.
-
-    units: the modules that are gathered and freed one by one. strategy: as torch names it, in small letters.
-    mesh: for the hybrid strategies, how many copies of the model there are, and how many processes share one.
-    backward_prefetch: when the next layer's weights are gathered, as torch names it, in small letters; None: never.
-    offload: keep weights, gradients and moments in host memory. recompute: forget a layer's activations, and compute
-    them anew in the backward pass.
-    synchronise_each: let gradients meet after every micro-batch. Otherwise they meet in a window's last one, until when
-    every process keeps those of the whole model.
-    """
-
-    units: Units = field(factory=Units)
-    strategy: str = "full_shard"
-    mesh: tuple[int, int] | None = None
-    formats: Formats = field(factory=Formats)
-    offload: bool = False
-    recompute: bool = False
-    backward_prefetch: str | None = "backward_pre"
-    forward_prefetch: bool = False
-    limit_all_gathers: bool = True
-    synchronise_each: bool = True
-
-
 @define(eq=False)
 class Fsdp1:
-    """Answers the Parallelism port, and Sharding. The model's own parameters stay, as views of what lies here.
+    """Parallelism and Sharding adapter for `FullyShardedDataParallel`. The model's own parameters stay, as views.
 
-    Each process computes its share of the window's loss; torch takes the mean of the gradients, so the shares are
-    multiplied by the number of processes first.
-    device: where layers are computed. world_size: how many processes there are.
+    Each rank computes its share of the window's loss. torch averages the gradients over the ranks, so the shares are
+    multiplied by the number of ranks first.
+
+    device: where layers are computed. world_size: the number of ranks.
     """
 
     device: torch.device
     world_size: int
-    options: Fsdp1Options = field(factory=Fsdp1Options)
+    options: FsdpOptions = field(factory=FsdpOptions)
     _wrapped: FullyShardedDataParallel | None = field(default=None, init=False)
     _layout: FlatLayout | None = field(default=None, init=False)
-    _apart: ExitStack = field(factory=ExitStack, init=False)
+    _without_sync: ExitStack = field(factory=ExitStack, init=False)
 
     capabilities = ParallelismCapabilities("fsdp1", processes=True, sharded=True)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Wrap the module; every process begins with the weights of the first.
+        """Wrap the module, after copying the weights of rank 0 to every rank.
 
-        Raises ConfigurationError where the model's state is not its parameters and buffers alone.
+        Raises ConfigurationError if the model's state dict has entries that are not parameters or buffers.
         """
-        self._apart.close()
+        self._without_sync.close()
         if not self.spreads(model):
-            give_memory(model)
-            same_as_first(model, self.device)
-            places = _places(model)
+            allocate_meta_tensors(model)
+            broadcast_from_rank0(model, self.device)
+            locations = _locations(model)
             names = [name for name, _ in model.named_parameters()]
             shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             self._wrapped = self._wrap(model)
-            self._layout = FlatLayout(dist.get_rank(), self.world_size, places, names, self._shards)
-            self._layout.look(shapes, self._wrapped)
+            self._layout = FlatLayout(dist.get_rank(), self.world_size, locations, names, self._shards)
+            self._layout.exchange(shapes, self._wrapped)
         self.layout.free()
         return self._wrapped, make_optimizer(self._wrapped)
 
     @property
     def _shards(self) -> int:
-        """How many processes share a copy of the model."""
-        if self.options.mesh is not None:
+        """The number of ranks that hold one replica together."""
+        if self.options.strategy == "no_shard":
+            return 1
+        if self.options.mesh is not None and self.options.strategy.startswith("hybrid"):
             return self.options.mesh[1]
-        return 1 if self.options.strategy == "no_shard" else self.world_size
+        return self.world_size
 
     @property
     def _strategy(self) -> str:
-        """As it is chosen, but for a hybrid that splits nothing: torch would let no gradients meet then."""
+        """The chosen strategy. A hybrid with one shard becomes no_shard: torch would not reduce its gradients."""
         return "no_shard" if self._shards == 1 else self.options.strategy
 
     def _wrap(self, model: nn.Module) -> FullyShardedDataParallel:
@@ -112,16 +91,16 @@ class Fsdp1:
         mesh = None
         if self._strategy.startswith("hybrid"):
             assert options.mesh is not None
-            mesh = init_device_mesh(self.device.type, options.mesh, mesh_dim_names=("copies", "shards"))
+            mesh = init_device_mesh(self.device.type, options.mesh, mesh_dim_names=("replicas", "shards"))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)  # torch would have NO_SHARD be DDP
+            warnings.filterwarnings("ignore", category=FutureWarning)  # torch recommends DDP instead of NO_SHARD
             return FullyShardedDataParallel(
                 model,
                 sharding_strategy=getattr(ShardingStrategy, _TORCH_NAMES.get(self._strategy, self._strategy).upper()),
                 auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen),
                 mixed_precision=MixedPrecision(formats.parameters, formats.gradients, formats.buffers),
                 cpu_offload=CPUOffload(True) if options.offload else None,
-                backward_prefetch=None if prefetch is None else getattr(BackwardPrefetch, prefetch.upper()),
+                backward_prefetch=None if prefetch == "no_prefetch" else getattr(BackwardPrefetch, prefetch.upper()),
                 forward_prefetch=options.forward_prefetch,
                 limit_all_gathers=options.limit_all_gathers,
                 use_orig_params=True,
@@ -130,46 +109,47 @@ class Fsdp1:
             )
 
     def synchronise(self, last_of_window: bool) -> None:
-        """Let gradients meet in every backward pass or, where it is so chosen, in the window's last alone."""
-        self._apart.close()
+        """Reduce gradients in every backward pass or, if so configured, in the window's last one only."""
+        self._without_sync.close()
         if self._wrapped is not None and not (last_of_window or self.options.synchronise_each):
-            self._apart.enter_context(self._wrapped.no_sync())
+            self._without_sync.enter_context(self._wrapped.no_sync())
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the mean over all processes of world_size times their shares: of the sum of these."""
+        """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""
         (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
 
     def unwrap(self, model: Any) -> Any:
-        """The module within."""
+        """Return the wrapped module."""
         return model.module if isinstance(model, FullyShardedDataParallel) else model
 
     def spreads(self, model: Any) -> bool:
-        """Whether it is the module that was wrapped last."""
+        """Return whether it is the module that was wrapped last."""
         return self._wrapped is not None and self._wrapped.module is model
 
     @property
     def layout(self) -> FlatLayout:
-        """Where its tensors lie."""
+        """The layout of the model that was prepared last."""
         assert self._layout is not None, "no model is prepared"
         return self._layout
 
 
 _TORCH_NAMES = {"hybrid_shard_zero2": "_hybrid_shard_zero2"}
 
-Place = tuple[nn.Module, str]
+Location = tuple[nn.Module, str]
 """A module, and the name of an attribute of it."""
 
 
 @define(eq=False)
 class FlatLayout:
-    """Answers `hexloop.ports.parallelism.Layout` for parameters that are views of flat rows, each split into pieces.
+    """Layout of parameters that are views of flat parameters, each of which is split over the ranks.
 
-    places: where each tensor of the state is found. names: the parameters. shards: the processes that share a copy.
+    locations: for each name in the state dict, the attribute that holds the tensor. names: the parameters.
+    shards: the number of ranks that hold one replica together.
     """
 
     rank: int
     world_size: int
-    places: Mapping[str, Place]
+    locations: Mapping[str, Location]
     names: Iterable[str]
     shards: int
     _group: Any = field(default=None, init=False)
@@ -178,55 +158,57 @@ class FlatLayout:
 
     uneven = True
 
-    def look(self, shapes: Mapping[str, tuple[int, ...]], wrapped: FullyShardedDataParallel) -> None:
-        """Find out how the parameters, whose whole shapes are given, lie over the processes. Collective."""
+    def exchange(self, shapes: Mapping[str, tuple[int, ...]], wrapped: FullyShardedDataParallel) -> None:
+        """Exchange how many elements of each parameter, whose whole shapes are given, the ranks hold. Collective."""
         self._group = group = wrapped.process_group
         if self.shards == 1:
             return
         self._units = [unit for unit in FullyShardedDataParallel.fsdp_modules(wrapped) if unit._handle is not None]
         lengths = torch.tensor([parameter.numel() for parameter in self.parameters().values()])
         lengths = lengths.to(next(iter(self.parameters().values())).device)
-        of_all = [torch.empty_like(lengths) for _ in range(self.shards)]
-        dist.all_gather(of_all, lengths, group=group)
-        place = dist.get_rank(group)
-        table = torch.stack(of_all, 1).tolist()
+        gathered = [torch.empty_like(lengths) for _ in range(self.shards)]
+        dist.all_gather(gathered, lengths, group=group)
+        shard = dist.get_rank(group)
+        table = torch.stack(gathered, 1).tolist()
         for (name, parameter), row in zip(self.parameters().items(), table, strict=True):
             runs = list(zip(accumulate(row, initial=0), row, strict=False))
             copies = [(0, 0)] * (self.world_size - self.shards)
-            self._spreads[id(parameter)] = Spread(shapes[name], (*runs, *copies), runs[place])
+            self._spreads[id(parameter)] = Spread(shapes[name], (*runs, *copies), runs[shard])
 
     def free(self) -> None:
-        """Let go of gathered rows. Those of a forward pass without a backward pass stay, and torch would compute with
-        them though the pieces have changed since; it has no public function for it.
+        """Free gathered flat parameters, for which torch has no public function.
+
+        A forward pass that no backward pass followed leaves them, and torch would compute with them although the
+        shards have changed since.
         """
         for unit in self._units:
-            begun = unit._is_root is not None  # before the first forward pass there is no row
-            if begun and not unit._handle.needs_unshard():
+            has_run = unit._is_root is not None  # before the first forward pass nothing is gathered
+            if has_run and not unit._handle.needs_unshard():
                 _reshard(unit, unit._handle, True)
 
     def state(self, model: nn.Module | None = None) -> Mapping[str, Any]:
-        """By the names of the state dict before the module was wrapped."""
+        """Return the tensors under their names in the state dict before the module was wrapped."""
         self.free()
-        return {name: getattr(module, leaf) for name, (module, leaf) in self.places.items()}
+        return {name: getattr(module, leaf) for name, (module, leaf) in self.locations.items()}
 
     def parameters(self, model: nn.Module | None = None) -> Mapping[str, Tensor]:
-        """By their names before the module was wrapped."""
-        return {name: getattr(*self.places[name]) for name in self.names}
+        """Return the parameters under their names before the module was wrapped."""
+        return {name: getattr(*self.locations[name]) for name in self.names}
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
-        """A piece of each parameter lies on the processes whose pieces of the flat row it falls to."""
+        """Return the elements of the parameter that fall into each rank's shard of the flat parameter."""
         return self._spreads.get(id(parameter)) if tensor.shape == parameter.shape else None
 
     def local(self, tensor: Tensor) -> Tensor:
-        """The piece."""
+        """Return this rank's elements, flat."""
         return tensor.detach().view(-1)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
-        """The piece, on the device that the parameter's lies on."""
+        """Return this rank's elements in the parameter's local shape and on its device."""
         return local.view(parameter.shape).to(parameter.device)
 
     def norm(self, own: Tensor) -> Tensor:
-        """The norm of all pieces, from that of this process's."""
+        """Return the norm over all shards, from the norm of this rank's."""
         if self.shards == 1:
             return own
         squared = own.to(self._device, torch.float32).square()
@@ -238,9 +220,9 @@ class FlatLayout:
         return next(iter(self.parameters().values())).device
 
 
-def _places(model: nn.Module) -> dict[str, Place]:
-    """For each name of the state dict, the module that holds the tensor, and what it calls it."""
-    found: dict[str, Place] = {}
+def _locations(model: nn.Module) -> dict[str, Location]:
+    """Return, for each name in the state dict, the module that holds the tensor and its attribute."""
+    found: dict[str, Location] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf in (*module._parameters, *module._buffers):
             found[f"{prefix}.{leaf}" if prefix else leaf] = module, leaf
@@ -248,7 +230,7 @@ def _places(model: nn.Module) -> dict[str, Place]:
     if unknown := [name for name in state if name not in found]:
         raise ConfigurationError(
             [
-                f"You chose FSDP 1 for a model whose state holds {', '.join(unknown)}, which are no parameters or "
+                f"You chose FSDP 1 for a model whose state dict has {', '.join(unknown)}, which are not parameters or "
                 "buffers of its modules, so no checkpoint would hold them; set version=2 in fsdp_config."
             ]
         )

@@ -1,4 +1,4 @@
-"""torch's `fully_shard`: every process holds a part of each parameter, and gathers a layer's when it computes it."""
+"""FSDP 2: torch's `fully_shard`. Each parameter is a DTensor whose rows are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -15,128 +15,106 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from hexloop.adapters.engines.fsdp.units import Formats, Units, give_memory, recompute, same_as_first
+from hexloop.adapters.engines.fsdp.options import FsdpOptions
+from hexloop.adapters.engines.fsdp.units import allocate_meta_tensors, broadcast_from_rank0, recompute
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
-
-
-@frozen
-class Fsdp2Options:
-    """What `fully_shard` is told.
-
-    units: the modules that are gathered and freed one by one. mesh: how many copies of the model there are, and over
-    how many processes each is spread; None is one copy over all.
-    reshard_after_forward: free a layer's weights after its forward pass, and gather them anew in the backward pass.
-    offload: keep weights, gradients and moments in host memory. recompute: forget a layer's activations, likewise.
-    prefetch: gather the next layer's weights while a layer is computed.
-    synchronise_each: let gradients meet after every micro-batch. Otherwise they meet in a window's last one, until when
-    every process keeps those of the whole model.
-    """
-
-    units: Units = field(factory=Units)
-    mesh: tuple[int, int] | None = None
-    reshard_after_forward: bool = True
-    formats: Formats = field(factory=Formats)
-    offload: bool = False
-    recompute: bool = False
-    prefetch: bool = False
-    synchronise_each: bool = True
 
 
 @define(eq=False)
 class Fsdp2:
-    """Answers the Parallelism port, and Sharding. Parameters are DTensors, split by rows over the processes.
+    """Parallelism and Sharding adapter for `fully_shard`.
 
-    Each process computes its share of the window's loss; torch takes the mean of the gradients, so the shares are
-    multiplied by the number of processes first.
-    device: where layers are computed. world_size: how many processes there are.
+    Each rank computes its share of the window's loss. torch averages the gradients over the ranks, so the shares are
+    multiplied by the number of ranks first.
+
+    device: where layers are computed. world_size: the number of ranks.
     """
 
     device: torch.device
     world_size: int
-    options: Fsdp2Options = field(factory=Fsdp2Options)
-    _sharded: list[FSDPModule] = field(factory=list, init=False)
-    _sharing: dist.ProcessGroup | None = field(default=None, init=False)
+    options: FsdpOptions = field(factory=FsdpOptions)
+    _prepared: list[FSDPModule] = field(factory=list, init=False)
+    _shard_group: dist.ProcessGroup | None = field(default=None, init=False)
 
     capabilities = ParallelismCapabilities("fsdp2", processes=True, sharded=True)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Shard the module in place; every process begins with the weights of the first."""
+        """Shard the module in place, after copying the weights of rank 0 to every rank."""
         if not isinstance(model, FSDPModule):
             self._shard(model)
         _free(model)
-        self._sharded[:], self._sharing = [model], _group_of(model)
+        self._prepared[:], self._shard_group = [model], _shard_group_of(model)
         return model, make_optimizer(model)
 
     def _shard(self, model: nn.Module) -> None:
         options = self.options
-        units = options.units.of(model)
+        formats, units = options.formats, options.units.of(model)
         if options.recompute:
             recompute(units or [model])
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "mesh": self._mesh(),
             "reshard_after_forward": options.reshard_after_forward,
-            "mp_policy": MixedPrecisionPolicy(
-                options.formats.parameters, options.formats.gradients, options.formats.outputs
-            ),
-            "offload_policy": self._offloading(),
+            "mp_policy": MixedPrecisionPolicy(formats.parameters, formats.gradients, formats.outputs),
+            "offload_policy": self._offload_policy(),
         }
-        give_memory(model)
-        for part in (*units, model):  # so that no process has more than one of them whole, but for the first
-            same_as_first(part, self.device)
-            fully_shard(part, **how)
-        if options.prefetch:
+        allocate_meta_tensors(model)
+        for part in (*units, model):  # one at a time, so that no rank but rank 0 holds more than one unsharded unit
+            broadcast_from_rank0(part, self.device)
+            fully_shard(part, **arguments)
+        if options.forward_prefetch:
             in_order = [unit for unit in model.modules() if isinstance(unit, FSDPModule) and unit is not model]
-            for unit, after in pairwise(in_order):
-                unit.set_modules_to_forward_prefetch([after])
+            for unit, following in pairwise(in_order):
+                unit.set_modules_to_forward_prefetch([following])
 
     def _mesh(self) -> DeviceMesh:
-        if self.options.mesh is None:
+        shape = (self.world_size, 1) if self.options.strategy == "no_shard" else self.options.mesh
+        if shape is None:
             return init_device_mesh(self.device.type, (self.world_size,))
-        return init_device_mesh(self.device.type, self.options.mesh, mesh_dim_names=("copies", "shards"))
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicas", "shards"))
 
-    def _offloading(self) -> OffloadPolicy:
+    def _offload_policy(self) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=self.device.type != "cpu") if self.options.offload else OffloadPolicy()
 
     def synchronise(self, last_of_window: bool) -> None:
-        """Let gradients meet in every backward pass or, where it is so chosen, in the window's last alone."""
-        for model in self._sharded:
+        """Reduce gradients in every backward pass or, if so configured, in the window's last one only."""
+        for model in self._prepared:
             model.set_requires_gradient_sync(last_of_window or self.options.synchronise_each)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the mean over all processes of world_size times their shares: of the sum of these."""
+        """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""
         (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
 
     def unwrap(self, model: Any) -> Any:
-        """The module itself, which was sharded in place."""
+        """Return the module itself, which was sharded in place."""
         return model
 
     def spreads(self, model: Any) -> bool:
-        """Whether the module is sharded."""
+        """Return whether the module is sharded."""
         return isinstance(model, FSDPModule)
 
     @property
     def layout(self) -> RowLayout:
-        """Where its tensors lie."""
-        assert self._sharing is not None, "no model is prepared"
-        return RowLayout(dist.get_rank(), self.world_size, self._sharing)
+        """The layout of the model that was prepared last."""
+        assert self._shard_group is not None, "no model is prepared"
+        return RowLayout(dist.get_rank(), self.world_size, self._shard_group)
 
 
 def _free(model: nn.Module) -> None:
-    """Let go of gathered weights: those of a forward pass without a backward pass stay in the parameters' place."""
+    """Free gathered weights. A forward pass that no backward pass followed leaves them in place of the shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def _group_of(model: nn.Module) -> dist.ProcessGroup:
-    """The processes that hold one copy of the model between them, of which none has gathered weights."""
+def _shard_group_of(model: nn.Module) -> dist.ProcessGroup:
+    """Return the ranks that hold one replica of the model together. No weights may be gathered."""
     mesh = next(parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
     return mesh.get_group(mesh.ndim - 1)
 
 
 @frozen
 class RowLayout:
-    """Answers `hexloop.ports.parallelism.Layout` for DTensors that are split by rows. group: who share a copy."""
+    """Layout of DTensors that are sharded by rows. group: the ranks that hold one replica together."""
 
     rank: int
     world_size: int
@@ -145,42 +123,42 @@ class RowLayout:
     uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """The state dict, whose parameters are those of the optimizer."""
+        """Return the state dict, with the parameters that the optimizer has."""
         return model.state_dict(keep_vars=True)
 
     def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """As the model names them."""
+        """Return the parameters under the model's names."""
         _free(model)
         return dict(model.named_parameters())
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
-        """By rows, in chunks of as many as make all but the last chunks equal."""
+        """Return how the rows are sharded: in equal chunks, of which the last ones may be smaller or empty."""
         if not isinstance(tensor, DTensor):
             return None
         *_, shards = tensor.device_mesh.shape
         rows, width = tensor.shape[0], prod(tensor.shape[1:])
         chunk = -(-rows // shards)
         bounds = [min(number * chunk, rows) * width for number in range(shards + 1)]
-        first = tensor.device_mesh.mesh.reshape(-1, shards)[0].tolist()
-        run = {rank: (bounds[number], bounds[number + 1] - bounds[number]) for number, rank in enumerate(first)}
-        place = tensor.device_mesh.get_local_rank(tensor.device_mesh.ndim - 1)
-        own = bounds[place], bounds[place + 1] - bounds[place]
+        first_replica = tensor.device_mesh.mesh.reshape(-1, shards)[0].tolist()
+        run = {rank: (bounds[number], bounds[number + 1] - bounds[number]) for number, rank in enumerate(first_replica)}
+        shard = tensor.device_mesh.get_local_rank(tensor.device_mesh.ndim - 1)
+        own = bounds[shard], bounds[shard + 1] - bounds[shard]
         return Spread(tuple(tensor.shape), tuple(run.get(rank, (0, 0)) for rank in range(self.world_size)), own)
 
     def local(self, tensor: Tensor) -> Tensor:
-        """The process's rows."""
+        """Return this rank's rows, flat."""
         assert isinstance(tensor, DTensor)
         rows: Tensor = cast("DTensor", tensor.detach()).to_local()
         return rows.view(-1)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
-        """A DTensor of these rows, on the device that the parameter's lie on."""
+        """Return a DTensor of these rows, on the parameter's device."""
         made = torch.empty_like(parameter.detach(), dtype=local.dtype)
         self.local(made).copy_(local)
         return made
 
     def norm(self, own: Tensor) -> Tensor:
-        """The norm of all rows, from that of this process's."""
+        """Return the norm over all ranks' rows, from the norm of this rank's."""
         squared = own.to(torch.float32).square()
         dist.all_reduce(squared, group=self.group)
         return squared.sqrt()

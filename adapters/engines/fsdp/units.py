@@ -1,4 +1,4 @@
-"""What torch's two generations of fully sharded data parallelism are told alike."""
+"""FSDP units, activation recomputation, and starting from the weights of rank 0: what both versions of FSDP need."""
 
 from __future__ import annotations
 
@@ -15,37 +15,29 @@ from torch.utils.checkpoint import checkpoint
 
 from hexloop.domain.errors import ConfigurationError
 
-
-@frozen
-class Formats:
-    """The number formats of sharded training; None leaves a format as the tensors have it.
-
-    parameters: in which weights are gathered and computed with. gradients: in which they meet.
-    buffers: of FSDP 1 alone. outputs: what the model's outputs are cast to, of FSDP 2 alone.
-    """
-
-    parameters: torch.dtype | None = None
-    gradients: torch.dtype | None = None
-    buffers: torch.dtype | None = None
-    outputs: torch.dtype | None = None
+CHUNK = 1 << 26
+"""Elements of a tensor that are broadcast at once."""
 
 
 @frozen
 class Units:
-    """Which modules are gathered and freed one by one; what is in none of them goes with the whole model.
+    """Selects the FSDP units: the modules whose weights are gathered and freed together.
 
-    classes: the names of their classes. None: those that the model says are not to be split, if it does.
-    least: modules are taken by size instead, each with at least that many parameters that are in no other.
+    Parameters outside all units are gathered with the root module.
+
+    classes: class names of the modules. None: those in the model's `_no_split_modules`, if it has any.
+    least: if positive, modules are selected by size instead: each has at least this many parameters that belong to no
+        other unit.
     """
 
     classes: tuple[str, ...] | None = None
     least: int = 0
 
     def of(self, model: nn.Module) -> list[nn.Module]:
-        """The modules, inner ones before outer ones. Raises ConfigurationError where the model has none of a class."""
+        """Return the units of `model`, inner before outer. Raises ConfigurationError if a class does not occur."""
         if self.least > 0:
             return [module for module in _by_size(model, self.least) if module is not model]
-        names = set(self.classes) if self.classes is not None else _unsplit(model)
+        names = set(self.classes) if self.classes is not None else _no_split_classes(model)
         found = [module for module in model.modules() if _class_name(module) in names and module is not model]
         if missing := names - {_class_name(module) for module in model.modules()} if self.classes else set():
             raise ConfigurationError(
@@ -61,19 +53,19 @@ def _class_name(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def _unsplit(model: nn.Module) -> set[str]:
-    """The classes that a transformers model, or one within it, names."""
+def _no_split_classes(model: nn.Module) -> set[str]:
+    """Return the classes that a transformers model, or one inside it, declares as not to be split."""
     return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
 
 
 def _repeated(model: nn.Module) -> list[str]:
-    """The classes of the modules that are members of lists of modules."""
+    """Return the class names of the modules in module lists."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return sorted({_class_name(child) for each in lists for child in each})
 
 
 def _by_size(model: nn.Module, least: int) -> Iterator[nn.Module]:
-    """Modules with at least `least` parameters besides those of the modules that came before, inner ones first."""
+    """Yield modules with at least `least` parameters that no earlier one has, inner before outer."""
     taken: set[int] = set()
 
     def walk(module: nn.Module) -> Iterator[nn.Module]:
@@ -88,46 +80,40 @@ def _by_size(model: nn.Module, least: int) -> Iterator[nn.Module]:
 
 
 def recompute(units: list[nn.Module]) -> None:
-    """Let each module forget what its forward pass computed, and compute it again in the backward pass."""
+    """Make each module discard its activations in the forward pass and recompute them in the backward pass."""
     for unit in units:
         if "forward" not in vars(unit):
             again: Callable[..., Any] = partial(checkpoint, unit.forward, use_reentrant=False)
             unit.forward = again
 
 
-CHUNK = 1 << 26
-"""Elements of a tensor that processes are told at once."""
+def allocate_meta_tensors(model: nn.Module) -> None:
+    """Replace tensors on torch's meta device by uninitialized ones on the CPU; tied tensors stay tied.
 
-
-def give_memory(model: nn.Module) -> None:
-    """Put tensors without content in the place of those on torch's meta device; ties between them stay.
-
-    What nothing is written to takes no memory yet. Raises ConfigurationError in the first process, which needs weights.
+    Memory is only used once they are written to. Raises ConfigurationError on rank 0, which has to have the weights.
     """
     if dist.get_rank() == 0 and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConfigurationError(
             [
-                "The first process's model lies on torch's meta device, but the others begin with its weights; make "
-                "it elsewhere there, as with `contextlib.nullcontext() if rank == 0 else torch.device('meta')`."
+                "The model of rank 0 is on torch's meta device, but the other ranks start from its weights; create it "
+                "on a real device there, as with `contextlib.nullcontext() if rank == 0 else torch.device('meta')`."
             ]
         )
-    made: dict[Tensor, Tensor] = {}
+    allocated: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is None or not tensor.is_meta:
                     continue
-                if tensor not in made:
+                if tensor not in allocated:
                     empty = torch.empty_like(tensor, device="cpu")
-                    made[tensor] = nn.Parameter(empty, tensor.requires_grad) if name in module._parameters else empty
-                held[name] = made[tensor]  # type: ignore[assignment]
+                    is_parameter = name in module._parameters
+                    allocated[tensor] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                held[name] = allocated[tensor]  # type: ignore[assignment]
 
 
-def same_as_first(model: nn.Module, device: torch.device) -> None:
-    """Give every process the weights and buffers of the first; they travel over `device`, a piece at a time.
-
-    What is spread already stays as it is.
-    """
+def broadcast_from_rank0(model: nn.Module, device: torch.device) -> None:
+    """Copy the parameters and buffers of rank 0 to every rank over `device`, in chunks. Sharded ones are skipped."""
     with torch.no_grad():
         for tensor in {id(each): each for each in (*model.parameters(), *model.buffers())}.values():
             if isinstance(tensor, DTensor):

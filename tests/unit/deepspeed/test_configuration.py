@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 from hexloop import TrainingArguments
-from hexloop.app.deepspeed.configuration import DeepSpeedConfiguration, deepspeed_configuration
-from hexloop.app.deepspeed.entries import AUTO, autos_in, entry
-from hexloop.app.deepspeed.rules import Length
+from hexloop.adapters.engines.deepspeed.configuration import (
+    AUTO,
+    DeepSpeedConfiguration,
+    RunLength,
+    autos_in,
+    deepspeed_configuration,
+    entry,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -193,10 +198,10 @@ def test_a_model_that_names_no_size_leaves_nothing_to_follow_from() -> None:
 def test_a_schedule_gets_the_length_of_the_run() -> None:
     """A warm-up of no step is one step, as DeepSpeed takes no less; other numbers contradict."""
     section = {"type": "WarmupDecayLR", "params": {"total_num_steps": AUTO, "warmup_num_steps": AUTO}}
-    values, problems = configured(zero(2, scheduler=section)).for_length(Length(total=90, warmup=0))
+    values, problems = configured(zero(2, scheduler=section)).for_length(RunLength(total=90, warmup=0))
     assert (values["params"], problems) == ({"total_num_steps": 90, "warmup_num_steps": 1}, [])
     section = {"type": "WarmupDecayLR", "params": {"total_num_steps": 80, "warmup_num_steps": 5}}
-    _, problems = configured(zero(2, scheduler=section)).for_length(Length(total=90, warmup=6))
+    _, problems = configured(zero(2, scheduler=section)).for_length(RunLength(total=90, warmup=6))
     assert len(problems) == 2
 
 

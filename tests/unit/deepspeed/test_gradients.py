@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hexloop.adapters.engines.deepspeed.engine import adding_up, left_in_place
+from hexloop.adapters.engines.deepspeed.configuration import with_gradient_sum, with_gradients_in_place
 
 
 def zero(stage: int, **further: Any) -> dict[str, Any]:
@@ -19,7 +19,11 @@ def test_processes_that_have_shares_add_them_up(stage: int) -> None:
     """Under the stages that can, in a format of full range, where nobody chose anything else."""
     config = {**zero(stage), "bf16": {"enabled": True}, "fp16": {"enabled": False}}
     where = {"reduce_scatter": False} if stage else {}
-    assert adding_up(config, nn.Linear(2, 2)) == {**config, **zero(stage, **where), "gradient_allreduce_op": "sum"}
+    assert with_gradient_sum(config, nn.Linear(2, 2)) == {
+        **config,
+        **zero(stage, **where),
+        "gradient_allreduce_op": "sum",
+    }
     assert "gradient_allreduce_op" not in config
 
 
@@ -27,7 +31,7 @@ def test_processes_that_have_shares_add_them_up(stage: int) -> None:
 def test_a_way_of_reducing_that_is_chosen_stays(chosen: dict[str, bool]) -> None:
     """How gradients travel is the user's to say."""
     config = zero(2, **chosen)
-    assert adding_up(config, nn.Linear(2, 2)) == {**config, "gradient_allreduce_op": "sum"}
+    assert with_gradient_sum(config, nn.Linear(2, 2)) == {**config, "gradient_allreduce_op": "sum"}
 
 
 @pytest.mark.parametrize(
@@ -45,21 +49,21 @@ def test_a_way_of_reducing_that_is_chosen_stays(chosen: dict[str, bool]) -> None
 )
 def test_a_mean_is_taken_where_a_sum_is_refused_or_too_small_or_not_theirs_to_choose(config: dict[str, Any]) -> None:
     """DeepSpeed would not begin, a gradient would be 0 in half precision, or the user's own scale would change."""
-    assert adding_up(config, nn.Linear(2, 2)) is None
+    assert with_gradient_sum(config, nn.Linear(2, 2)) is None
 
 
 def test_a_mean_is_taken_of_experts() -> None:
     """Each is met by some of the processes alone, so that the sum over these is another number."""
     model = nn.Linear(2, 2)
     model.bias.allreduce = False  # type: ignore[attr-defined]
-    assert adding_up(zero(2), model) is None
+    assert with_gradient_sum(zero(2), model) is None
 
 
 def test_zero_3_takes_gradients_from_where_they_lie_in_a_processors_memory() -> None:
     """The rest of the section stays, and the user's own mapping is not written to."""
     config = {**zero(3, reduce_bucket_size=1000), "gradient_clipping": 1.0}
     inner = {"stage": 3, "reduce_bucket_size": 1000, "contiguous_gradients": False}
-    assert left_in_place(config, "cpu") == {"zero_optimization": inner, "gradient_clipping": 1.0}
+    assert with_gradients_in_place(config, "cpu") == {"zero_optimization": inner, "gradient_clipping": 1.0}
     assert config == {**zero(3, reduce_bucket_size=1000), "gradient_clipping": 1.0}
 
 
@@ -76,4 +80,4 @@ def test_zero_3_takes_gradients_from_where_they_lie_in_a_processors_memory() -> 
 )
 def test_elsewhere_gradients_go_through_the_buffer_of_deepspeed(config: dict[str, Any], device: str) -> None:
     """Where it keeps memory in one piece, where it is what is reduced, or where somebody chose it."""
-    assert left_in_place(config, device) == config
+    assert with_gradients_in_place(config, device) == config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hexloop.adapters.engines.deepspeed.launcher import number_for
+from hexloop.adapters.engines.deepspeed.launcher import local_rank_for
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from hexloop.adapters.engines.deepspeed.launcher import number_for
 )
 def test_the_number_that_says_the_device_is_the_device_s(device: str, environment: dict[str, str], number: str) -> None:
     """Also where each process sees one GPU alone; under Open MPI it is the process's, on which DeepSpeed insists."""
-    assert number_for(torch.device(device), 3, environment) == number
+    assert local_rank_for(torch.device(device), 3, environment) == number

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hexloop import TrainingArguments
+from hexloop.adapters.engines.fsdp.options import Formats, FsdpOptions, read_options
+from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.app.environment import Surroundings
-from hexloop.app.fsdp.settings import FsdpSettings, read_fsdp
 from hexloop.domain.errors import ConfigurationError
 
 
@@ -23,9 +25,9 @@ def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def read(folder: Path, **given: Any) -> FsdpSettings:
+def read(folder: Path, **given: Any) -> FsdpOptions:
     """The settings of some arguments."""
-    return read_fsdp(TrainingArguments(str(folder), use_cpu=True, report_to=[], **given))
+    return read_options(TrainingArguments(str(folder), use_cpu=True, report_to=[], **given))
 
 
 def problems(folder: Path, **given: Any) -> list[str]:
@@ -45,15 +47,15 @@ SAID: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"version": 1, "strategy": "hybrid_shard"},
     ),
     ({"fsdp": True, "fsdp_config": {"sharding_strategy": 2}}, {"strategy": "shard_grad_op"}),
-    ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, {"policy": "size_based_wrap", "least": 2000}),
+    ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, {"units": Units(least=2000)}),
     (
         {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": "A, B", "min_num_params": 0}},
-        {"classes": ("A", "B"), "least": 0, "policy": "transformer_based_wrap"},
+        {"units": Units(("A", "B"))},
     ),
     ({"fsdp": True, "fsdp_config": {"mixed_precision": "bf16"}},
-     {"formats": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}),
+     {"formats": Formats(torch.bfloat16, torch.float32)}),
     ({"fsdp": True, "fsdp_config": {"mixed_precision": {"reduce_dtype": "torch.bfloat16"}}},
-     {"formats": {"reduce_dtype": "bf16"}}),
+     {"formats": Formats(gradients=torch.bfloat16)}),
     (
         {"fsdp": True, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": False}}},
         {"synchronise_each": False},
@@ -76,20 +78,20 @@ def test_fairscales_words_are_taken_with_a_warning(tmp_path: Path) -> None:
         settings = read(tmp_path, sharded_ddp="zero_dp_2 offload auto_wrap")
     assert (settings.strategy, settings.offload) == ("shard_grad_op", True)
     with pytest.warns(FutureWarning, match="fsdp_min_num_params"):
-        assert read(tmp_path, fsdp="full_shard", fsdp_min_num_params=7).least == 7
+        assert read(tmp_path, fsdp="full_shard", fsdp_min_num_params=7).units.least == 7
 
 
 LAUNCHED: list[tuple[dict[str, str], dict[str, Any]]] = [
     (
         {"VERSION": "2", "SHARDING_STRATEGY": "FULL_SHARD", "RESHARD_AFTER_FORWARD": "false",
          "OFFLOAD_PARAMS": "true", "AUTO_WRAP_POLICY": "NO_WRAP", "MIN_NUM_PARAMS": "100000000"},
-        {"version": 2, "strategy": "shard_grad_op", "offload": True, "policy": "no_wrap", "least": 0},
+        {"version": 2, "strategy": "shard_grad_op", "offload": True, "units": Units(())},
     ),
     (
         {"SHARDING_STRATEGY": "2", "RESHARD_AFTER_FORWARD": "true", "AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
          "TRANSFORMER_CLS_TO_WRAP": "A,B", "BACKWARD_PREFETCH": "NO_PREFETCH", "IGNORED_MODULES": "None",
          "STATE_DICT_TYPE": "SHARDED_STATE_DICT", "USE_ORIG_PARAMS": "true", "ACTIVATION_CHECKPOINTING": "true"},
-        {"version": 1, "strategy": "shard_grad_op", "classes": ("A", "B"), "backward_prefetch": "no_prefetch",
+        {"version": 1, "strategy": "shard_grad_op", "units": Units(("A", "B")), "backward_prefetch": "no_prefetch",
          "recompute": True},
     ),
 ]  # fmt: skip
@@ -105,7 +107,7 @@ def test_accelerates_launcher_is_heeded(
         monkeypatch.setenv(f"FSDP_{name}", value)
     settings = read(tmp_path)
     assert {name: getattr(settings, name) for name in expected} == expected
-    assert read(tmp_path, fsdp="full_shard") == FsdpSettings()
+    assert read(tmp_path, fsdp="full_shard") == FsdpOptions()
 
 
 WRONG: dict[str, Any] = {
@@ -123,11 +125,11 @@ WRONG: dict[str, Any] = {
 }
 SAID_OF_IT = (
     "did you mean min_num_params",
-    "no adapter for XLA",
+    "no engine for XLA",
     "takes a truth value",
-    "two generations",
+    "the versions 1 and 2",
     "full_state_dict",
-    "only one strategy",
+    "names several strategies",
     "auto_wrap_policy='no_wrap'",
     "sharding_strategy='full_shard' in fsdp_config",
     "gathers weights once less",
@@ -154,13 +156,13 @@ def test_contradictions_within_the_configuration_are_refused(tmp_path: Path) -> 
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"sharding_strategy": 1, "reshard_after_forward": False})
     assert "contradict" in said
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"cpu_offload": True, "fsdp_offload_params": False})
-    assert "its other spelling" in said
+    assert "in another spelling" in said
     (said,) = problems(tmp_path, fsdp="hybrid_shard", fsdp_config={"device_mesh": [2, 3]})
     assert "there are 1 processes" in said
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"device_mesh": [1, 1]})
-    assert "one copy" in said
+    assert "one replica" in said
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"auto_wrap_policy": "SIZE_BASED_WRAP"})
-    assert "set min_num_params too" in said
+    assert "set min_num_params" in said
 
 
 BY_MACHINE: dict[str, dict[str, str]] = {
@@ -189,14 +191,14 @@ def test_processes_that_no_launcher_counted_share_one_copy(tmp_path: Path) -> No
     """Where the arguments were told of others, nothing is known about machines."""
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], fsdp="hybrid_shard")
     arguments.surroundings = Surroundings(world_size=4)
-    assert read_fsdp(arguments).mesh == (1, 4)
+    assert read_options(arguments).mesh == (1, 4)
 
 
 def test_what_has_no_effect_is_warned_of(tmp_path: Path) -> None:
     """Settings of the other generation, and one that hexloop always has its way with."""
-    with pytest.warns(UserWarning, match="does without use_orig_params"):
+    with pytest.warns(UserWarning, match="does not use use_orig_params"):
         read(tmp_path, fsdp=True, fsdp_config={"use_orig_params": False})
-    with pytest.warns(UserWarning, match="keep the model's own parameters"):
+    with pytest.warns(UserWarning, match="keeps the model's own parameters"):
         read(tmp_path, fsdp=True, fsdp_config={"version": 1, "use_orig_params": False})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

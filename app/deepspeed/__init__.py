@@ -1,1 +1,0 @@
-"""DeepSpeed's configuration: read, completed from the arguments, and compared with them."""
