@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hexloop.ports.state import JSON, Part
@@ -54,6 +54,17 @@ def read_json(data: bytes) -> Any:
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def finite_json(value: Any) -> Any:
+    """Return a JSON-like value with NaN and infinity, which JSON lacks, as "NaN", "Infinity" and "-Infinity"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(name): finite_json(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(inner) for inner in value]
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

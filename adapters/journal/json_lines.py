@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
+from hexloop.domain.json_documents import finite_json
 from hexloop.ports.journal import Fact
 
 
@@ -27,7 +26,7 @@ class JsonLinesJournal:
 
     def note(self, kind: str, **facts: Fact) -> None:
         """Append one line, which is in the file when this returns. Raises OSError."""
-        line = json.dumps({"kind": kind, **_plain(facts)}, allow_nan=False).encode() + b"\n"
+        line = json.dumps({"kind": kind, **finite_json(facts)}, allow_nan=False).encode() + b"\n"
         with self._lock:
             if self._file is None:
                 self._file = _open(self._path)
@@ -66,18 +65,3 @@ def _open(path: Path) -> int:
         if os.read(file, 1) != b"\n":
             os.write(file, b"\n")
     return file
-
-
-def _plain(facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    return {name: _value(fact) for name, fact in facts.items()}
-
-
-def _value(fact: Fact) -> Fact:
-    """Return the fact, with non-finite numbers as strings."""
-    if isinstance(fact, float) and not math.isfinite(fact):
-        return "NaN" if math.isnan(fact) else "Infinity" if fact > 0 else "-Infinity"
-    if isinstance(fact, Mapping):
-        return _plain(fact)
-    if isinstance(fact, list | tuple):
-        return [_value(each) for each in fact]
-    return fact

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 
+from hexloop.domain.json_documents import finite_json
 from hexloop.ports.logger import Record, RunInformation, Value
 
 
@@ -36,7 +36,7 @@ class JsonLines:
         """No-op."""
 
     def _append(self, line: dict[str, Value]) -> None:
-        text = json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False)
+        text = json.dumps(finite_json(line), allow_nan=False)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab+") as file:
             if file.tell() > 0:
@@ -44,10 +44,3 @@ class JsonLines:
                 if file.read() != b"\n":  # a crash left the last line incomplete: end it
                     file.write(b"\n")
             file.write(text.encode() + b"\n")
-
-
-def _plain(value: Value) -> Value:
-    """Return the value, with non-finite numbers as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

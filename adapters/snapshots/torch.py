@@ -113,20 +113,20 @@ class TorchSnapshots:
             self._copied[device] = copied
         return copied
 
-    def _buffer(self, place: tuple[str, str], tensor: Tensor) -> Tensor:
+    def _buffer(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         """Return the buffer of a tensor, allocating it if needed."""
-        self._allocate_buffers([(place, tensor)])
-        return self._buffers[place]
+        self._allocate_buffers([(key, tensor)])
+        return self._buffers[key]
 
     def _allocate_buffers(self, wanted: Iterable[tuple[tuple[str, str], Tensor]]) -> None:
         """Allocate buffers for those tensors that have none."""
-        missing = [(place, tensor) for place, tensor in wanted if not self._fits(self._buffers.get(place), tensor)]
-        in_host_memory = {place: tensor for place, tensor in missing if tensor.device.type != "cuda"}
+        missing = [(key, tensor) for key, tensor in wanted if not self._fits(self._buffers.get(key), tensor)]
+        in_host_memory = {key: tensor for key, tensor in missing if tensor.device.type != "cuda"}
         if in_host_memory:
             self._buffers.update(zip(in_host_memory, allocate_like(list(in_host_memory.values())), strict=True))
-        for place, tensor in missing:
-            if place not in in_host_memory:
-                self._buffers[place] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        for key, tensor in missing:
+            if key not in in_host_memory:
+                self._buffers[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     @staticmethod
     def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
@@ -188,11 +188,11 @@ def allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     sizes = [_aligned_size(tensor.nbytes) for tensor in tensors]
     memory = _allocate(sum(sizes))
     memory[::PAGE] = 0
-    largest_first = sorted(range(len(sizes)), key=lambda place: -sizes[place])
-    starts = dict(zip(largest_first, accumulate((sizes[place] for place in largest_first), initial=0), strict=False))
+    largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    starts = dict(zip(largest_first, accumulate((sizes[index] for index in largest_first), initial=0), strict=False))
     return [
-        memory[starts[place] : starts[place] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for place, tensor in enumerate(tensors)
+        memory[starts[index] : starts[index] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for index, tensor in enumerate(tensors)
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hexloop.app.command_line.metrics_file import plain
 from hexloop.domain.errors import DataError
+from hexloop.domain.json_documents import finite_json
 
 
 def to_npz(predictions: Any, labels: Any) -> bytes:
@@ -38,7 +38,7 @@ def to_jsonl(predictions: Any, labels: Any) -> bytes:
         lines: Iterator[dict[str, Any]] = ({"prediction": row} for row in rows)
     else:
         lines = ({"prediction": row, "label": label} for row, label in zip(rows, _rows(labels), strict=True))
-    return "".join(f"{json.dumps(plain(line), allow_nan=False)}\n" for line in lines).encode()
+    return "".join(f"{json.dumps(finite_json(line), allow_nan=False)}\n" for line in lines).encode()
 
 
 def _named(name: str, values: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

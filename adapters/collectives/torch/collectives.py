@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, Message, shared_mailbox
+from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
 from hexloop.adapters.collectives.torch.peer_monitor import PeerMonitor
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Pending, Reduction
@@ -154,7 +154,7 @@ class TorchCollectives:
 class MailboxPending:
     """Pending adapter for numbers in a mailbox."""
 
-    def __init__(self, mailbox: Mailbox, message: Message, reduction: Reduction, monitor: PeerMonitor) -> None:
+    def __init__(self, mailbox: Mailbox, message: PostedMessage, reduction: Reduction, monitor: PeerMonitor) -> None:
         self._mailbox = mailbox
         self._message = message
         self._reduction = reduction

@@ -45,7 +45,7 @@ _MESSAGE_BYTES = _PAGE // 2 // UNREAD
 
 
 @define(eq=False)
-class Message:
+class PostedMessage:
     """What a process has posted and, once read, what all have posted with it, by rank.
 
     offset: its offset in the page of each process.
@@ -85,14 +85,16 @@ class Mailbox:
         self._read_by_all = 0
         self._memory = mmap.mmap(file, _PAGE * (world_size + 1))
         self._read = memoryview(self._memory).cast("Q")
-        self._open: deque[Message] = deque()
+        self._open: deque[PostedMessage] = deque()
         self._posted = 0
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
 
-    def post(self, values: Sequence[float]) -> Message:
+    def post(self, values: Sequence[float]) -> PostedMessage:
         """Post as many numbers as every other process does, at most `CAPACITY`. Raises RuntimeError like `collect`."""
         number = self._posted
-        message = Message(number, tuple(map(float, values)), _MESSAGE_BYTES * (number % UNREAD), _layout(len(values)))
+        message = PostedMessage(
+            number, tuple(map(float, values)), _MESSAGE_BYTES * (number % UNREAD), _layout(len(values))
+        )
         if number - UNREAD >= self._read_by_all:
             self._make_room(number - UNREAD)
         payload = message.layout.pack(number, *values, 0)[: -_CHECKSUM.size]
@@ -102,7 +104,7 @@ class Mailbox:
         self._open.append(message)
         return message
 
-    def collect(self, message: Message) -> list[tuple[float, ...]]:
+    def collect(self, message: PostedMessage) -> list[tuple[float, ...]]:
         """Return what all have posted, by rank. Raises RuntimeError if one of them exited, failed, or timed out."""
         while message.rows is None:
             oldest = self._open[0]
@@ -130,10 +132,10 @@ class Mailbox:
     def _has_read(self, rank: int, number: int) -> bool | None:
         return self._read[_counter(self._pages[rank])] > number or None
 
-    def _wait_for(self, rank: int, message: Message) -> tuple[float, ...]:
+    def _wait_for(self, rank: int, message: PostedMessage) -> tuple[float, ...]:
         return self._until(partial(self._posted_by, self._pages[rank], message), rank)
 
-    def _posted_by(self, page: int, message: Message) -> tuple[float, ...] | None:
+    def _posted_by(self, page: int, message: PostedMessage) -> tuple[float, ...] | None:
         """Return what a process has posted for this message; None if it has not, or not completely."""
         start, layout = page + message.offset, message.layout
         payload = self._memory[start : start + layout.size]

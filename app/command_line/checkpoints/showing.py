@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _document(place: Place, manifest: Manifest, tensors: bool) -> dict[str, Any]:
     from hexloop.app.command_line.checkpoints.metrics import metric_of, read_state
-    from hexloop.app.command_line.metrics_file import plain
+    from hexloop.domain.json_documents import finite_json
 
     state = read_state(place.storage, place.name)
     document: dict[str, Any] = {
@@ -63,7 +63,9 @@ def _document(place: Place, manifest: Manifest, tensors: bool) -> dict[str, Any]
     if state is not None:
         facts = {name: getattr(state, name) for name in STATE_FACTS}
         metric = metric_of(state)
-        document["state"] = plain({**facts, "log_entries": len(state.history), **dict([metric] if metric else [])})
+        document["state"] = finite_json(
+            {**facts, "log_entries": len(state.history), **dict([metric] if metric else [])}
+        )
     if tensors:
         document["tensors"] = _tensors(place, manifest)
     return document

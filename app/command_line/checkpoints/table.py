@@ -10,8 +10,8 @@ from attrs import frozen
 from hexloop.app.command_line.checkpoints.metrics import best_of, metric_of, read_state
 from hexloop.app.command_line.checkpoints.places import written_at
 from hexloop.app.command_line.checkpoints.text import aligned, told_age, told_bytes
-from hexloop.app.command_line.metrics_file import plain
 from hexloop.domain.checkpoints.selection import Condition, Found, newest_by_run
+from hexloop.domain.json_documents import finite_json
 from hexloop.ports.storage import Storage
 
 COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
@@ -55,7 +55,7 @@ class Row:
             "run": None if manifest is None else manifest.run,
             "written": self.written,
             "size": self.found.size,
-            "metric": None if self.metric is None else plain(dict([self.metric])),
+            "metric": None if self.metric is None else finite_json(dict([self.metric])),
             "state": self.found.condition.value,
             "reason": self.found.reason,
             "newest": self.newest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.json_documents import read_bytes, read_json
+from hexloop.domain.json_documents import finite_json, read_bytes, read_json
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -41,6 +42,12 @@ def test_what_json_does_not_say_is_refused(text: bytes, words: str) -> None:
     """Repeated keys, numbers that are none, endless nesting and what is not JSON raise ValueError."""
     with pytest.raises(ValueError, match=words):
         read_json(text)
+
+
+def test_numbers_that_json_lacks_are_written_as_strings() -> None:
+    """NaN and infinity become their names, however deeply they are nested; everything else stays."""
+    value = {"a": [math.nan, 1.5], 2: (math.inf, -math.inf), "text": "nan"}
+    assert finite_json(value) == {"a": ["NaN", 1.5], "2": ["Infinity", "-Infinity"], "text": "nan"}
 
 
 @given(st.lists(st.binary(max_size=9)), st.integers(0, 40))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.collectives.torch.mailbox import CAPACITY, UNREAD, Mailbox, Message, shared_mailbox
+from hexloop.adapters.collectives.torch.mailbox import CAPACITY, UNREAD, Mailbox, PostedMessage, shared_mailbox
 from hexloop.ports.collectives import Json
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory without a name")
@@ -38,7 +38,7 @@ def test_all_read_what_all_said_in_whatever_order_they_come(data: st.DataObject)
     size = data.draw(st.integers(2, 4), label="ranks")
     lengths = data.draw(st.lists(st.integers(0, CAPACITY), min_size=1, max_size=40), label="lengths")
     with mailboxes(size) as (_, boxes):
-        letters: list[list[Message]] = [[] for _ in boxes]
+        letters: list[list[PostedMessage]] = [[] for _ in boxes]
         read = [0] * size
         while min(read) < len(lengths):
             said = [len(each) for each in letters]
@@ -62,7 +62,7 @@ def test_a_rank_that_is_far_ahead_waits_for_those_who_have_not_read() -> None:
     """Nothing that somebody still has to read is written over."""
     with mailboxes(2) as (_, (ahead, behind)):
         early = [ahead.post([float(number)]) for number in range(UNREAD)]
-        late: list[Message] = []
+        late: list[PostedMessage] = []
         going_on = threading.Thread(target=lambda: late.append(ahead.post([float(UNREAD)])))
         going_on.start()
         going_on.join(0.05)

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from hexloop.app.command_line.checkpoints.comparison.fields import MISSING, FieldName, told_name
-from hexloop.app.command_line.metrics_file import plain
+from hexloop.domain.json_documents import finite_json
 
 LONGEST = 60
 """How many characters of a value are shown."""
@@ -56,7 +56,7 @@ class TensorDiffers:
 
     def document(self) -> dict[str, Any]:
         """For programs."""
-        return {"kind": "tensor", **plain(asdict(self))}
+        return {"kind": "tensor", **finite_json(asdict(self))}
 
 
 @frozen
@@ -95,7 +95,7 @@ class FieldDiffers:
     def document(self) -> dict[str, Any]:
         """For programs; a value that is missing is left out."""
         values = {name: value for name, value in (("one", self.one), ("other", self.other)) if value is not MISSING}
-        return {"kind": "field", "file": self.file, "name": told_name(self.name), **plain(values)}
+        return {"kind": "field", "file": self.file, "name": told_name(self.name), **finite_json(values)}
 
 
 @frozen
@@ -123,5 +123,5 @@ def _numbers(*values: Any) -> tuple[str, ...]:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(plain(value))
+    text = json.dumps(finite_json(value))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
