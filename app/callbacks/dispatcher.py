@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.base import TrainerControl
 from hexloop.app.callbacks.handler import CallbackHandler, Listener
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.domain.events import (

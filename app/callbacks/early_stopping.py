@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hexloop.app.callbacks.base import TrainerCallback
-from hexloop.app.callbacks.control import TrainerControl
+from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.exportable import ExportableState
 from hexloop.app.callbacks.trainer_state import TrainerState
 from hexloop.domain.errors import ConfigurationError

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve
 
-from hexloop.app.callbacks.base import TrainerCallback
-from hexloop.app.callbacks.control import TrainerControl
-from hexloop.app.callbacks.run_fields import NO_PLAN
-from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
+from hexloop.app.callbacks.trainer_state import NO_PLAN, TrainerState
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 
@@ -62,3 +62,27 @@ def _triggers(args: Any, state: TrainerState) -> Triggers:
 
 def _trigger(strategy: Any, every: float) -> Trigger:
     return Trigger(Interval(str(getattr(strategy, "value", strategy))), int(every))
+
+
+def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
+    """The default flow, those that the caller gave, and last what shows the run.
+
+    That is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`; nothing where the caller
+    brought loggers, which then show all.
+    """
+    callbacks = [DefaultFlowCallback(), *given]
+    return callbacks if own_loggers else [*callbacks, _showing(args)]
+
+
+def _showing(args: TrainingArguments) -> object:
+    if args.disable_tqdm:
+        from hexloop.app.callbacks.progress import PrinterCallback
+
+        return PrinterCallback()
+    from hexloop.app.callbacks.notebook import NotebookProgressCallback, in_notebook
+
+    if in_notebook():
+        return NotebookProgressCallback()
+    from hexloop.app.callbacks.progress import ProgressCallback
+
+    return ProgressCallback()

@@ -1,15 +1,102 @@
-"""Progress bars: tqdm's, in the form that it chooses for a terminal or a notebook."""
+"""What shows a run never ends it."""
 
 from __future__ import annotations
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
 
-from hexloop.app.callbacks.control import TrainerControl
-from hexloop.app.callbacks.display import ProgressDisplay
-from hexloop.app.callbacks.given_up import GivenUpOnFailure
-from hexloop.app.callbacks.printer import readable
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.trainer_state import TrainerState
+
+
+class Display(Protocol):
+    """What shows something, and can do without."""
+
+    def give_up(self, error: Exception) -> None:
+        """Show nothing from now on, and say why."""
+        ...
+
+
+class GivenUpOnFailure:
+    """What fails inside ends the `display`, and nothing else."""
+
+    __slots__ = ("_display",)
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._display.give_up(error)
+        return True
+
+
+class ProgressDisplay(TrainerCallback, ABC):
+    """A callback that has something on show from the beginning of a run to its end.
+
+    Only the first process of all shows anything. A display that fails is given up with a warning, and the run goes on.
+    """
+
+    shown_as: ClassVar[str]
+    """What the warning calls it."""
+
+    _given_up = False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Show nothing more of this run. Called however it ends, with an error as well; may be called twice."""
+
+    def give_up(self, error: Exception) -> None:
+        """Show nothing from now on, and say why."""
+        self._vanish()
+        self._given_up = True
+        warnings.warn(
+            f"The {self.shown_as} failed ({type(error).__name__}: {error}); the run goes on without it. "
+            "Set disable_tqdm=True to have none.",
+            stacklevel=4,
+        )
+
+    @abstractmethod
+    def _vanish(self) -> None:
+        """Forget what is shown, without showing anything any more."""
+
+    def _shows(self, state: TrainerState) -> bool:
+        return state.is_world_process_zero and not self._given_up
+
+
+def readable(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The logs for the eye: floats to four significant digits, and without `total_flos`."""
+    return {
+        name: f"{value:.4g}" if isinstance(value, float) else value
+        for name, value in logs.items()
+        if name != "total_flos"
+    }
+
+
+class PrinterCallback(TrainerCallback):
+    """Prints every log on standard output, from the first process of each machine."""
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print `logs` on one line."""
+        if logs is not None and state.is_local_process_zero:
+            print(readable(logs))
 
 
 def _bar(**options: Any) -> Any:
@@ -119,3 +206,41 @@ def batch_count(batches: Any) -> int | None:
         return len(batches)
     except (TypeError, NotImplementedError):
         return None
+
+
+class SkipProgressBar:
+    """Shows how many of the samples before a resumed position are skipped.
+
+    If the bar fails, it is removed with a warning, and the run continues.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._failed = False
+
+    def __call__(self, skipped: int, total: int) -> None:
+        """Show that `skipped` of `total` samples are skipped; remove the bar when all are."""
+        if self._failed:
+            return
+        try:
+            self._show(skipped, total)
+        except Exception as error:
+            self._failed = True
+            warnings.warn(
+                f"The progress bar of skipped samples failed ({type(error).__name__}: {error}); the run continues "
+                "without it. Set disable_tqdm=True to disable progress bars.",
+                stacklevel=2,
+            )
+
+    def _show(self, skipped: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = _bar(total=total, desc="Skipping samples", unit="sample", leave=False)
+        self._bar.update(skipped - self._bar.n)
+        if skipped >= total:
+            self._bar.close()
+            self._bar = None
+
+
+def shows_bars(args: TrainingArguments) -> bool:
+    """Return whether this process shows progress bars: the first of each machine, unless they are disabled."""
+    return not args.disable_tqdm and args.local_process_index == 0

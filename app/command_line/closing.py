@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from hexloop.app.command_line.driving import Progress
 from hexloop.app.command_line.resuming import AUTO, command_line, resume_command, source_of_resume
-from hexloop.app.storages import as_location, is_elsewhere, scheme_of
-from hexloop.app.training.finished import FINISHED
+from hexloop.app.run.resume import FINISHED
 from hexloop.app.wiring.adapters import JOURNAL
+from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, StorageError

@@ -14,8 +14,8 @@ from hexloop.app.command_line.exit_codes import ExitCode
 from hexloop.app.command_line.metrics_file import metrics_text
 from hexloop.app.command_line.weights import load_weights, nothing_to_load
 from hexloop.app.recipe import read_recipe
-from hexloop.app.storages import is_elsewhere, joined
-from hexloop.app.training.whole_files import write_whole
+from hexloop.app.run.saving import write_whole
+from hexloop.app.wiring.storage import is_elsewhere, joined
 
 if TYPE_CHECKING:
     from hexloop.app.trainer import Trainer

@@ -15,7 +15,7 @@ from hexloop.app.command_line.metrics_file import metrics_text
 from hexloop.app.command_line.predictions import FORMATS
 from hexloop.app.command_line.weights import load_weights, nothing_to_load
 from hexloop.app.recipe import Recipe, read_recipe
-from hexloop.app.training.whole_files import write_whole
+from hexloop.app.run.saving import write_whole
 from hexloop.domain.errors import ConfigurationError, DataError
 
 

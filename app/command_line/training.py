@@ -58,8 +58,8 @@ def run(options: Namespace) -> ExitCode:
 
 def _finished_at(arguments: TrainingArguments) -> int | None:
     """The step at which the run in the output folder came to its end; None where it has not."""
-    from hexloop.app.storages import storage_for
-    from hexloop.app.training.finished import finished_at
+    from hexloop.app.run.resume import finished_at
+    from hexloop.app.wiring.storage import storage_for
 
     return finished_at(storage_for(str(arguments.output_dir)), arguments)
 

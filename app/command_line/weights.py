@@ -10,7 +10,7 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
 from hexloop.adapters.contents.checkpoint.documents import state_from_chunks
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.storages import is_missing, split_location, storage_for
+from hexloop.app.wiring.storage import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.best import which_has
 from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps

@@ -19,7 +19,7 @@ from hexloop.app.foreign.names import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STAT
 from hexloop.app.foreign.pickled import write_pickled
 from hexloop.app.foreign.schedules import foreign_schedule
 from hexloop.app.foreign.streams import foreign_streams
-from hexloop.app.run_files import is_of_run
+from hexloop.app.wiring.storage import is_of_run
 from hexloop.domain.checkpoints.selection import open_checkpoint
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_value

@@ -10,21 +10,19 @@ import torch
 from attrs import evolve
 
 from hexloop.adapters.engines.single.engine import SingleProcess
+from hexloop.adapters.trainable.torch.forward import returns_loss_unasked, takes_any_keyword
 from hexloop.adapters.trainable.torch.optimizers import build_optimizer, choose_optimizer, decayed_names
-from hexloop.app.accelerator import Accelerator
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
-from hexloop.app.training.columns import returns_loss_unasked, takes_any_keyword
-from hexloop.app.training.learning_rates import make_learning_rates
-from hexloop.app.training.live import seeded
-from hexloop.app.training.losses import smoother_for
-from hexloop.app.training.memory_metrics import MemoryStages
-from hexloop.app.training.outcome import Outcome
-from hexloop.app.training.placement import place_model
-from hexloop.app.training.session import Session
-from hexloop.app.training.sharded import is_sharded
+from hexloop.app.run.determinism import seeded
+from hexloop.app.run.memory_metrics import MemoryStages
+from hexloop.app.run.session import Outcome, Session
+from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.wiring.adapters import Adapters
+from hexloop.app.wiring.losses import smoother_for
+from hexloop.app.wiring.model import make_learning_rates, place_model
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import Requests
 

@@ -14,17 +14,17 @@ from torch import Tensor
 from hexloop.adapters.batches.torch.batches import length_of
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.structure import shallow_copy, transfer_to
+from hexloop.adapters.trainable.torch.counters import measured_operations, operations_in
+from hexloop.adapters.trainable.torch.forward import used_columns
 from hexloop.adapters.trainable.torch.trainable import resolved_count
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.run import saving
+from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.base import TrainerBase
-from hexloop.app.training import saving
-from hexloop.app.training.columns import used_columns
-from hexloop.app.training.counters import measured_operations, operations_in
-from hexloop.app.training.evaluators import standard_prediction_step
-from hexloop.app.training.internals import INSTEAD
-from hexloop.app.training.loaders import LoaderMaker, example_count, global_batch_size, sampler_of
-from hexloop.app.training.losses import LossChoice, standard_loss
-from hexloop.app.training.session import RunHost, Session
+from hexloop.app.trainer.legacy_names import INSTEAD
+from hexloop.app.wiring.data import LoaderMaker, example_count, global_batch_size, sampler_of
+from hexloop.app.wiring.evaluation import standard_prediction_step
+from hexloop.app.wiring.losses import LossChoice, standard_loss
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.loop import log_evaluate_save

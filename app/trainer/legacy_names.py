@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from hexloop.app.trainer.base import TrainerBase
@@ -125,3 +126,107 @@ def _warn(old: str, new: str) -> None:
 
 def _refuse(method: str, because: str, instead: str) -> NoReturn:
     raise ConfigurationError([f"You called {method}, but {because}; {instead}."])
+
+
+SEAMS = frozenset(
+    {
+        "_get_eval_sampler",
+        "_get_train_sampler",
+        "_load_best_model",
+        "_maybe_log_save_evaluate",
+        "_prepare_inputs",
+        "_save",
+        "_save_checkpoint",
+    }
+)
+"""Those that hexloop calls where a subclass overrides them, as the reference library does."""
+
+LOADERS = "override get_train_dataloader, get_eval_dataloader or get_test_dataloader"
+COLLATE = "pass a data_collator, or set remove_unused_columns=False"
+WRAP = "pass parallelism=..., an adapter whose prepare wraps the model"
+CLIP = "set max_grad_norm, or clip in a callback's on_pre_optimizer_step"
+NORM = "read grad_norm in a callback's on_log"
+STATE = "define state() and from_state() on a callback, which then is part of every checkpoint"
+LOAD = "change the model before train, or in a callback's on_train_begin, which comes after a checkpoint is loaded"
+STREAMS = "leave it out: checkpoints hold every random stream, and resuming puts them back"
+ROTATION = "set save_total_limit"
+HUB = "override push_to_hub"
+SEARCH = "override hyperparameter_search"
+GATHER = "use accelerator.gather_for_metrics"
+
+INSTEAD = {
+    # What release 5 has
+    "_build_accelerator_args": "pass adapters to the constructor (device=..., precision=..., parallelism=...)",
+    "_clip_grad_norm": CLIP,
+    "_defer_fsdp_gradient_reduction": WRAP,
+    "_determine_best_metric": "set metric_for_best_model and greater_is_better, or override evaluate",
+    "_evaluate": "override evaluate",
+    "_finalize_training": "override train, or use a callback's on_train_end",
+    "_finish_current_push": HUB,
+    "_get_collator_with_removed_columns": COLLATE,
+    "_get_dataloader": LOADERS,
+    "_get_grad_norm": NORM,
+    "_get_learning_rate": "override create_scheduler; a callback reads lr_scheduler.get_last_lr()",
+    "_get_num_items_in_batch": "override get_batch_samples, which also gives the count",
+    "_get_output_dir": "set output_dir",
+    "_has_mixed_mesh_grads": CLIP,
+    "_hp_search_setup": SEARCH,
+    "_init_training_state": "use a callback's on_train_begin, which may write into the state",
+    "_inner_training_loop": "override train, or drive the run yourself with stream",
+    "_issue_warnings_after_load": LOAD,
+    "_load_callback_state": STATE,
+    "_load_from_checkpoint": LOAD,
+    "_load_optimizer_and_scheduler": "override create_optimizer or create_scheduler; what they make is loaded",
+    "_load_rng_state": STREAMS,
+    "_load_scaler": "pass precision=..., an adapter whose load takes its state",
+    "_mixed_mesh_grad_norm": CLIP,
+    "_move_model_to_device": "set place_model_on_device=False and move the model yourself, or pass device=...",
+    "_prepare_context_parallel_inputs": "override _prepare_inputs",
+    "_prepare_for_training": "override create_optimizer_and_scheduler, or use a callback's on_train_begin",
+    "_prepare_input": "override _prepare_inputs",
+    "_push_from_checkpoint": HUB,
+    "_remove_unused_columns": COLLATE,
+    "_report_to_hp_search": SEARCH,
+    "_run_epoch": "override train, or drive the run yourself with stream",
+    "_save_optimizer_and_scheduler": "give the optimizer a state_dict of all it keeps, or override _save_checkpoint",
+    "_save_rng_state": STREAMS,
+    "_save_scaler": "pass precision=..., an adapter whose export gives its state",
+    "_set_signature_columns_if_needed": COLLATE,
+    "_sync_replicated_trainable_parameters": WRAP,
+    "_track_num_input_tokens": "set include_num_input_tokens_seen, or count in a callback",
+    "_tune_save_checkpoint": SEARCH,
+    "_update_auto_batch_size": "use a callback's on_train_begin and read state.train_batch_size",
+    "_validate_args": "check the arguments before the constructor, or in TrainingArguments.__post_init__",
+    "_wrap_model": WRAP,
+    # What only releases 4 had
+    "_activate_neftune": "set neftune_noise_alpha",
+    "_add_sm_patterns_to_gitignore": HUB,
+    "_deactivate_neftune": "set neftune_noise_alpha, which ends with the run",
+    "_fsdp_qlora_plugin_updates": WRAP,
+    "_gather_and_numpify": GATHER,
+    "_load_state_dict_in_model": LOAD,
+    "_nested_gather": GATHER,
+    "_pad_across_processes": GATHER,
+    "_rotate_checkpoints": ROTATION,
+    "_save_tpu": "override save_model",
+    "_sorted_checkpoints": ROTATION,
+    "_get_decay_parameter_names": "override get_decay_parameter_names",
+}
+"""For each of the others, the public way to the same end."""
+
+
+def refuse_overridden_internals(kind: type[Any], standard: type[Any]) -> None:
+    """Raise ConfigurationError for every method that a subclass of the `standard` Trainer overrides in vain."""
+    problems = list(_problems(kind, standard))
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _problems(kind: type[Any], standard: type[Any]) -> Iterator[str]:
+    own = [each for each in kind.__mro__ if each not in standard.__mro__ and not each.__module__.startswith("hexloop.")]
+    for each in own:
+        for name in sorted(vars(each).keys() & INSTEAD.keys()):
+            yield (
+                f"{each.__qualname__} overrides {name}, but that is an internal method of the reference library, which "
+                f"hexloop never calls; {INSTEAD[name]}. If it is a method of your own, give it another name."
+            )

@@ -9,27 +9,28 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, NamedTuple, Unpack
 
+from hexloop.adapters.trainable.torch.forward import default_label_names
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.adoption import adopted
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
-from hexloop.app.remarks import say_what_has_no_effect
+from hexloop.app.callbacks.flow import all_callbacks
+from hexloop.app.run import evaluation as evaluating
+from hexloop.app.run import reporting, saving
+from hexloop.app.run import saving as results
+from hexloop.app.run.checks import Refusals, refuse_parts
+from hexloop.app.run.determinism import seeded
+from hexloop.app.run.driving import find_batch_size, follow, refuse_second_run
+from hexloop.app.run.memory_metrics import measured, memory_stages_for
+from hexloop.app.run.reporting import set_log_level
+from hexloop.app.run.session import Session
 from hexloop.app.trainer.hooks import TrainerHooks
-from hexloop.app.trainer.legacy_names import LegacyNames, without_old_names
-from hexloop.app.training import evaluating, reporting, results, saving
-from hexloop.app.training.batch_size import find_batch_size
-from hexloop.app.training.callbacks import all_callbacks
-from hexloop.app.training.driving import follow, refuse_second_run
-from hexloop.app.training.inputs import default_label_names
-from hexloop.app.training.internals import refuse_overridden_internals
-from hexloop.app.training.live import seeded
-from hexloop.app.training.memory_metrics import measured, memory_stages_for
-from hexloop.app.training.refusals import Refusals, refuse_metrics, refuse_parts
-from hexloop.app.training.session import Session
-from hexloop.app.training.sharded import is_sharded, refuse_unprepared
-from hexloop.app.training.verbosity import set_log_level
+from hexloop.app.trainer.legacy_names import LegacyNames, refuse_overridden_internals, without_old_names
 from hexloop.app.values import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.adapters import Injected, choose_adapters
+from hexloop.app.wiring.combinations import say_what_has_no_effect
+from hexloop.app.wiring.evaluation import refuse_metrics
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest

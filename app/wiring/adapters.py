@@ -25,8 +25,8 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.engines import engine_for
 from hexloop.app.joining import join
 from hexloop.app.plugins import find_plugin, plugin_names
-from hexloop.app.storages import is_elsewhere, joined, storage_for
 from hexloop.app.wiring.combinations import refused_combinations
+from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.ports.clock import Clock

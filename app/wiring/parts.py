@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from attrs import define, fields, frozen
 
 from hexloop.adapters.evaluator.torch.evaluator import Modes
+from hexloop.adapters.trainable.torch.forward import named_by_position
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.wiring.adapters import Adapters
@@ -148,3 +149,16 @@ class TrainerParts:
     preparation: PreparationTime
     run: Run[Any, Any] | None
     modes: Modes | None
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether something else than the model computes the loss."""
+        smoothed = bool(self.args.label_smoothing_factor)
+        return self.compute_loss_func is not None or smoothed or self.hooks.compute_loss.overridden
+
+    def naming(self, transfer: Callable[[Any], Any], takes_any_batch: bool) -> Callable[[Any], Any]:
+        """Return `transfer` that also names the tensors of a batch, unless a user's method `takes_any_batch`."""
+        if takes_any_batch:
+            return transfer
+        named = named_by_position(self.model, self.has_own_loss)
+        return lambda batch: named(transfer(batch))

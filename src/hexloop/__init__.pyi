@@ -22,15 +22,15 @@ from .app.callbacks import (
     TrainerState as TrainerState,
 )
 from .app.callbacks.early_stopping import EarlyStoppingCallback as EarlyStoppingCallback
-from .app.callbacks.notebook.callback import NotebookProgressCallback as NotebookProgressCallback
-from .app.callbacks.printer import PrinterCallback as PrinterCallback
+from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
+from .app.callbacks.progress import PrinterCallback as PrinterCallback
 from .app.callbacks.progress import ProgressCallback as ProgressCallback
 from .app.wiring.zero3 import zero3_init as zero3_init
 from .app.foreign import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
-from .app.last_checkpoint import get_last_checkpoint as get_last_checkpoint
+from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
-from .app.reproducibility import enable_full_determinism as enable_full_determinism, set_seed as set_seed
-from .app.schedules import (
+from .app.run.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
+from .app.values import (
     get_adafactor_schedule as get_adafactor_schedule,
     get_constant_schedule as get_constant_schedule,
     get_constant_schedule_with_warmup as get_constant_schedule_with_warmup,

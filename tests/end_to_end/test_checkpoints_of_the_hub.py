@@ -10,7 +10,7 @@ import pytest
 from fsspec.config import conf
 
 from hexloop.app.command_line import main
-from hexloop.app.storages import storage_for
+from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError, DamagedCheckpointError
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import SequentialSampler
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.app.training.internals import INSTEAD, SEAMS
+from hexloop.app.trainer.legacy_names import INSTEAD, SEAMS
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hexloop import TrainerCallback
+from hexloop.adapters.batches.torch.fingerprints import batch_fingerprint, random_fingerprint
 from hexloop.adapters.journal.json_lines import read
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.app.training.fingerprints import batch_fingerprint, random_fingerprint
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import compare, timelines
 from hexloop.testing import MemoryJournal

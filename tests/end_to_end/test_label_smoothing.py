@@ -12,7 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import hexloop
-from hexloop.app.training.columns import is_causal_language_model
+from hexloop.adapters.trainable.torch.forward import is_causal_language_model
 from tests.end_to_end.small.trainers import DEFAULTS, same_weights, small_trainer, weights
 
 SMALL: dict[str, Any] = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

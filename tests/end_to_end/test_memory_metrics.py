@@ -12,7 +12,7 @@ from transformers import Trainer as ReferenceTrainer
 from transformers import TrainingArguments as ReferenceArguments
 
 from hexloop.adapters.device.torch.base import CpuDevice
-from hexloop.app.training.memory_metrics import MeasuredMemory, memory_stages_for
+from hexloop.app.run.memory_metrics import MeasuredMemory, memory_stages_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Memory
 from hexloop.testing import SimulatedDevice

@@ -15,7 +15,7 @@ from jupyter_client.manager import start_new_kernel
 CELL = """
     import torch
     from hexloop import Trainer, TrainingArguments
-    from hexloop.app.callbacks.notebook.callback import NotebookProgressCallback
+    from hexloop.app.callbacks.notebook import NotebookProgressCallback
 
     class Line(torch.nn.Module):
         def __init__(self):

@@ -17,7 +17,7 @@ from safetensors.torch import load
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.storage.tiered import TieredStorage
-from hexloop.app.storages import storage_for
+from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import CheckpointPublished
@@ -151,5 +151,5 @@ def test_a_run_with_two_tiers_goes_on_while_the_slow_one_is_away(url: str, addre
 
 def test_a_folder_needs_nothing_of_an_object_store() -> None:
     """Nothing of an object store is loaded by whoever keeps checkpoints in a folder."""
-    code = "import sys, hexloop.app.storages as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
+    code = "import sys, hexloop.app.wiring.storage as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,9 +17,9 @@ from torch.utils.data import Dataset, IterableDataset
 from hexloop import EarlyStoppingCallback, Trainer, default_data_collator
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.app.callbacks.progress import SkipProgressBar
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
 from hexloop.app.testing.resume_differences import first_difference
-from hexloop.app.training.passing_bar import PassingBar
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import StepBegan, StepEnded
 from tests.end_to_end.resume.data import MappedWithState, Streamed, StreamedWithState
@@ -123,7 +123,7 @@ def test_skipped_rows_are_not_collated_and_a_bar_shows_them(tmp_path: Path, caps
     make = making(tmp_path, lambda: Streamed("none"), max_steps=5, disable_tqdm=False)
     make(storage).train(resume_from_checkpoint=True)
     shown = capsys.readouterr().err
-    assert "Passing over samples" in shown
+    assert "Skipping samples" in shown
     assert "0/12" in shown  # tqdm shows no more of what takes less than a tenth of a second
 
 
@@ -136,12 +136,10 @@ def test_a_bar_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pyte
     def fail(*args: Any) -> None:
         raise OSError("the terminal is gone")
 
-    monkeypatch.setattr(PassingBar, "_show", fail)
-    with pytest.warns(UserWarning, match="the terminal is gone.*the run goes on without it") as caught:
+    monkeypatch.setattr(SkipProgressBar, "_show", fail)
+    with pytest.warns(UserWarning, match="the terminal is gone.*the run continues without it") as caught:
         make(storage).train(resume_from_checkpoint=True)
-    assert (
-        len([warning for warning in caught if "Passing" in str(warning.message) or "gone" in str(warning.message)]) == 1
-    )
+    assert sum("gone" in str(warning.message) for warning in caught) == 1
 
 
 # Data that are awkward

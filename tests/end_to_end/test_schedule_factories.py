@@ -16,7 +16,7 @@ import transformers
 from transformers import optimization
 
 import hexloop
-from hexloop.app import schedules
+from hexloop.app import values as schedules
 from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

@@ -14,7 +14,8 @@ import pytest
 
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.storages import (
+from hexloop.app.testing.contracts.storage import StorageContract
+from hexloop.app.wiring.storage import (
     as_location,
     is_elsewhere,
     joined,
@@ -23,7 +24,6 @@ from hexloop.app.storages import (
     split_location,
     storage_for,
 )
-from hexloop.app.testing.contracts.storage import StorageContract
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.storage import Storage
 

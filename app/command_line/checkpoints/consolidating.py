@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     """Consolidate, and say where it is."""
     from hexloop.app.command_line.checkpoints.places import open_checkpoints
-    from hexloop.app.storages import as_location, split_location, storage_for
+    from hexloop.app.wiring.storage import as_location, split_location, storage_for
 
     (place,) = open_checkpoints([options.checkpoint])
     target = as_location(options.output or f"{as_location(options.checkpoint)}-consolidated")
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _refuse(place: Place, target: str, storage: Storage, name: str) -> None:
     """Raise ConfigurationError for a target that is there already, or in the checkpoint."""
-    from hexloop.app.storages import as_location
+    from hexloop.app.wiring.storage import as_location
     from hexloop.domain.errors import ConfigurationError
 
     source = as_location(place.given)
@@ -84,7 +84,7 @@ def _files(place: Place, paths: list[str]) -> Iterator[File]:
 
     from hexloop.adapters.contents.checkpoint.contents import files_of, parts_of
     from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
-    from hexloop.app.run_files import is_of_run
+    from hexloop.app.wiring.storage import is_of_run
     from hexloop.ports.files import File
 
     def read(path: str, start: int = 0) -> Iterator[memoryview]:

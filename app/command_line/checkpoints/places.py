@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from hexloop.app.storages import is_missing, split_location, storage_for
+from hexloop.app.wiring.storage import is_missing, split_location, storage_for
 from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside, says_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError

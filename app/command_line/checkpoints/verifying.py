@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _found(given: str) -> Iterator[tuple[str, Found, bool]]:
     """Where each checkpoint is, what it is, and whether it was named. Raises CheckpointError for a folder of none."""
     from hexloop.app.command_line.checkpoints.places import is_checkpoint, open_checkpoints, open_folder
-    from hexloop.app.storages import joined
+    from hexloop.app.wiring.storage import joined
     from hexloop.domain.checkpoints.names import checkpoint_name
     from hexloop.domain.checkpoints.reading import checkpoint_steps
     from hexloop.domain.checkpoints.selection import examine

@@ -15,8 +15,8 @@ from hexloop.app.arguments.introspection import declarations
 from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
 from hexloop.app.arguments.training import TrainingArguments
 from hexloop.app.environment import VARIABLES
-from hexloop.app.remarks import REMARKS
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
+from hexloop.app.wiring.combinations import REMARKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
 

@@ -15,7 +15,7 @@ from hexloop.app.callbacks import (
     TrainerControl,
     TrainerState,
 )
-from hexloop.app.callbacks.watched_list import WatchedList
+from hexloop.app.callbacks.handler import WatchedList
 
 ARGS, STATE = object(), TrainerState(global_step=3)
 EXTRAS = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}

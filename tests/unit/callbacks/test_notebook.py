@@ -12,9 +12,7 @@ import pytest
 from attrs import define, field
 
 from hexloop.app.callbacks import TrainerControl, TrainerState
-from hexloop.app.callbacks.notebook.bar import Bar, as_time
-from hexloop.app.callbacks.notebook.callback import NotebookProgressCallback, in_notebook
-from hexloop.app.callbacks.notebook.table import MetricsTable
+from hexloop.app.callbacks.notebook import Bar, MetricsTable, NotebookProgressCallback, as_time, in_notebook
 from hexloop.testing import ManualClock
 
 CONTROL = TrainerControl()

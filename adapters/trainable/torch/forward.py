@@ -1,0 +1,146 @@
+"""What a model's forward takes: its columns, its labels, whether it has a loss without them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+
+from hexloop.adapters.trainable.torch.loss import calls_loss_function
+from hexloop.domain.errors import DataError
+
+SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+"""The transformers losses that compare each position with the label after it."""
+
+OTHER_DECODERS = frozenset(
+    {
+        "BertGenerationDecoder",
+        "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+        "GotOcr2ForConditionalGeneration",
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "ReformerModelWithLMHead",
+    }
+)
+"""The transformers decoders whose names do not end as the others' do."""
+
+CAUSAL_LOSS = "ForCausalLMLoss"
+"""Their function, which transformers also gives to models whose loss has no type of its own, such as GPT-2's."""
+
+
+def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of the forward of the model, or of what a PEFT wrapper wraps."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return dict(inspect.signature(inner.forward).parameters)
+
+
+def find_label_names(model: Any) -> list[str]:
+    """The parameters of forward that are labels: those with "label" in their name, and the positions of an answer."""
+    names = forward_parameters(model)
+    answers = ("start_positions", "end_positions") if "QuestionAnswering" in type(model).__name__ else ()
+    return [name for name in names if "label" in name or name in answers]
+
+
+def returns_loss_unasked(model: Any) -> bool:
+    """Whether forward computes a loss without labels (its `return_loss` is on by default)."""
+    parameter = forward_parameters(model).get("return_loss")
+    return parameter is not None and parameter.default is True
+
+
+def takes_any_keyword(model: Any) -> bool:
+    """What the reference library goes by: whether forward takes any keyword, and so the number of items, or says so."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    declared = getattr(inner, "accepts_loss_kwargs", None)
+    if declared is not None:
+        return bool(declared)
+    return any(each.kind is each.VAR_KEYWORD for each in forward_parameters(model).values())
+
+
+def shifts_by_loss_type(model: Any) -> bool:
+    """What the reference library goes by: whether the type of the model's loss is one of those that shift labels."""
+    encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return getattr(model, "loss_type", None) in SHIFTING_LOSSES and not encoder_decoder
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether the model's own loss compares each position with the label after it."""
+    if shifts_by_loss_type(model):
+        return True
+    untyped = getattr(model, "loss_type", None) is None and calls_loss_function(model)
+    return untyped and getattr(getattr(model, "loss_function", None), "__name__", None) == CAUSAL_LOSS
+
+
+def is_causal_language_model(model: Any) -> bool:
+    """Whether the model is one of transformers' decoders, whose smoothed loss shifts the labels."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    name = type(inner).__name__
+    return name.endswith(("ForCausalLM", "LMHeadModel")) or name in OTHER_DECODERS
+
+
+def used_columns(model: Any, label_names: Sequence[str]) -> frozenset[str] | None:
+    """The columns that forward takes; None where it takes any keyword, so that none can be left out."""
+    parameters = forward_parameters(model)
+    named = [name for name, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    if not named:
+        return None
+    return frozenset([*named, "label", "label_ids", *label_names])
+
+
+LABELS = "labels"
+
+
+@frozen
+class NamedByPosition:
+    """Names the tensors of a tuple or list, or a single tensor, after the parameters of forward at their positions.
+
+    labels_last: forward takes no labels, so the last of several tensors is the labels of a loss function.
+    """
+
+    model_name: str
+    names: Sequence[str]
+    labels_last: bool
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch as a mapping. Mappings, and values without tensors, are returned unchanged.
+
+        Raises DataError if there are more tensors than names.
+        """
+        if isinstance(batch, Mapping) or not isinstance(batch, tuple | list | Tensor):
+            return batch
+        values = [batch] if isinstance(batch, Tensor) else list(batch)
+        labels = {LABELS: values.pop()} if self.labels_last and len(values) > 1 else {}
+        if len(values) > len(self.names):
+            raise DataError(
+                f"The batch holds {len(values)} tensors for forward, but that of {self.model_name} takes "
+                f"{len(self.names)} by name ({', '.join(self.names) or 'none'}); let forward take them all, pass "
+                "compute_loss_func for labels that are the last of them, or let data_collator return a dictionary."
+            )
+        return dict(zip(self.names, values, strict=False)) | labels
+
+
+def needs_own_labels(model: Any, has_own_loss: bool) -> bool:
+    """Return whether the loss is computed from labels that the model's forward does not take.
+
+    has_own_loss: whether something else than the model computes the loss.
+    """
+    return has_own_loss and not find_label_names(model)
+
+
+def named_by_position(model: Any, has_own_loss: bool) -> NamedByPosition:
+    """Return what names the tensors of a batch after the parameters of the model's forward."""
+    parameters = forward_parameters(model).values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return NamedByPosition(type(model).__name__, names, needs_own_labels(model, has_own_loss))
+
+
+def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
+    """Return the inputs that are labels if the arguments do not name them: those of forward, or of a separate loss."""
+    names = find_label_names(model)
+    if not names and needs_own_labels(model, has_own_loss) and not returns_loss_unasked(model):
+        return [LABELS]
+    return names

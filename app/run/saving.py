@@ -1,0 +1,239 @@
+"""The files of a model: its weights, its configuration, its processing class, the arguments, the state."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.state import is_sharded, own_class, save_sharded
+from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
+from hexloop.ports.files import File
+from hexloop.ports.storage import Storage
+
+ARGUMENTS = "training_args.json"
+STATE = "trainer_state.json"
+CHUNK = 1 << 20
+
+
+def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
+    """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder.
+
+    Where the weights are spread over processes all of them call this, and the first writes what is not weights.
+    state_dict: the weights, where they are others than the model's own.
+    Where `folder` is a URL, the files are written here first, and what is there of their names is replaced.
+    """
+    if is_elsewhere(folder):
+        with tempfile.TemporaryDirectory() as here:
+            save_model(parts, here, state_dict)
+            replace(storage_of(parts, folder), _files_in(here))
+        return
+    os.makedirs(folder, exist_ok=True)
+    model = parts.adapters.parallelism.unwrap(parts.model)
+    if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None:
+        save_sharded(parts, folder)
+        if not parts.args.should_save:
+            return
+        _save_configuration(model, folder)
+    elif hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": state_dict}))
+    else:
+        named = ModelState(model).named_tensors() if state_dict is None else state_dict
+        tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    _save_processing_class(parts, folder)
+    Path(folder, ARGUMENTS).write_text(parts.args.to_json_string() + "\n", encoding="utf-8")
+
+
+def save_state(parts: TrainerParts) -> None:
+    """Write trainer_state.json to the output folder."""
+    folder = str(parts.args.output_dir)
+    if is_elsewhere(folder):
+        replace(storage_of(parts, folder), [_state_file(parts)])
+        return
+    os.makedirs(folder, exist_ok=True)
+    parts.state.save_to_json(os.path.join(folder, STATE))
+
+
+def companion_files(parts: TrainerParts) -> Iterator[File]:
+    """What a checkpoint holds beside the weights and the run's own state: configuration, tokenizer, arguments, state.
+
+    Of an adapter also its own files, which the library that made it loads; the weights are those of the whole model.
+    Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
+    """
+    yield _text(ARGUMENTS, parts.args.to_json_string())
+    yield _state_file(parts)
+    with tempfile.TemporaryDirectory() as folder:
+        if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
+            parts.hooks.save_model(folder, _internal_call=True)
+        else:
+            model = parts.adapters.parallelism.unwrap(parts.model)
+            if _is_adapter(model) and not is_sharded(parts.adapters.parallelism, parts.model):
+                model.save_pretrained(folder)
+            else:
+                _save_configuration(model, folder)
+            _save_processing_class(parts, folder)
+        yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
+
+
+def storage_of(parts: TrainerParts, url: str) -> Storage:
+    """The storage for what is below a URL: the run's own where that is its."""
+    own = as_location(url) == as_location(str(parts.args.output_dir))
+    return parts.adapters.storage if own else storage_for(url)
+
+
+def replace(storage: Storage, files: Iterable[File]) -> None:
+    """Write files in the place of those that have their names."""
+    for file in files:
+        storage.remove(file.path)
+        storage.write(file.path, file.chunks)
+
+
+def _files_in(folder: str) -> Iterator[File]:
+    """Every file below a folder of this machine."""
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            yield File(path.relative_to(folder).as_posix(), _chunks(path))
+
+
+def _state_file(parts: TrainerParts) -> File:
+    return _text(STATE, json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float))
+
+
+def _is_adapter(model: Any) -> bool:
+    """Whether the model is one with adapters of PEFT, which writes these alone."""
+    return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
+
+
+def _save_configuration(model: Any, folder: str) -> None:
+    """config.json and generation_config.json of a transformers model, as its `save_pretrained` writes them."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [own_class(model).__name__]
+        config.dtype = str(model.dtype).removeprefix("torch.")
+        config.save_pretrained(folder)
+    if hasattr(model, "can_generate") and model.can_generate() and getattr(model, "generation_config", None):
+        model.generation_config.save_pretrained(folder)
+
+
+def _save_processing_class(parts: TrainerParts, folder: str) -> None:
+    """The processing class, or where there is none the tokenizer of the collator."""
+    processing_class: Any = parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+
+
+def _text(name: str, text: str) -> File:
+    return File(name, [f"{text}\n".encode()])
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there with all its bytes or, whatever goes wrong, not at all; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+TOGETHER = "all_results.json"
+"""The file with the metrics of every split."""
+
+MEBI, GIBI = 1 << 20, 1 << 30
+
+RHYTHMS = ("logging_steps", "eval_steps", "save_steps")
+"""The arguments that a state repeats."""
+
+
+def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as people read them: memory in MB, floating-point operations in GF, times as h:mm:ss, four decimals."""
+    return {name: _readable(name, value) for name, value in metrics.items()}
+
+
+def _readable(name: str, value: Any) -> Any:
+    if "_mem_" in name:
+        return f"{int(value) // MEBI}MB"
+    if "_runtime" in name:
+        return f"{timedelta(seconds=int(value))}.{int(abs(value - int(value)) * 100):02d}"
+    if name == "total_flos":
+        return f"{int(value) // GIBI}GF"
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def table(split: str, metrics: Mapping[str, Any]) -> str:
+    """The readable metrics under a heading, a line each in alphabetical order, names and values aligned."""
+    values = {name: str(value) for name, value in readable(metrics).items()}
+    widest, longest = max(map(len, values), default=0), max(map(len, values.values()), default=0)
+    lines = [f"  {name:<{widest}} = {values[name]:>{longest}}" for name in sorted(values)]
+    return "\n".join([f"***** {split} metrics *****", *lines])
+
+
+def save(parts: TrainerParts, split: str, metrics: Mapping[str, Any], combined: bool) -> None:
+    """Write `<split>_results.json`, and with `combined` bring all_results.json up to date."""
+    _write(parts, f"{split}_results.json", metrics)
+    if combined:
+        _write(parts, TOGETHER, {**_saved_together(parts), **metrics})
+
+
+def _saved_together(parts: TrainerParts) -> dict[str, Any]:
+    folder = str(parts.args.output_dir)
+    if is_elsewhere(folder):
+        storage = storage_of(parts, folder)
+        there = any(entry.name == TOGETHER for entry in storage.list(""))
+        text = b"".join(storage.read(TOGETHER)) if there else b"{}"
+    else:
+        path = Path(folder, TOGETHER)
+        text = path.read_bytes() if path.exists() else b"{}"
+    saved: dict[str, Any] = json.loads(text)
+    return saved
+
+
+def _write(parts: TrainerParts, name: str, metrics: Mapping[str, Any]) -> None:
+    folder, data = str(parts.args.output_dir), json.dumps(metrics, indent=4, sort_keys=True).encode()
+    if is_elsewhere(folder):
+        replace(storage_of(parts, folder), [File(name, [data])])
+    else:
+        write_whole(Path(folder, name), data)
+
+
+def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
+    """The tokens under "input_ids" in all batches; with `max_steps`, so many times those of the first batch.
+
+    Raises KeyError where a batch has none.
+    """
+    counted = 0
+    for batch in loader:
+        tokens = int(batch["input_ids"].numel())
+        if max_steps is not None:
+            return tokens * max_steps
+        counted += tokens
+    return counted
+
+
+def differences(args: Any, state: Any) -> list[str]:
+    """What of a run's rhythm and batch size differs between its arguments and the state that it goes on from."""
+    pairs = [(name, getattr(args, name, None), getattr(state, name, None)) for name in RHYTHMS]
+    rows = None if state.train_batch_size is None else state.train_batch_size // max(1, args.n_gpu)
+    pairs.append(("per_device_train_batch_size", args.per_device_train_batch_size, rows))
+    return [
+        f"{name} is {ours} in the arguments and {theirs} in the checkpoint"
+        for name, ours, theirs in pairs
+        if ours is not None and theirs is not None and ours != theirs
+    ]
