@@ -11,7 +11,7 @@ from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
 from hexloop.adapters.contents.checkpoint.documents import state_from_chunks
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.storage import is_missing, split_location, storage_for
-from hexloop.domain.checkpoints.best import which_has
+from hexloop.domain.checkpoints.best import find_checkpoint
 from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
 from hexloop.domain.checkpoints.selection import last_run, newest, open_checkpoint
@@ -74,7 +74,7 @@ def _last(storage: Storage, best: bool) -> Checkpoint:
     name = state.best_checkpoint
     if name is None or name == found.name:
         return found
-    if which_has([storage], name, Lineage.after(found.manifest, found.manifest.session)) is None:
+    if find_checkpoint([storage], name, Lineage.after(found.manifest, found.manifest.session)) is None:
         raise CheckpointError(
             f"You chose the weights of the run's best checkpoint, {name}, but it is not in "
             f"{storage.capabilities.location} as the run saved it; name its folder with --checkpoint, or take the "

@@ -114,17 +114,17 @@ class RunCheckpoints:
         return self._store.save(state, required)
 
     def _agree_on_way(self) -> None:
-        """No rank writes behind the loop where a callback of one of them listens."""
+        """Let no rank write in the background if a callback of one of them listens for saves."""
         collectives = self._parts.adapters.collectives
         if collectives.world_size > 1:
-            (in_background,) = collectives.start_reduction(
-                [float(self._store.in_background)], Reduction.MINIMUM
-            ).result()
-            self._store.in_background = bool(in_background)
+            in_background = self._store.background is not None
+            (everywhere,) = collectives.start_reduction([float(in_background)], Reduction.MINIMUM).result()
+            self._store.background = self._parts.adapters.background if everywhere else None
 
     def _choose_way(self) -> None:
         heard = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
-        self._store.in_background = self._parts.args.save_async and not heard
+        in_background = self._parts.args.save_async and not heard
+        self._store.background = self._parts.adapters.background if in_background else None
 
 
 def make_store(
@@ -151,7 +151,7 @@ def make_store(
         load_best_at_end=args.load_best_model_at_end,
         note=note_of_saves(parts.adapters.journal, storage),
         collectives=collectives,
-        in_background=args.save_async,
+        background=parts.adapters.background if args.save_async else None,
         skip_when_busy=args.save_when_busy == "skip",
     )
 
@@ -202,7 +202,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
         from hexloop.app.foreign.names import refuse_foreign
 
         refuse_foreign(str(resume_from))
-    store.alone = resume_from == AUTO
+    store.exclusive = resume_from == AUTO
     newest = resume_from in (True, AUTO)
     state = store.resume() if newest else _resume_folder(parts, store, str(resume_from))
     if state is None:

@@ -17,7 +17,7 @@ from hexloop.app.wiring.data import global_batch_size, splits
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.storage import as_location, split_location, storage_for
 from hexloop.domain.checkpoints.reading import read_manifest, verify
-from hexloop.domain.checkpoints.selection import from_newest, publish_staged, readable_manifests
+from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
@@ -36,7 +36,7 @@ def likely_checkpoint(own: Storage, resume_from: str | bool) -> tuple[Storage, s
     if resume_from in (True, AUTO):
         with suppress(StorageError):
             publish_staged(own)
-        return own, next(from_newest(readable_manifests(own)), None)
+        return own, next(newest_first(readable_manifests(own)), None)
     parent, name = split_location(str(resume_from))
     here = parent == as_location(own.capabilities.local_folder or own.capabilities.location)
     return (own if here or own.capabilities.local_folder is None else storage_for(parent)), name
@@ -195,7 +195,7 @@ def _next(storage: Storage) -> str | None:
         publish_staged(storage)
     manifests = readable_manifests(storage)
     alone = len({manifest.run for manifest in manifests.values()}) == 1
-    return next(from_newest(manifests)) if alone else None
+    return next(newest_first(manifests)) if alone else None
 
 
 def _length(args: TrainingArguments) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from attrs import define, evolve
 
+from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.adapters.clock.clocks import SystemClock
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.hub.memory import NoHub
@@ -29,6 +30,7 @@ from hexloop.app.wiring.combinations import refused_combinations
 from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
+from hexloop.ports.background import Background
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
@@ -72,6 +74,7 @@ class Adapters:
     hub: Hub
     loggers: Sequence[Logger]
     clock: Clock
+    background: Background
     interrupts: Interrupts
     journal: Journal
     engine: Engine[TrainingArguments, Any]
@@ -114,6 +117,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
         hub=injected.get("hub") or NoHub(),
         loggers=loggers,
         clock=clock,
+        background=ThreadBackground(),
         interrupts=interrupts,
         journal=FailSafeJournal(journal, clock),
         engine=engine,

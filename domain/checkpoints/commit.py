@@ -1,4 +1,15 @@
-"""How many checkpoints are kept, and which."""
+"""The commit protocol: how a checkpoint is written and published, and which older checkpoints are removed after it.
+
+A save goes through these steps, in `CheckpointSave.run`:
+
+1. Remove what an interrupted save left unfinished (`Publisher.clean_up`).
+2. Write the files to a staging folder that no reader takes for a checkpoint (`Committer.commit`).
+3. Write the manifest with the size and digest of every file, and make it durable.
+4. Publish: let the folder appear under the checkpoint's name, in one step (`Publisher.publish`).
+5. Remove the checkpoints that the policy no longer keeps (rotation).
+
+Whenever the process or the machine dies, a reader finds a complete checkpoint or none.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +26,37 @@ from hexloop.domain.checkpoints.in_place import InPlacePublisher
 from hexloop.domain.checkpoints.manifest import Lineage, Manifest
 from hexloop.domain.checkpoints.names import MANIFEST, Owner, checkpoint_name, free_name
 from hexloop.domain.checkpoints.pace import Pace
-from hexloop.domain.checkpoints.reading import belongs, checkpoint_steps, is_protected, read_manifest
+from hexloop.domain.checkpoints.reading import checkpoint_steps, is_in_lineage, is_protected, read_manifest
 from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.files import File
 from hexloop.ports.storage import Publication, Storage, Stored
 
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
+"""Seconds between two attempts to write to a full storage: five minutes in all."""
+
+
+class NotePhase(Protocol):
+    """Called at each phase of a save, with facts about it. Must not raise."""
+
+    def __call__(self, phase: str, /, **facts: Json) -> None:
+        """Record the phase."""
+        ...
+
+
+def no_notes(_phase: str, /, **_facts: Json) -> None:
+    """No-op."""
+
 
 @frozen
 class CheckpointPolicy:
-    """Which checkpoints of a run are kept; the newest always is.
+    """Which checkpoints of a run are kept. The newest always is.
 
-    save_total_limit: how many there may be; None, or a number below 1: any number.
-    keep_best: the one with the best metric is kept, too. protected: names of others that are kept.
-    What must be kept counts as well, and may be more than the limit: with a limit of 1, the best and the newest stay.
+    save_total_limit: how many are kept; None, or a number below 1, means all.
+    keep_best: also keep the one with the best metric. protected: names of others to keep.
+    Checkpoints that must be kept count towards the limit and may exceed it: with a limit of 1, the best and the newest
+    are kept.
     """
 
     save_total_limit: int | None = None
@@ -39,9 +66,10 @@ class CheckpointPolicy:
     def surplus(
         self, steps: Iterable[int], best: str | None = None, is_protected: Callable[[str], bool] = lambda _: False
     ) -> tuple[int, ...]:
-        """Of the checkpoints at `steps`, those to remove, from the oldest on; `best` is the name of the best.
+        """Return the steps of the checkpoints to remove, oldest first, out of those at `steps`.
 
-        is_protected: asked by name of those that would be removed otherwise, whether somebody protects them.
+        best: the name of the best checkpoint. is_protected: called with the name of a checkpoint that would be removed;
+        returns whether a user protected it.
         """
         if self.save_total_limit is None or self.save_total_limit <= 0:
             return ()
@@ -52,54 +80,19 @@ class CheckpointPolicy:
         return tuple(islice(removable, max(len(ordered) - self.save_total_limit, 0)))
 
 
-@frozen
-class RenamingPublisher:
-    """Answers `Publisher`: a checkpoint is renamed when it is whole, and renamed back before it is removed."""
-
-    storage: Storage
-    owner: Owner
-
-    def begin(self, name: str) -> str:
-        """The staging folder, which appears with its first file."""
-        return self.owner.staging(name)
-
-    def publish(self, name: str, manifest: bytes) -> None:
-        """Write the manifest, rename what is in the way, rename the staging folder."""
-        staging = self.owner.staging(name)
-        self.storage.write(f"{staging}/{MANIFEST}", [manifest])
-        taken = {entry.name for entry in self.storage.list("")}
-        if name in taken:
-            self.storage.move(name, free_name(name, taken))
-        self.storage.move(staging, name)
-
-    def abandon(self, name: str) -> None:
-        """Remove the staging folder."""
-        self.storage.remove(self.owner.staging(name))
-
-    def delete(self, name: str) -> None:
-        """Rename the checkpoint back to where it was staged, and remove it there."""
-        self.storage.move(name, self.owner.staging(name))
-        self.abandon(name)
-
-    def clean_up(self) -> None:
-        """Remove every staging folder that this run left behind."""
-        for entry in self.storage.list(""):
-            if self.owner.left_behind(entry.name):
-                self.storage.remove(entry.name)
-
-
 class Publisher(Protocol):
-    """One way of publishing.
+    """Makes checkpoints appear and disappear as a whole.
 
-    Whatever a method leaves undone, by a StorageError or a death, `clean_up` finds; it comes before the next `begin`.
+    `clean_up` finds whatever a method leaves behind when it raises StorageError or the process dies. Call it before
+    the next `begin`.
     """
 
     def begin(self, name: str) -> str:
-        """Make ready for the checkpoint `name`, and say in which folder its files are to be written."""
+        """Prepare for the checkpoint `name` and return the folder to write its files to."""
         ...
 
     def publish(self, name: str, manifest: bytes) -> None:
-        """Write the manifest and let the checkpoint appear. A folder that bears its name already is renamed first."""
+        """Write the manifest and make the checkpoint appear. A folder that already has its name is renamed first."""
         ...
 
     def abandon(self, name: str) -> None:
@@ -115,87 +108,75 @@ class Publisher(Protocol):
         ...
 
 
+@frozen
+class RenamingPublisher:
+    """The Publisher for storages with an atomic rename: a complete staging folder is renamed to the checkpoint's name.
+
+    A checkpoint is deleted by renaming it back before its files are removed.
+    """
+
+    storage: Storage
+    owner: Owner
+
+    def begin(self, name: str) -> str:
+        """Return the name of the staging folder, which is created with its first file."""
+        return self.owner.staging_name(name)
+
+    def publish(self, name: str, manifest: bytes) -> None:
+        """Write the manifest, rename a folder that has the checkpoint's name, and rename the staging folder."""
+        staging = self.owner.staging_name(name)
+        self.storage.write(f"{staging}/{MANIFEST}", [manifest])
+        taken = {entry.name for entry in self.storage.list("")}
+        if name in taken:
+            self.storage.move(name, free_name(name, taken))
+        self.storage.move(staging, name)
+
+    def abandon(self, name: str) -> None:
+        """Remove the staging folder."""
+        self.storage.remove(self.owner.staging_name(name))
+
+    def delete(self, name: str) -> None:
+        """Rename the checkpoint back to its staging folder and remove that."""
+        self.storage.move(name, self.owner.staging_name(name))
+        self.abandon(name)
+
+    def clean_up(self) -> None:
+        """Remove every staging folder that this run left behind."""
+        for entry in self.storage.list(""):
+            if self.owner.left_behind(entry.name):
+                self.storage.remove(entry.name)
+
+
 def publisher_for(storage: Storage, owner: Owner) -> Publisher:
-    """The publisher that makes do with what the storage promises."""
+    """Return the publisher that needs no more than the storage supports."""
     if storage.capabilities.publication is Publication.RENAME:
         return RenamingPublisher(storage, owner)
     return InPlacePublisher(storage, owner)
 
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
-"""Seconds between one attempt and the next: five minutes in all."""
-
-
-@define(eq=False)
-class RoomMaker:
-    """Attempts something that takes room, again and again while there is none.
-
-    wait: waits so many seconds; True says that the attempts are broken off. pauses: seconds before each further one.
-    full: what the storage said last, from the first pause on until there is room.
-    """
-
-    wait: Callable[[float], object]
-    pauses: tuple[float, ...] = PAUSES
-    full: StorageFullError | None = field(default=None, init=False)
-
-    def attempt(self, act: Callable[[], None], prune: Callable[[], bool]) -> None:
-        """Do it. Raises StorageFullError where there is no room after the last pause.
-
-        prune: removes something that may go, and says whether there was any; after that no pause is made.
-        """
-        pauses = iter(self.pauses)
-        while True:
-            try:
-                act()
-            except StorageFullError as error:
-                if prune():
-                    continue
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-                self.full = error
-                if self.wait(pause) is True:
-                    raise
-            else:
-                self.full = None
-                return
-
-
-class Note(Protocol):
-    """Told of each phase of a save, with facts about it."""
-
-    def __call__(self, phase: str, /, **facts: Json) -> None:
-        """Note it; never fails."""
-        ...
-
-
-def note_nothing(_phase: str, /, **_facts: Json) -> None:
-    """Nobody keeps a journal."""
-
-
 @frozen
 class Committer:
-    """Makes a checkpoint out of files, on behalf of all processes of a run.
+    """Turns files into a published checkpoint, on behalf of all processes of a run.
 
-    Every process writes its own files; rank 0 begins, writes the manifest and publishes, and the others wait for it.
-    collectives: None where this process is alone. given_up: set by whoever wants a commit under way to be undone.
-    pace: when this process begins to write, and how fast it does.
+    Every process writes its own files. Rank 0 begins, writes the manifest and publishes, and the others wait for it.
+    collectives: None if there is one process. abandoned: set to undo a commit that is in progress.
+    pace: when this process starts to write, and how fast.
     """
 
     storage: Storage
     publisher: Publisher
     collectives: Collectives | None = None
-    note: Note = note_nothing
-    given_up: threading.Event = field(factory=threading.Event)
+    note: NotePhase = no_notes
+    abandoned: threading.Event = field(factory=threading.Event)
     pace: Pace = field(factory=Pace.without_rest)
 
     def commit(
         self, name: str, files: Iterable[File], make_manifest: Callable[[Mapping[str, Stored]], Manifest]
     ) -> None:
-        """Write the files, then the manifest over them, and publish: the checkpoint is there for good after a return.
+        """Write the files and the manifest, and publish. Once this returns, the checkpoint is durable.
 
-        Until then no reader finds it. Where anything fails, what was written is removed, or left for a later clean-up.
-        Raises StorageError, on every process.
+        Before that, no reader finds it. If anything fails, what was written is removed, or left for a later clean-up,
+        and StorageError is raised on every process.
         """
         folder = run_on_rank0(self.collectives, lambda: self.publisher.begin(name))
         published = False
@@ -218,49 +199,84 @@ class Committer:
             raise
 
     def _may_abandon(self, error: BaseException) -> bool:
-        """Whether nobody writes any more: where ranks were lost sight of, a later clean-up is left to do it."""
+        """Return whether this process may remove the files: not if a rank that was lost might still be writing."""
         if self.collectives is None or self.collectives.world_size == 1:
             return True
         return self.collectives.rank == 0 and isinstance(error, Exception) and not isinstance(error, CollectiveError)
 
     def _write(self, name: str, folder: str, files: Iterable[File]) -> dict[str, Json]:
-        """Write this process's files; gives each one's size and digest."""
+        """Write the files of this process and return the size and digest of each."""
         stored: dict[str, Json] = {}
-        self.pace.await_beginning()
+        self.pace.wait_for_start()
         for file in files:
             if not stored:
                 self.note("first_byte", checkpoint=name)
-            done = self.storage.write(f"{folder}/{file.path}", self._until_given_up(file.chunks))
+            done = self.storage.write(f"{folder}/{file.path}", self._paced(file.chunks))
             stored[file.path] = [done.size, done.digest]
         return stored
 
-    def _until_given_up(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    def _paced(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         for piece in self.pace.pieces(chunks):
-            if self.given_up.is_set():
-                raise StorageError("The save was given up, because the run was told to end at once.")
+            if self.abandoned.is_set():
+                raise StorageError("The save was abandoned because the run was interrupted.")
             yield piece
 
 
 def _merged(written: list[dict[str, Json]]) -> dict[str, Stored]:
-    """The files of all processes. Raises CheckpointError where two of them wrote the same."""
+    """Return the files of all processes. Raises CheckpointError if two of them wrote the same file."""
     files: dict[str, Stored] = {}
     for rank, stored in enumerate(written):
         for path, (size, digest) in cast("dict[str, tuple[int, str]]", stored).items():
             if path in files:
-                raise CheckpointError(f"Rank {rank} wrote {path}, as another did; give each rank's files their names.")
+                raise CheckpointError(f"Rank {rank} and another rank both wrote {path}. Give each rank's files a name.")
             files[path] = Stored(size, digest)
     return files
 
 
 @define(eq=False)
-class Saving:
-    """Commits the checkpoint at `step`, then rotates. `run` may be called in a thread beside the loop.
+class FullStorageRetry:
+    """Retries an action that fails because the storage is full.
 
-    files: gives the files, anew for each attempt. held: the steps of this lineage's checkpoints, kept up to date.
+    wait: waits for that many seconds and returns True to stop retrying. pauses: seconds before each retry.
+    full: the storage's last error, from the first pause until the action succeeds.
+    """
+
+    wait: Callable[[float], object]
+    pauses: tuple[float, ...] = PAUSES
+    full: StorageFullError | None = field(default=None, init=False)
+
+    def attempt(self, act: Callable[[], None], prune: Callable[[], bool]) -> None:
+        """Call `act` until it succeeds. Raises StorageFullError if there is no space after the last pause.
+
+        prune: frees some space and returns whether it did; then `act` is called again without a pause.
+        """
+        pauses = iter(self.pauses)
+        while True:
+            try:
+                act()
+            except StorageFullError as error:
+                if prune():
+                    continue
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                self.full = error
+                if self.wait(pause) is True:
+                    raise
+            else:
+                self.full = None
+                return
+
+
+@define(eq=False)
+class CheckpointSave:
+    """One save: commits the checkpoint of `step`, then rotates. `run` may be called in another thread.
+
+    files: returns the files, once per attempt. held: the steps of this lineage's checkpoints, kept up to date.
     best: the name of the best checkpoint. parent, environment, world_size: for the manifest.
-    before: what the state named as parent and best before this save, for when it fails.
-    tidy: nothing unfinished of this run is on the storage. wait, pauses: see `RoomMaker`.
-    complaint: why older checkpoints are still there, where they could not be removed.
+    previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
+    is_clean: nothing on the storage is left unfinished by this run. wait, pauses: see `FullStorageRetry`.
+    problem: why older checkpoints, or unfinished folders, could not be removed.
     """
 
     step: int
@@ -271,52 +287,55 @@ class Saving:
     held: set[int]
     best: str | None
     parent: str | None
-    before: tuple[str | None, str | None]
+    previous: tuple[str | None, str | None]
     environment: Mapping[str, str]
     world_size: int
-    tidy: bool
+    is_clean: bool
     wait: Callable[[float], object]
     pauses: tuple[float, ...] = PAUSES
-    complaint: str | None = field(default=None, init=False)
-    room: RoomMaker = field(init=False)
+    problem: str | None = field(default=None, init=False)
+    retry: FullStorageRetry = field(init=False)
 
-    @room.default
-    def _make_room(self) -> RoomMaker:
-        return RoomMaker(self.wait, self.pauses)
+    @retry.default
+    def _make_retry(self) -> FullStorageRetry:
+        return FullStorageRetry(self.wait, self.pauses)
 
     @property
     def name(self) -> str:
-        """The checkpoint's."""
+        """The checkpoint's name."""
         return checkpoint_name(self.step)
 
     def run(self) -> None:
-        """Save; once this returns, the checkpoint is durable. Raises StorageError, and what making the files raised."""
-        if not self._is_there():
-            self.room.attempt(lambda: self.committer.commit(self.name, self.files(), self._manifest), self._prune)
+        """Save and rotate. Once this returns, the checkpoint is durable.
+
+        Raises StorageError, and whatever making the files raises.
+        """
+        if not self._exists():
+            self.retry.attempt(lambda: self.committer.commit(self.name, self.files(), self._manifest), self._prune)
         self.held.add(self.step)
         self._rotate()
 
-    def tidy_up(self) -> None:
-        """What a save does beside saving, of the checkpoint that is there. Raises StorageError."""
-        self._is_there()
+    def clean_up(self) -> None:
+        """Clean up and rotate without saving; the checkpoint exists already. Raises StorageError."""
+        self._exists()
         self._rotate()
 
-    def _is_there(self) -> bool:
-        """Whether the checkpoint is there already. Takes note, on every rank, of which others are there still."""
-        is_there, *held = run_on_rank0(self.committer.collectives, self._look)
+    def _exists(self) -> bool:
+        """Clean up, update `held` from the storage, and return whether the checkpoint exists already."""
+        exists, *held = run_on_rank0(self.committer.collectives, self._look)
         self.held &= set(held)
-        return bool(is_there)
+        return bool(exists)
 
     def _look(self) -> list[int]:
-        """Clean up, and see whether the checkpoint is there, and which of those held; all ranks go by what one saw."""
-        if not self.tidy:
+        """Clean up and return whether the checkpoint exists, followed by those steps of `held` that exist."""
+        if not self.is_clean:
             try:
                 self.committer.publisher.clean_up()
-            except StorageError as error:  # what cannot be removed is no reason not to save
-                self.complaint = f"What an earlier save left unfinished is still there: {error}"
+            except StorageError as error:  # what cannot be removed does not prevent a save
+                self.problem = f"The unfinished files of an earlier save could not be removed: {error}"
         present = set(checkpoint_steps(self.committer.storage))
-        is_there = self.step in present and belongs(self.committer.storage, self.step, self.lineage)
-        return [is_there, *(self.held & present)]
+        exists = self.step in present and is_in_lineage(self.committer.storage, self.step, self.lineage)
+        return [exists, *(self.held & present)]
 
     def _manifest(self, files: Mapping[str, Stored]) -> Manifest:
         return Manifest(
@@ -331,7 +350,7 @@ class Saving:
         )
 
     def _prune(self) -> bool:
-        """Remove one checkpoint that this save makes superfluous, but never the newest one there is."""
+        """Remove one checkpoint that this save makes superfluous, but never the newest existing one."""
         try:
             surplus = self._surplus(self.held | {self.step})
             spare = tuple(step for step in surplus if step != max(self.held))[:1]
@@ -341,29 +360,29 @@ class Saving:
         return bool(spare)
 
     def _rotate(self) -> None:
-        """Remove what the policy no longer keeps, once the newest is seen to be there; a failure puts it off."""
+        """Remove what the policy no longer keeps, if the new checkpoint is readable. A failure postpones it."""
         removed: tuple[int, ...] = ()
         try:
             removed = self._surplus(self.held)
             self._remove(removed, after=self.name)
         except (StorageError, CheckpointError) as error:
-            self.complaint = f"Older checkpoints than save_total_limit allows are still there: {error}"
+            self.problem = f"Checkpoints beyond save_total_limit could not be removed: {error}"
         if removed:
             self.committer.note("rotated", checkpoint=self.name, removed=[checkpoint_name(step) for step in removed])
 
     def _surplus(self, steps: set[int]) -> tuple[int, ...]:
-        """What the policy no longer keeps, and nobody protects; all ranks go by what one saw."""
+        """Return the steps that the policy no longer keeps and no user protects, as rank 0 sees them."""
         if not self.policy.surplus(steps, self.best):
             return ()
-        looked_at = partial(is_protected, self.committer.storage)
+        is_kept = partial(is_protected, self.committer.storage)
         return tuple(
-            run_on_rank0(self.committer.collectives, lambda: list(self.policy.surplus(steps, self.best, looked_at)))
+            run_on_rank0(self.committer.collectives, lambda: list(self.policy.surplus(steps, self.best, is_kept)))
         )
 
     def _remove(self, steps: tuple[int, ...], after: str | None = None) -> None:
-        """Remove the checkpoints at `steps` that are still this lineage's, where the one named is there to stay.
+        """Remove the checkpoints at `steps` that belong to this lineage, once the manifest of `after` was read.
 
-        No rank holds them any more then; where it fails, every rank goes on holding all.
+        If it fails, `held` stays as it is on every rank.
         """
         if not steps:
             return
@@ -373,7 +392,7 @@ class Saving:
             if after is not None:
                 read_manifest(storage, after)
             for step in steps:
-                if belongs(storage, step, self.lineage):
+                if is_in_lineage(storage, step, self.lineage):
                     publisher.delete(checkpoint_name(step))
 
         run_on_rank0(self.committer.collectives, remove)

@@ -1,4 +1,4 @@
-"""Publishing where there is no atomic rename."""
+"""Publishing on a storage that has no atomic rename."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from hexloop.ports.storage import Storage
 
 @frozen
 class InPlacePublisher:
-    """Answers `Publisher`: a checkpoint is written where it stays, its manifest last, and goes manifest first.
+    """The Publisher that writes a checkpoint to its final folder, the manifest last, and removes the manifest first.
 
-    A folder that is not whole holds the owner's mark, an empty file that comes first and goes last. The mark without a
-    valid manifest says that the folder is unfinished, and whose it is.
+    An unfinished folder holds the owner's mark, an empty file that is written first and removed last. The mark without
+    a valid manifest says that the folder is unfinished, and which run left it.
     """
 
     storage: Storage
     owner: Owner
 
     def begin(self, name: str) -> str:
-        """Get what is there out of the way, and mark the folder."""
+        """Move a folder of this name out of the way, and mark the new one."""
         if self.storage.list(name):
-            self._set_aside(name)
+            self._rename_by_copy(name)
         self._mark(name)
         return name
 
     def publish(self, name: str, manifest: bytes) -> None:
-        """Write the manifest; from then on the mark means nothing."""
+        """Write the manifest. It makes the mark meaningless, which is then removed."""
         self.storage.write(f"{name}/{MANIFEST}", [manifest])
         with suppress(StorageError):
             self._unmark(name)
 
     def abandon(self, name: str) -> None:
-        """Remove the marked folder so that, cut short anywhere, what remains is no checkpoint and has the mark."""
+        """Remove the marked folder. Whenever this is cut short, what remains is not a checkpoint and has the mark."""
         self.storage.remove(f"{name}/{MANIFEST}")
         for entry in self.storage.list(name):
             if not self.owner.left_behind(entry.name):
@@ -46,12 +46,12 @@ class InPlacePublisher:
         self.storage.remove(name)
 
     def delete(self, name: str) -> None:
-        """Mark the checkpoint, and remove it."""
+        """Mark the checkpoint and remove it."""
         self._mark(name)
         self.abandon(name)
 
     def clean_up(self) -> None:
-        """Remove every unfinished folder that has a mark of this run, and the mark from those that are finished."""
+        """Remove every unfinished folder with a mark of this run, and the marks in finished folders."""
         for entry in self.storage.list(""):
             if may_be_unfinished(entry.name) and self._marks(entry.name):
                 if is_published(self.storage, entry.name):
@@ -59,17 +59,17 @@ class InPlacePublisher:
                 else:
                     self.abandon(entry.name)
 
-    def _set_aside(self, name: str) -> None:
-        """Give a folder another name by copying: a move could be cut short with half of it on either side."""
-        aside = free_name(name, {entry.name for entry in self.storage.list("")})
-        self._mark(aside)
+    def _rename_by_copy(self, name: str) -> None:
+        """Rename a folder by copying it: a move that is cut short could leave one half in each folder."""
+        renamed = free_name(name, {entry.name for entry in self.storage.list("")})
+        self._mark(renamed)
         for path in sorted(self._files(name), key=MANIFEST.__eq__):
-            self.storage.write(f"{aside}/{path}", self.storage.read(f"{name}/{path}"))
-        self._unmark(aside)
+            self.storage.write(f"{renamed}/{path}", self.storage.read(f"{name}/{path}"))
+        self._unmark(renamed)
         self.delete(name)
 
     def _files(self, folder: str, prefix: str = "") -> Iterator[str]:
-        """The path of every file in a folder, however deep."""
+        """Yield the path of every file in a folder and its subfolders."""
         for entry in self.storage.list(folder):
             if entry.is_folder:
                 yield from self._files(f"{folder}/{entry.name}", f"{prefix}{entry.name}/")

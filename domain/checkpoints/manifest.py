@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint is, and every file of it with size and digest."""
+"""The manifest of a checkpoint, which lists its files with size and digest, and the lineage that it records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hexloop.ports.storage import Stored
 SCHEMA_VERSION = 1
 
 MIGRATIONS: dict[int, Migration] = {}
-"""For each schema version before the present one, the function that turns its dictionary into the next version's."""
+"""For each earlier schema version, the function that converts its dictionary to the next version."""
 
 _TEXT = instance_of(str)
 _COUNT = and_(instance_of(int), ge(0))
@@ -28,21 +28,21 @@ _COUNT = and_(instance_of(int), ge(0))
 def _check_files(_: object, __: Attribute[Any], files: Mapping[str, Stored]) -> None:
     for path, stored in files.items():
         if not stays_inside(path):
-            raise ValueError(f"it names the file {path!r}, which is not a path within the checkpoint")
+            raise ValueError(f"the file name {path!r} is not a path within the checkpoint")
         if not isinstance(stored.size, int) or stored.size < 0 or not isinstance(stored.digest, str):
-            raise ValueError(f"it gives no size and digest for {path}")
+            raise ValueError(f"the size or digest of {path} is invalid")
 
 
 @frozen
 class Manifest:
-    """What makes a folder a checkpoint.
+    """The manifest of a checkpoint. A folder with a valid manifest is a checkpoint.
 
     run, session: the run that wrote it, and the process's part of that run.
-    ancestors: for each earlier session whose work this one goes on from, the last step that counts of it.
-    parent: the checkpoint before this one; None for a run's first.
+    ancestors: for each earlier session that this one continues, the last step that belongs to the lineage.
+    parent: the previous checkpoint; None for the first one of a run.
     step: optimizer steps done. world_size: processes that wrote it.
-    environment: facts on which the last bits of a result may depend.
-    files: each file's path within the folder, with its size and digest; no other file belongs to the checkpoint.
+    environment: facts that the exact bits of a result may depend on.
+    files: the size and digest of each file, by its path within the folder. Other files do not belong to the checkpoint.
     """
 
     run: str = field(validator=_TEXT)
@@ -55,7 +55,7 @@ class Manifest:
     files: Mapping[str, Stored] = field(validator=[deep_mapping(_TEXT, instance_of(Stored)), _check_files])
 
     def to_json(self) -> bytes:
-        """The manifest as the bytes of a file, the last entry of which is the digest of all before it."""
+        """Return the manifest as the bytes of a file. Its last entry is the digest of everything before it."""
         document = {name: getattr(self, name) for name in ("run", "session", "parent", "step", "world_size")}
         document["schema_version"] = SCHEMA_VERSION
         document["ancestors"] = dict(self.ancestors)
@@ -67,10 +67,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """The manifest in a file's bytes.
+        """Return the manifest in a file's bytes.
 
-        Raises a CheckpointError that says what is wrong with it: DamagedCheckpointError where a bit of it has changed
-        or it is not a manifest at all, NewerSchemaError where a newer hexloop wrote it.
+        Raises DamagedCheckpointError if the bytes have changed or are not a manifest, and NewerSchemaError if a newer
+        hexloop wrote it.
         """
         body = unseal(data)
         try:
@@ -79,33 +79,15 @@ class Manifest:
             document["files"] = {path: Stored(**stored) for path, stored in document["files"].items()}
             return cls(**document)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DamagedCheckpointError(f"its manifest makes no sense ({error})") from error
-
-
-_SEAL = b',\n  "digest": "'
-_END = b"\n}\n"
-
-
-def seal(body: bytes) -> bytes:
-    """Add the digest of a JSON object's bytes as the object's last entry."""
-    digest = f'sha256:{hashlib.sha256(body).hexdigest()}"'
-    return body.removesuffix(_END) + _SEAL + digest.encode() + _END
-
-
-def unseal(data: bytes) -> bytes:
-    """The bytes that were sealed. Raises DamagedCheckpointError where they are not what they were then."""
-    body = data.rpartition(_SEAL)[0] + _END
-    if seal(body) != data:
-        raise DamagedCheckpointError("its manifest is damaged: it does not have the digest that it names")
-    return body
+            raise DamagedCheckpointError(f"its manifest is invalid ({error})") from error
 
 
 @frozen
 class Lineage:
-    """The sessions that a run went through: the present one whole, each earlier one up to the step it was left at.
+    """The sessions of a run that led to its present state: the current one, and each earlier one up to some step.
 
-    A run that goes on from its checkpoint at step 5, though it has one at step 10 too, leaves the latter behind: that
-    is of the same run, but not of this lineage.
+    If a run has checkpoints at steps 5 and 10 and resumes from step 5, the one at step 10 belongs to the same run, but
+    not to the new lineage.
     """
 
     run: str
@@ -114,11 +96,29 @@ class Lineage:
 
     @classmethod
     def after(cls, manifest: Manifest, session: str) -> Lineage:
-        """The lineage of a session that goes on from a checkpoint."""
+        """Return the lineage of a session that resumes from a checkpoint."""
         return cls(manifest.run, session, {**manifest.ancestors, manifest.session: manifest.step})
 
     def holds(self, manifest: Manifest) -> bool:
-        """Whether a checkpoint is one of those that led here."""
+        """Return whether a checkpoint belongs to the lineage."""
         if manifest.run != self.run:
             return False
         return manifest.session == self.session or manifest.step <= self.ancestors.get(manifest.session, -1)
+
+
+_SEAL = b',\n  "digest": "'
+_END = b"\n}\n"
+
+
+def seal(body: bytes) -> bytes:
+    """Add the digest of a JSON object's bytes as the last entry of the object."""
+    digest = f'sha256:{hashlib.sha256(body).hexdigest()}"'
+    return body.removesuffix(_END) + _SEAL + digest.encode() + _END
+
+
+def unseal(data: bytes) -> bytes:
+    """Return the bytes that `seal` was given. Raises DamagedCheckpointError if the digest does not match."""
+    body = data.rpartition(_SEAL)[0] + _END
+    if seal(body) != data:
+        raise DamagedCheckpointError("its manifest is damaged: its digest does not match its content")
+    return body

@@ -1,4 +1,4 @@
-"""How fast a checkpoint is written beside the loop."""
+"""How fast a checkpoint is written in the background, so that the steps beside it are not slowed down."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-PIECE = 1 << 25
-"""Bytes between two rests."""
+PIECE_BYTES = 1 << 25
+"""Bytes written between two pauses."""
 
-SHARE = 1 / 8
-"""The part of the time between two saves that writing waits to begin at most; for as long again it rests half of it."""
+PACED_FRACTION = 1 / 8
+"""Of the time between two saves: writing waits this long to start at most, and makes pauses for as long after that."""
 
-LONGEST_WAIT = 10.0
-"""Seconds. A step that takes longer does not notice the writing; and a program that ends at once waits for no more."""
+MAX_START_SECONDS = 10.0
+"""Longest wait for the start. It has no effect on slower steps, and a program that exits waits no longer than this."""
 
 
 class Pace:
-    """A wait for the beginning, and after each piece a rest as long as it took, until somebody waits for the whole.
+    """Delays the start of writing, and pauses after each piece for as long as the piece took, until `hurry` is called.
 
-    Writing takes memory, disk and processor from the step beside it. Kept out of the step that made the copy, and
-    spread over more of them, it holds up none for long. seconds: the longest wait, where that is less than
-    `LONGEST_WAIT`, and from then on how long there are rests.
+    Writing competes with training for memory bandwidth, disk and processor. It therefore starts after the step that
+    follows the snapshot, and is spread over several steps. seconds: the longest delay of the start (at most
+    `MAX_START_SECONDS`), and the time from the start in which pauses are made. now, rest: the clock and the wait, for
+    tests.
     """
 
     def __init__(
@@ -33,55 +34,52 @@ class Pace:
         self._now, self._rest = now, rest
         self._seconds = seconds
         self._until = now() + seconds
-        self._begun, self._waited_for = threading.Event(), threading.Event()
+        self._started, self._hurried = threading.Event(), threading.Event()
 
     @classmethod
     def without_rest(cls) -> Pace:
-        """That of a save that somebody waits for from its beginning on."""
+        """Return the pace of a save that training waits for: no delay, no pauses."""
         return cls(0.0)
 
-    def begin(self) -> None:
-        """The step that made the copy is over: wait no more."""
-        self._begun.set()
+    def start(self) -> None:
+        """End the delay: the step that follows the snapshot is over."""
+        self._started.set()
 
     def hurry(self) -> None:
-        """Somebody waits: rest no more."""
-        self._waited_for.set()
-        self._begun.set()
+        """End the delay and all pauses, because training waits for the save."""
+        self._hurried.set()
+        self._started.set()
 
-    def await_beginning(self) -> None:
-        """Wait until told to begin, or for as long as that may take."""
-        if not self._begun.is_set():
-            self._rest(self._begun, min(self._seconds, LONGEST_WAIT))
+    def wait_for_start(self) -> None:
+        """Wait until `start` or `hurry` is called, or the longest delay is over."""
+        if not self._started.is_set():
+            self._rest(self._started, min(self._seconds, MAX_START_SECONDS))
             self._until = self._now() + self._seconds
 
     def pieces(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """The bytes of the chunks, for somebody who writes each piece before asking for the next."""
+        """Yield the bytes of the chunks in pieces, and pause between them. The caller writes each piece it receives."""
         for chunk in chunks:
             data = memoryview(chunk).cast("B")
-            for start in range(0, len(data), PIECE):
+            for start in range(0, len(data), PIECE_BYTES):
                 began = self._now()
-                yield data[start : start + PIECE]
+                yield data[start : start + PIECE_BYTES]
                 ended = self._now()
                 if self.rests_at(ended):
-                    self._rest(self._waited_for, ended - began)
+                    self._rest(self._hurried, ended - began)
 
     def rests_at(self, moment: float) -> bool:
-        """Whether a piece that ends then is followed by a rest."""
-        return moment < self._until and not self._waited_for.is_set()
+        """Return whether a piece that is finished at `moment` is followed by a pause."""
+        return moment < self._until and not self._hurried.is_set()
 
 
 class Pacer:
-    """Gives each save of a run its pace: the rests end so early that a slow disk is done before the next save is due.
-
-    It takes the next save to be as far away as the last one, or the beginning, is.
-    """
+    """Makes the pace of each save of a run, assuming that the next save is as far away as the last one."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._last = now()
 
     def next(self) -> Pace:
-        """The pace of a save that begins now."""
+        """Return the pace of a save that starts now. Its pauses end early enough for a slow disk to finish in time."""
         since, self._last = self._now() - self._last, self._now()
-        return Pace(since * SHARE, self._now)
+        return Pace(since * PACED_FRACTION, self._now)

@@ -1,4 +1,4 @@
-"""Removing checkpoints of a run that nobody is training."""
+"""Removing checkpoints of a run that is not being trained, for the command line."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.names import MANIFEST, Owner, checkpoint_name, may_be_unfinished, new_session
 from hexloop.domain.checkpoints.reading import (
     Checkpoint,
-    belongs,
     checkpoint_steps,
+    is_in_lineage,
     is_protected,
     is_published,
     read_manifest,
     verify,
 )
-from hexloop.domain.checkpoints.selection import from_newest
+from hexloop.domain.checkpoints.selection import newest_first
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
 from hexloop.ports.storage import Publication, Storage
 
 
 def newest_to_keep(storage: Storage, run: str) -> Checkpoint:
-    """The checkpoint at which `run` was left last, verified.
+    """Return the newest checkpoint of `run`, verified.
 
-    Raises CheckpointError where it is not good, or where one at a later step cannot be read, so that nobody knows
-    whether it is the newest: what would be removed may be needed then. StorageError where the storage fails.
+    Raises CheckpointError if it is not good, or if one at a later step cannot be read and might be the newest: the
+    checkpoints to remove may then be needed. Raises StorageError if the storage fails.
     """
     manifests, unread = {}, []
     for name in map(checkpoint_name, checkpoint_steps(storage)):
@@ -39,33 +39,34 @@ def newest_to_keep(storage: Storage, run: str) -> Checkpoint:
         else:
             if manifest.run == run:
                 manifests[name] = manifest
-    order = list(from_newest(manifests))
+    order = list(newest_first(manifests))
     if not order:
-        raise CheckpointError(
-            f"You chose the run {run}, but no checkpoint of it is in {storage.capabilities.location}."
-        )
+        raise CheckpointError(f"The run {run} has no checkpoint in {storage.capabilities.location}.")
     steps = {checkpoint_name(step): step for step in checkpoint_steps(storage)}
     for name, problem in unread:
         if steps[name] > manifests[order[0]].step:
-            raise CheckpointError(f"Nothing is removed, as nobody knows whether {name} is the newest: {problem}")
+            raise CheckpointError(f"Nothing is removed, because {name} may be the newest: {problem}")
     try:
         return verify(storage, order[0])
     except CheckpointError as error:
-        raise type(error)(f"Nothing is removed, as the newest checkpoint is not good: {error}") from error
+        raise type(error)(f"Nothing is removed, because the newest checkpoint is not good: {error}") from error
 
 
 def surplus(storage: Storage, newest: Checkpoint, policy: CheckpointPolicy, best: str | None) -> list[str]:
-    """The checkpoints that led to the newest, oldest first, that neither the policy keeps nor somebody protects.
+    """Return the checkpoints in the lineage of the newest one that are neither kept by the policy nor protected.
 
-    best: the name of the best.
+    Oldest first. best: the name of the best checkpoint.
     """
     lineage = _lineage_to(newest)
-    steps = [step for step in checkpoint_steps(storage) if belongs(storage, step, lineage)]
+    steps = [step for step in checkpoint_steps(storage) if is_in_lineage(storage, step, lineage)]
     return [checkpoint_name(step) for step in policy.surplus(steps, best, partial(is_protected, storage))]
 
 
 def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[str]:
-    """Remove checkpoints that led to the newest one; gives each name once it is gone. Raises StorageError."""
+    """Remove checkpoints in the lineage of the newest one, and yield each name once it is removed.
+
+    Raises StorageError.
+    """
     publisher, lineage = publisher_for(storage, Owner(newest.manifest.run, new_session())), _lineage_to(newest)
     for name in names:
         if name != newest.name and lineage.holds(read_manifest(storage, name)):
@@ -74,16 +75,16 @@ def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[s
 
 
 def leftovers(storage: Storage, run: str) -> list[str]:
-    """The folders that `run` left unfinished, but for those that are whole, which a resume takes up."""
+    """Return the folders that `run` left unfinished, except complete ones, which a resume publishes."""
     owner = Owner(run, new_session())
     folders = [entry.name for entry in storage.list("") if entry.is_folder]
     if storage.capabilities.publication is Publication.RENAME:
-        return [name for name in folders if owner.left_behind(name) and not _may_be_whole(storage, name)]
+        return [name for name in folders if owner.left_behind(name) and not _may_be_complete(storage, name)]
     return [name for name in folders if _is_left_in_place(storage, owner, name)]
 
 
 def remove_leftover(storage: Storage, run: str, name: str) -> None:
-    """Remove a folder that `run` left unfinished; cut short anywhere, what remains is still known to be unfinished."""
+    """Remove a folder that `run` left unfinished. Whenever this is cut short, what remains is marked as unfinished."""
     if storage.capabilities.publication is Publication.RENAME:
         storage.remove(name)
     else:
@@ -95,8 +96,8 @@ def _is_left_in_place(storage: Storage, owner: Owner, name: str) -> bool:
     return marked and not is_published(storage, name)
 
 
-def _may_be_whole(storage: Storage, name: str) -> bool:
-    """Whether a staged checkpoint is whole, or is one that this hexloop cannot judge."""
+def _may_be_complete(storage: Storage, name: str) -> bool:
+    """Return whether a staged checkpoint is complete, or may be but cannot be read by this hexloop."""
     try:
         verify(storage, name)
     except DamagedCheckpointError:

@@ -1,4 +1,4 @@
-"""Making sure that a checkpoint is what its manifest says."""
+"""Reading checkpoints: their manifests, and the verification of their files against the manifest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, Stora
 from hexloop.domain.json_documents import read_bytes
 from hexloop.ports.storage import Storage
 
-LONGEST_MANIFEST = 1 << 26
-"""Bytes. A file has some 150 in it, and a process a handful of files."""
+MAX_MANIFEST_BYTES = 1 << 26
+"""A file takes about 150 bytes of a manifest, and each process writes a few files."""
 
 
 @frozen
 class Checkpoint:
-    """A folder that is what its manifest says."""
+    """A checkpoint whose manifest was read."""
 
     name: str
     manifest: Manifest
@@ -28,8 +28,8 @@ class Checkpoint:
 def verify(storage: Storage, name: str) -> Checkpoint:
     """Read every file of the checkpoint `name` and compare it with the manifest.
 
-    Raises DamagedCheckpointError, with everything that is wrong, where one is missing or holds anything else,
-    UnreadableCheckpointError where it cannot be read at present, and CheckpointError where it is no checkpoint at all.
+    Raises DamagedCheckpointError, listing every problem, if a file is missing or has changed,
+    UnreadableCheckpointError if a file cannot be read at present, and CheckpointError if it is not a checkpoint.
     """
     manifest = read_manifest(storage, name)
     where = f"{name} in {storage.capabilities.location}"
@@ -51,10 +51,10 @@ def verify(storage: Storage, name: str) -> Checkpoint:
 
 
 def read_manifest(storage: Storage, name: str) -> Manifest:
-    """The manifest of the checkpoint `name`; its files are not looked at.
+    """Return the manifest of the checkpoint `name`, without reading its files.
 
-    Raises CheckpointError where it has none or one of a newer schema, DamagedCheckpointError where it is damaged, and
-    StorageError where the storage does not give what it lists.
+    Raises CheckpointError if there is no manifest, or one of a newer schema, DamagedCheckpointError if it is damaged,
+    and StorageError if the storage does not return a file that it lists.
     """
     where = f"{name} in {storage.capabilities.location}"
     try:
@@ -62,12 +62,12 @@ def read_manifest(storage: Storage, name: str) -> Manifest:
     except CheckpointError as error:
         raise type(error)(f"{where} cannot be used: {error}.") from error
     if step_of(name) not in (None, manifest.step):
-        raise CheckpointError(f"{where} holds {checkpoint_name(manifest.step)}; give it that name.")
+        raise CheckpointError(f"{where} holds {checkpoint_name(manifest.step)}. Rename it to that.")
     return manifest
 
 
 def is_published(storage: Storage, name: str) -> bool:
-    """Whether a folder's manifest was written to its end, be it of a schema that this hexloop reads or of another."""
+    """Return whether a folder has a complete manifest, of any schema version."""
     try:
         unseal(_manifest_bytes(storage, name))
     except CheckpointError:
@@ -75,8 +75,8 @@ def is_published(storage: Storage, name: str) -> bool:
     return True
 
 
-def belongs(storage: Storage, step: int, lineage: Lineage) -> bool:
-    """Whether the checkpoint at `step` is of a lineage; one that cannot be read is not known to be."""
+def is_in_lineage(storage: Storage, step: int, lineage: Lineage) -> bool:
+    """Return whether the checkpoint at `step` has a readable manifest and belongs to a lineage."""
     try:
         return lineage.holds(read_manifest(storage, checkpoint_name(step)))
     except CheckpointError:
@@ -84,30 +84,53 @@ def belongs(storage: Storage, step: int, lineage: Lineage) -> bool:
 
 
 def is_protected(storage: Storage, name: str) -> bool:
-    """Whether somebody put the file into a checkpoint's folder that keeps it."""
+    """Return whether a user protected a checkpoint, with a file named `PROTECTED` in its folder."""
     return PROTECTED in {entry.name for entry in storage.list(name)}
 
 
 def checkpoint_steps(storage: Storage) -> list[int]:
-    """The steps of the folders that have the name of a checkpoint, whatever is in them, from the highest down."""
+    """Return the steps of all folders that have the name of a checkpoint, whatever they hold, highest first."""
     steps = (step_of(entry.name) for entry in storage.list("") if entry.is_folder)
     return sorted((step for step in steps if step is not None), reverse=True)
+
+
+def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], world_size: int) -> None:
+    """Warn if the environment differs from the checkpoint's, because results may then differ in their last bits.
+
+    A checkpoint without a recorded environment, such as one imported from another library, causes no warning.
+    """
+    manifest = checkpoint.manifest
+    if not manifest.environment:
+        return
+    then = {**manifest.environment, "processes": str(manifest.world_size)}
+    now = {**environment, "processes": str(world_size)}
+    differences = [
+        f"{fact} was {then.get(fact, 'unknown')} and is {now.get(fact, 'unknown')}"
+        for fact in sorted(then.keys() | now.keys())
+        if then.get(fact) != now.get(fact)
+    ]
+    if differences:
+        warnings.warn(
+            f"The run that resumes from {checkpoint.name} may differ in its last bits from an uninterrupted run: "
+            f"{'; '.join(differences)}.",
+            stacklevel=4,
+        )
 
 
 def _manifest_bytes(storage: Storage, name: str) -> bytes:
     names = {entry.name for entry in storage.list(name)}
     if not names:
-        raise CheckpointError("there is no such folder, or nothing in it")
+        raise CheckpointError("the folder does not exist or is empty")
     if MANIFEST not in names:
-        raise CheckpointError(f"it has no {MANIFEST}, so it is not a checkpoint, or not a complete one")
+        raise CheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint")
     try:
-        return read_bytes(storage.read(f"{name}/{MANIFEST}"), LONGEST_MANIFEST)
+        return read_bytes(storage.read(f"{name}/{MANIFEST}"), MAX_MANIFEST_BYTES)
     except ValueError as error:
-        raise DamagedCheckpointError(f"its {MANIFEST} is not one: {error}") from error
+        raise DamagedCheckpointError(f"its {MANIFEST} is invalid: {error}") from error
 
 
 def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str | None:
-    """What is wrong with a file; None where nothing is. Raises StorageError where it is there and cannot be read."""
+    """Return what is wrong with a file, or None. Raises StorageError if it exists but cannot be read."""
     expected = manifest.files[path]
     folder, _, file = f"{name}/{path}".rpartition("/")
     if file not in {entry.name for entry in storage.list(folder)}:
@@ -118,32 +141,9 @@ def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str 
     kind, own_kind = expected.digest.partition(":")[0], found.digest.partition(":")[0]
     if kind != own_kind:
         raise StorageError(
-            f"its digest is by {kind}, and a storage that computes {own_kind} cannot check it; give the storage the "
+            f"its digest is of the kind {kind}, and this storage computes {own_kind}. Configure the storage with the "
             f"digest {kind!r}"
         )
     if found.digest != expected.digest:
         return f"{path} does not hold the bytes that were stored"
     return None
-
-
-def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], world_size: int) -> None:
-    """Say where what the checkpoint was written with and what there is now may give other last bits.
-
-    One that says nothing of its surroundings, because another library wrote the run, is not warned of.
-    """
-    manifest = checkpoint.manifest
-    if not manifest.environment:
-        return
-    then = {**manifest.environment, "processes": str(manifest.world_size)}
-    now = {**environment, "processes": str(world_size)}
-    differences = [
-        f"{fact} was {then.get(fact, 'not known')} and is {now.get(fact, 'not known')}"
-        for fact in sorted(then.keys() | now.keys())
-        if then.get(fact) != now.get(fact)
-    ]
-    if differences:
-        warnings.warn(
-            f"The run that goes on from {checkpoint.name} may differ in its last bits from one that was never "
-            f"interrupted: {'; '.join(differences)}.",
-            stacklevel=4,
-        )

@@ -1,4 +1,7 @@
-"""Which checkpoint a run goes on from, and what becomes of those that are not good."""
+"""What a folder of checkpoints holds, and which checkpoint a run resumes from.
+
+`newest` and `open_checkpoint` choose a checkpoint for a resume, and quarantine damaged ones. `survey` only reports.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from hexloop.domain.checkpoints.names import (
     free_name,
     is_mark,
     is_set_aside,
-    says_unfinished,
+    marks_unfinished,
     staged_name,
     step_of,
 )
@@ -34,51 +37,52 @@ from hexloop.ports.storage import Publication, Storage
 
 
 def newest(storage: Storage, run: str | None = None, quarantine: bool = False) -> Checkpoint | None:
-    """The good checkpoint at which a run was left last: `run`, or the only one there is. None where there is none.
+    """Return the newest good checkpoint of `run`, or of the only run that there is; None if there is none.
 
-    The session that came last counts, and what led to it: not a later step of a past that was given up. Each one that
-    is passed over because it is not good is named, with the reason, in a warning, and with `quarantine` set aside.
-    Raises CheckpointError where there are several runs and none is named, or where a checkpoint is of a newer schema;
-    StorageError where the storage does not even give a manifest that it lists. Neither is a reason to go back further.
-    UnreadableCheckpointError where there is no good one, and one that cannot be read at present may be.
+    The newest is the last one of the latest session, followed by its ancestors, not one at a later step that a resume
+    went back behind. A warning names each checkpoint that is skipped because it is not good; with `quarantine`, damaged
+    ones are renamed.
+    Raises CheckpointError if there are several runs and `run` is None, or if a checkpoint has a newer schema, and
+    StorageError if the storage cannot read a manifest that it lists: these are no reason to use an older checkpoint.
+    Raises UnreadableCheckpointError if none is good and one that cannot be read at present may be.
     """
     manifests = dict(_manifests(storage, quarantine))
     if run is None:
         _refuse_several_runs(storage, manifests)
     unread: UnreadableCheckpointError | None = None
-    for name in from_newest({name: manifest for name, manifest in manifests.items() if run in (None, manifest.run)}):
+    for name in newest_first({name: manifest for name, manifest in manifests.items() if run in (None, manifest.run)}):
         try:
             return verify(storage, name)
         except CheckpointError as error:
             if unread is None and isinstance(error, UnreadableCheckpointError):
                 unread = error
-            _pass_over(storage, name, error, quarantine)
-    if unread is not None:  # whoever heard that there is none would begin anew, and put it out of the way
+            _skip(storage, name, error, quarantine)
+    if unread is not None:  # a caller that was told that there is none would start over and replace it
         raise UnreadableCheckpointError(
-            f"{unread} It may be good, and no other is; see that it can be read, or set another output_dir to begin "
-            "anew."
+            f"{unread} It may be good, and no other checkpoint is. Make it readable, or set another output_dir to "
+            "start from scratch."
         ) from unread
     return None
 
 
-def from_newest(manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    """The names of a run's checkpoints, first the one at which it was left last, then what led there, then the rest."""
+def newest_first(manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    """Yield the names of a run's checkpoints: the newest one, those that led to it, then the others."""
     remaining = dict(manifests)
     lineage: Lineage | None = None
     while remaining:
-        led_there = {
+        in_lineage = {
             name: each for name, each in remaining.items() if lineage is None or lineage.holds(each)
         } or remaining
-        name = max(led_there, key=lambda name: (remaining[name].session, remaining[name].step))
+        name = max(in_lineage, key=lambda name: (remaining[name].session, remaining[name].step))
         yield name
         manifest = remaining.pop(name)
         lineage = Lineage.after(manifest, manifest.session)
 
 
 def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
-    """The checkpoint `name`, verified.
+    """Return the checkpoint `name`, verified.
 
-    Raises CheckpointError, with the names of those that are good, where it is not; to know them, all are read through.
+    Raises CheckpointError if it is not good, with the names of those that are; all of them are read to find out.
     """
     try:
         return verify(storage, name)
@@ -86,12 +90,12 @@ def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
         within = [step for step in map(step_of, _folders_in(storage, name)) if step is not None]
         if within and step_of(name) is None:
             raise type(error)(
-                f"You asked for {name} in {storage.capabilities.location}, but that is a folder of checkpoints; name "
-                f"one of those in it, the last of which is {name}/{checkpoint_name(max(within))}."
+                f"{name} in {storage.capabilities.location} is a folder of checkpoints, not a checkpoint. Name one of "
+                f"those in it, for example the last one, {name}/{checkpoint_name(max(within))}."
             ) from error
         good = ", ".join(filter(partial(_is_good, storage), map(checkpoint_name, checkpoint_steps(storage))))
-        advice = f"choose one of those that are good: {good}" if good else "no good checkpoint is there"
-        raise type(error)(f"{error} You asked for {name}; {advice}.") from error
+        advice = f"Choose one of the good checkpoints: {good}." if good else "There is no good checkpoint."
+        raise type(error)(f"{error} {advice}") from error
 
 
 def _folders_in(storage: Storage, name: str) -> list[str]:
@@ -99,7 +103,7 @@ def _folders_in(storage: Storage, name: str) -> list[str]:
 
 
 def readable_manifests(storage: Storage) -> dict[str, Manifest]:
-    """The checkpoints that have a readable manifest, by name from the highest step down; nothing is verified."""
+    """Return the manifests of all checkpoints that have a readable one, by name, highest step first."""
     found: dict[str, Manifest] = {}
     for name in map(checkpoint_name, checkpoint_steps(storage)):
         with suppress(CheckpointError):
@@ -108,20 +112,25 @@ def readable_manifests(storage: Storage) -> dict[str, Manifest]:
 
 
 def runs_in(storage: Storage) -> dict[str, str]:
-    """The runs that have a checkpoint with a readable manifest, each with the name of the one at its highest step."""
+    """Return the runs that have a checkpoint with a readable manifest, each with its checkpoint at the highest step."""
     found: dict[str, str] = {}
     for name, manifest in readable_manifests(storage).items():
         found.setdefault(manifest.run, name)
     return found
 
 
-def publish_staged(storage: Storage, chosen: str | None = None) -> None:
-    """Let every checkpoint of one run appear that is staged whole and whose name is free.
+def last_run(storage: Storage) -> str | None:
+    """Return the run with the latest session among all checkpoints that have a readable manifest."""
+    found = [(manifest.session, manifest.run) for manifest in readable_manifests(storage).values()]
+    return max(found)[1] if found else None
 
-    A disk that acknowledged a rename and then lost it leaves one, and so does a death between a checkpoint's renaming
-    and its removal. Nothing else has a valid manifest in its staging folder, but what another, living run is about to
-    publish: so the run is that of the checkpoint `chosen`, or else the only one there is. Where the storage has no
-    rename, none is staged.
+
+def publish_staged(storage: Storage, chosen: str | None = None) -> None:
+    """Publish every complete staged checkpoint of one run, if its name is free.
+
+    A disk that lost an acknowledged rename leaves such a folder, and so does a process that died while it deleted a
+    checkpoint. Another live run may be about to publish one too; therefore only the run of the checkpoint `chosen`, or
+    else the only run that there is, is considered. Storages without a rename have no staging folders.
     """
     if storage.capabilities.publication is not Publication.RENAME:
         return
@@ -138,7 +147,7 @@ def publish_staged(storage: Storage, chosen: str | None = None) -> None:
 
 
 def _run_of_each(storage: Storage, folders: Iterable[str]) -> dict[str, str]:
-    """The run of each folder that has a readable manifest."""
+    """Return the run of each folder that has a readable manifest."""
     found: dict[str, str] = {}
     for folder in folders:
         with suppress(CheckpointError):
@@ -146,56 +155,50 @@ def _run_of_each(storage: Storage, folders: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def last_run(storage: Storage) -> str | None:
-    """The run that went on last of those that have a checkpoint with a readable manifest."""
-    found = [(manifest.session, manifest.run) for manifest in readable_manifests(storage).values()]
-    return max(found)[1] if found else None
+def quarantine(storage: Storage, name: str, reason: str) -> str:
+    """Rename a damaged checkpoint so that it no longer counts as one, and return where it is now.
 
-
-def set_aside(storage: Storage, name: str, reason: str) -> str:
-    """Let a damaged checkpoint be none any more, recoverably, with the reason in a file; gives back where it is now.
-
-    Where a rename is cheap, the folder gets another name; where it is not, its manifest does.
+    The reason is written to a file in its folder. On a storage without a cheap rename, only the manifest is renamed.
     """
     for entry in storage.list(name):
-        if is_mark(entry.name) or entry.name == REASON:  # a mark would have it cleaned up, once it has no manifest
+        if is_mark(entry.name) or entry.name == REASON:  # a clean-up would remove a marked folder without a manifest
             storage.remove(f"{name}/{entry.name}")
     storage.write(f"{name}/{REASON}", [f"{reason}\n".encode()])
     if storage.capabilities.publication is Publication.RENAME:
-        aside = free_name(name, {entry.name for entry in storage.list("")}, "damaged")
-        storage.move(name, aside)
-        return aside
-    aside = free_name(MANIFEST, {entry.name for entry in storage.list(name)}, "damaged")
-    storage.write(f"{name}/{aside}", storage.read(f"{name}/{MANIFEST}"))
+        renamed = free_name(name, {entry.name for entry in storage.list("")}, "damaged")
+        storage.move(name, renamed)
+        return renamed
+    renamed = free_name(MANIFEST, {entry.name for entry in storage.list(name)}, "damaged")
+    storage.write(f"{name}/{renamed}", storage.read(f"{name}/{MANIFEST}"))
     storage.remove(f"{name}/{MANIFEST}")
-    return f"{name}/{aside}"
+    return f"{name}/{renamed}"
+
+
+def quarantine_if_possible(storage: Storage, name: str, damage: DamagedCheckpointError) -> str:
+    """Quarantine a damaged checkpoint and return a message with the damage and the outcome."""
+    try:
+        return f"{damage} It was set aside as {quarantine(storage, name, str(damage))}."
+    except StorageError as failure:
+        return f"{damage} It could not be set aside: {failure}"
 
 
 def _manifests(storage: Storage, quarantine: bool) -> Iterator[tuple[str, Manifest]]:
-    """The name and manifest of every checkpoint that has a readable one; the others are passed over."""
+    """Yield the name and manifest of every checkpoint that has a readable one, and skip the others."""
     for name in map(checkpoint_name, checkpoint_steps(storage)):
         try:
             yield name, read_manifest(storage, name)
         except NewerSchemaError:
             raise
         except CheckpointError as error:
-            _pass_over(storage, name, error, quarantine)
+            _skip(storage, name, error, quarantine)
 
 
-def _pass_over(storage: Storage, name: str, error: CheckpointError, quarantine: bool) -> None:
-    """Warn of a checkpoint that is not good; set it aside where it is damaged, and not merely none, or unreadable."""
-    told = str(error)
+def _skip(storage: Storage, name: str, error: CheckpointError, quarantine: bool) -> None:
+    """Warn of a checkpoint that is not good. Quarantine it if it is damaged, rather than missing or unreadable."""
+    reason = str(error)
     if quarantine and isinstance(error, DamagedCheckpointError):
-        told = set_aside_if_possible(storage, name, error)
-    warnings.warn(f"A checkpoint is passed over: {told}", stacklevel=3)
-
-
-def set_aside_if_possible(storage: Storage, name: str, damage: DamagedCheckpointError) -> str:
-    """Set a damaged checkpoint aside; gives what is wrong with it, and where it is now, or why it is still there."""
-    try:
-        return f"{damage} It was set aside as {set_aside(storage, name, str(damage))}."
-    except StorageError as failure:
-        return f"{damage} It could not be set aside: {failure}"
+        reason = quarantine_if_possible(storage, name, error)
+    warnings.warn(f"A checkpoint is skipped: {reason}", stacklevel=3)
 
 
 def _refuse_several_runs(storage: Storage, manifests: Mapping[str, Manifest]) -> None:
@@ -205,8 +208,8 @@ def _refuse_several_runs(storage: Storage, manifests: Mapping[str, Manifest]) ->
     if len(latest) > 1:
         listed = ", ".join(f"{name} of the run {run}" for run, name in sorted(latest.items()))
         raise CheckpointError(
-            f"You chose the newest checkpoint in {storage.capabilities.location}, but it holds those of {len(latest)} "
-            f"runs: {listed}; name the checkpoint to go on from."
+            f"The newest checkpoint in {storage.capabilities.location} is ambiguous: it holds checkpoints of "
+            f"{len(latest)} runs: {listed}. Name the checkpoint to resume from."
         )
 
 
@@ -219,11 +222,11 @@ def _is_good(storage: Storage, name: str) -> bool:
 
 
 STATE = "run_state.json"
-"""A file that only checkpoints of hexloop have, by which one that lost its manifest is told from other folders."""
+"""A file that every hexloop checkpoint has. It identifies a checkpoint that lost its manifest."""
 
 
-class Condition(Enum):
-    """What a folder is; the values are for people."""
+class FolderStatus(Enum):
+    """The status of a folder; the values are shown to users."""
 
     GOOD = "good"
     NOT_VERIFIED = "not verified"
@@ -234,28 +237,28 @@ class Condition(Enum):
 
 
 @frozen
-class Found:
+class CheckpointFolder:
     """A folder that is a checkpoint, was one, or has the name of one.
 
-    reason: why it is not good, a sentence without the folder's name. manifest: None where there is none to be read.
+    reason: why it is not good, a sentence without the folder's name. manifest: None if there is no readable one.
     """
 
     name: str
-    condition: Condition
+    status: FolderStatus
     reason: str = ""
     manifest: Manifest | None = None
 
     @property
     def size(self) -> int | None:
-        """The bytes of its files; None where no manifest says so."""
+        """The total size of its files in bytes, according to its manifest."""
         return None if self.manifest is None else sum(stored.size for stored in self.manifest.files.values())
 
 
-def survey(storage: Storage, quick: bool = False) -> Iterator[Found]:
-    """Everything in a folder that has to do with checkpoints, by step, what is none after them.
+def survey(storage: Storage, quick: bool = False) -> Iterator[CheckpointFolder]:
+    """Yield every folder that is related to checkpoints: checkpoints by step, then the others.
 
-    Each checkpoint is verified; with `quick` only its manifest is read. Nothing is changed. Raises StorageError where
-    the folder cannot be listed.
+    Every checkpoint is verified; with `quick`, only its manifest is read. Nothing is changed. Raises StorageError if
+    the storage cannot be listed.
     """
     folders = [entry.name for entry in storage.list("") if entry.is_folder]
     steps = {name: step for name in folders if (step := step_of(name)) is not None}
@@ -263,29 +266,30 @@ def survey(storage: Storage, quick: bool = False) -> Iterator[Found]:
         yield examine(storage, name, quick)
     for name in folders:
         if is_set_aside(name):
-            yield Found(name, Condition.SET_ASIDE, _reason_for_setting_aside(storage, name), _manifest(storage, name))
-        elif says_unfinished(name):
+            reason = _reason_for_setting_aside(storage, name)
+            yield CheckpointFolder(name, FolderStatus.SET_ASIDE, reason, _manifest(storage, name))
+        elif marks_unfinished(name):
             yield _staged(storage, name, quick)
 
 
-def examine(storage: Storage, name: str, quick: bool = False) -> Found:
-    """What the folder `name` is: good only where every byte of it was read, which `quick` does not."""
+def examine(storage: Storage, name: str, quick: bool = False) -> CheckpointFolder:
+    """Return the status of the folder `name`. It is only GOOD if every byte was verified, not with `quick`."""
     manifest = _manifest(storage, name)
     try:
         if quick:
-            return Found(name, Condition.NOT_VERIFIED, manifest=read_manifest(storage, name))
-        return Found(name, Condition.GOOD, manifest=verify(storage, name).manifest)
+            return CheckpointFolder(name, FolderStatus.NOT_VERIFIED, manifest=read_manifest(storage, name))
+        return CheckpointFolder(name, FolderStatus.GOOD, manifest=verify(storage, name).manifest)
     except (CheckpointError, StorageError) as error:
         reason = str(error).removeprefix(f"{name} in {storage.capabilities.location} ")
     with suppress(StorageError):
         files = [entry.name for entry in storage.list(name)]
         if MANIFEST not in files:
             return _without_manifest(storage, name, files, reason)
-    return Found(name, Condition.BAD, reason, manifest)
+    return CheckpointFolder(name, FolderStatus.BAD, reason, manifest)
 
 
-def newest_by_run(found: Sequence[Found]) -> dict[str, Found]:
-    """For each run the checkpoint that it would go on from: the newest that is good, or not known to be bad."""
+def newest_by_run(found: Sequence[CheckpointFolder]) -> dict[str, CheckpointFolder]:
+    """Return, for each run, the checkpoint that it would resume from: the newest that is good or not verified."""
     held = {each.name: each for each in found if step_of(each.name) is not None}
     runs: dict[str, dict[str, Manifest]] = {}
     for each in held.values():
@@ -294,9 +298,9 @@ def newest_by_run(found: Sequence[Found]) -> dict[str, Found]:
     return {run: newest for run, manifests in runs.items() if (newest := _first_usable(held, manifests)) is not None}
 
 
-def _first_usable(held: Mapping[str, Found], manifests: Mapping[str, Manifest]) -> Found | None:
-    usable = (held[name] for name in from_newest(manifests))
-    return next((each for each in usable if each.condition in (Condition.GOOD, Condition.NOT_VERIFIED)), None)
+def _first_usable(held: Mapping[str, CheckpointFolder], manifests: Mapping[str, Manifest]) -> CheckpointFolder | None:
+    usable = (held[name] for name in newest_first(manifests))
+    return next((each for each in usable if each.status in (FolderStatus.GOOD, FolderStatus.NOT_VERIFIED)), None)
 
 
 def _manifest(storage: Storage, name: str) -> Manifest | None:
@@ -306,13 +310,13 @@ def _manifest(storage: Storage, name: str) -> Manifest | None:
         return None
 
 
-def _without_manifest(storage: Storage, name: str, files: Sequence[str], reason: str) -> Found:
-    """What a folder that has the name of a checkpoint is, where it has no manifest."""
-    if any(map(says_unfinished, files)):
-        return Found(name, Condition.UNFINISHED, "a save or a removal that was not completed.")
+def _without_manifest(storage: Storage, name: str, files: Sequence[str], reason: str) -> CheckpointFolder:
+    """Return the status of a folder that has the name of a checkpoint, but no manifest."""
+    if any(map(marks_unfinished, files)):
+        return CheckpointFolder(name, FolderStatus.UNFINISHED, "a save or a removal that was not completed.")
     if REASON in files:
-        return Found(name, Condition.SET_ASIDE, _reason_for_setting_aside(storage, name))
-    return Found(name, Condition.BAD if STATE in files else Condition.NO_CHECKPOINT, reason)
+        return CheckpointFolder(name, FolderStatus.SET_ASIDE, _reason_for_setting_aside(storage, name))
+    return CheckpointFolder(name, FolderStatus.BAD if STATE in files else FolderStatus.NO_CHECKPOINT, reason)
 
 
 def _reason_for_setting_aside(storage: Storage, name: str) -> str:
@@ -322,10 +326,10 @@ def _reason_for_setting_aside(storage: Storage, name: str) -> str:
     return "another checkpoint has its name now."
 
 
-def _staged(storage: Storage, name: str, quick: bool) -> Found:
-    """A folder in which a checkpoint was staged: one that is whole, a resume takes up."""
+def _staged(storage: Storage, name: str, quick: bool) -> CheckpointFolder:
+    """Return the status of a staging folder. A complete one is published by the next resume."""
     reason = "a save or a removal that was not completed."
     with suppress(StorageError):
-        if is_published(storage, name) and (quick or examine(storage, name).condition is Condition.GOOD):
-            reason = "it is whole, but has not its name: the next resume gives it that, where it is free."
-    return Found(name, Condition.UNFINISHED, reason, _manifest(storage, name))
+        if is_published(storage, name) and (quick or examine(storage, name).status is FolderStatus.GOOD):
+            reason = "it is complete but not published; the next resume publishes it if its name is free."
+    return CheckpointFolder(name, FolderStatus.UNFINISHED, reason, _manifest(storage, name))

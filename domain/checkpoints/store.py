@@ -1,4 +1,4 @@
-"""Saves a run, and takes it up again."""
+"""The checkpoints of a run: saving it, resuming it, and loading its best weights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from contextlib import suppress
 
 from attrs import define, field
 
-from hexloop.domain.checkpoints.background import Task
 from hexloop.domain.checkpoints.best import BestCheckpoint
 from hexloop.domain.checkpoints.commit import (
     PAUSES,
     CheckpointPolicy,
+    CheckpointSave,
     Committer,
-    Note,
-    Saving,
-    note_nothing,
+    NotePhase,
+    no_notes,
     publisher_for,
 )
 from hexloop.domain.checkpoints.manifest import Lineage
@@ -29,27 +28,29 @@ from hexloop.domain.errors import CheckpointError, StorageError, StorageFullErro
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
+from hexloop.ports.background import Background, Task
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import Contents, OpenFile
 from hexloop.ports.storage import Storage
 
-FAILURES = 3
-"""How many saves may fail, one after the other, before the run does."""
+MAX_FAILURES = 3
+"""How many saves may fail in a row before the run fails."""
 
 
 @define(eq=False)
 class CheckpointStore:
-    """Answers `hexloop.domain.run.Checkpoints` on a storage.
+    """Implements `hexloop.domain.run.Checkpoints` on a storage.
 
-    policy: which checkpoints are kept. environment: facts on which the last bits of a result may depend.
+    policy: which checkpoints are kept. environment: facts that the exact bits of a result may depend on.
     load_best_at_end: whether the run ends with the weights of its best checkpoint.
-    collectives: the run's processes, which all save together; None where there is only this one.
-    session: the name of this process's part of the run; those of later processes sort after it.
-    behind: write a snapshot behind the loop, rather than the run itself while it stands still. One save is in flight at
-    most; what comes due meanwhile waits or, with `skip_when_busy`, is left out unless it is required, or the best.
-    pauses: the seconds between attempts while the storage is full. note: told of each phase of a save.
-    alone: whether no other run saves there. One that died before its first checkpoint left a name that nobody knows.
-    latest: the newest checkpoint that led to where the run stands.
+    collectives: the processes of the run, which all save together; None if there is one process.
+    session: the name of this process's part of the run; names of later sessions sort after it.
+    background: writes a snapshot of the run while training continues. None: each save writes the run's state itself,
+    and training waits. One save is in flight at most; the next one waits for it or, with `skip_when_busy`, is skipped
+    unless it is required or the best so far.
+    pauses: seconds between attempts while the storage is full. note: called at each phase of a save.
+    exclusive: no other run saves to this storage, so unfinished folders of any run may be removed.
+    latest: the newest checkpoint of the lineage of the present state.
     """
 
     storage: Storage
@@ -59,32 +60,32 @@ class CheckpointStore:
     load_best_at_end: bool = False
     collectives: Collectives | None = None
     session: str = field(factory=new_session)
-    in_background: bool = False
+    background: Background | None = None
     skip_when_busy: bool = False
     pauses: tuple[float, ...] = PAUSES
-    note: Note = note_nothing
-    alone: bool = False
+    note: NotePhase = no_notes
+    exclusive: bool = False
     latest: str | None = field(default=None, init=False)
     _ancestors: Mapping[str, int] = field(factory=dict, init=False)
     _held: set[int] = field(factory=set, init=False)
-    _tidy: bool = field(default=False, init=False)
+    _is_clean: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
-    _in_flight: tuple[Saving, Task, RunState] | None = field(default=None, init=False)
-    _voted_on: Task | None = field(default=None, init=False)
-    _answered: Task | None = field(default=None, init=False)
-    _beside: Collectives | None = field(default=None, init=False)
+    _in_flight: tuple[CheckpointSave, Task, RunState] | None = field(default=None, init=False)
+    _announced: Task | None = field(default=None, init=False)
+    _agreed: Task | None = field(default=None, init=False)
+    _background_collectives: Collectives | None = field(default=None, init=False)
     _preparation: Task | None = field(default=None, init=False)
-    _given_up: threading.Event = field(factory=threading.Event, init=False)
+    _abandoned: threading.Event = field(factory=threading.Event, init=False)
     _pacer: Pacer = field(factory=Pacer, init=False)
     _resumed: RunState | None = field(default=None, init=False)
     _source: Storage | None = field(default=None, init=False)
 
     def resume(self, name: str | None = None, source: Storage | None = None) -> RunState | None:
-        """Put the run where a checkpoint says it stood: the one named, else the newest good one.
+        """Restore the run from the checkpoint `name`, or from the newest good one, and return its state.
 
-        source: where that checkpoint is, if it is not on the storage that the run saves to.
-        None where no name is given and there is none. Raises CheckpointError, naming those that are good, where the
-        one named is not, where there are those of several runs and none is named, and where a good one does not fit.
+        source: where that checkpoint is, if not on the storage that the run saves to.
+        Returns None if no name is given and there is no checkpoint. Raises CheckpointError, listing the good ones, if
+        the named one is not good, if no name is given and there are several runs, or if a good one does not fit.
         """
         storage = self.storage if source is None else source
         chosen = run_on_rank0(self.collectives, lambda: self._choose(storage, name))
@@ -92,7 +93,7 @@ class CheckpointStore:
             return None
         checkpoint = Checkpoint(chosen, read_manifest(storage, chosen))
         warn_of_differences(checkpoint, self.environment, self._world_size)
-        state = self.contents.restore(checkpoint.manifest.files, _opening(storage, chosen))
+        state = self.contents.restore(checkpoint.manifest.files, _opener(storage, chosen))
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
         latest, held = run_on_rank0(self.collectives, lambda: self._known_of(lineage))
@@ -104,104 +105,104 @@ class CheckpointStore:
         best = self._best_of(state)
         if self.load_best_at_end and best.is_missing(state):
             warnings.warn(
-                f"The best checkpoint of the run, {best.not_there(state)}. Unless you put it there, or a better "
-                "evaluation comes, the run ends with its last weights.",
+                f"The best checkpoint of the run, {best.describe_missing(state)}. Unless it is restored there or a "
+                "better evaluation follows, the run will end with its last weights.",
                 stacklevel=3,
             )
         return state
 
     def prepare(self) -> None:
-        """Make room for snapshots, beside the loop; the first save waits for that, so it does not stand back."""
-        if self.in_background and self._preparation is None:
-            make_room = self.contents.prepare()
-            self._preparation = Task(make_room, "hexloop makes room for snapshots", stands_back=False)
+        """Allocate the memory for snapshots in the background. At normal priority, as the first save waits for it."""
+        if self.background is not None and self._preparation is None:
+            allocate = self.contents.prepare()
+            self._preparation = self.background.submit(allocate, "hexloop makes room for snapshots", low_priority=False)
 
     @property
     def writing(self) -> bool:
-        """Whether this process has a save in flight that goes on; one that waits for room on any waits on all.
+        """Whether this process has a save in flight that makes progress: one that waits for space does not count.
 
-        What all said the time before is known when this is asked.
+        Read once per exchange between ranks; the answer of the previous exchange is known by then.
         """
-        self._answered, self._voted_on = self._voted_on, None if self._in_flight is None else self._in_flight[1]
+        self._agreed, self._announced = self._announced, None if self._in_flight is None else self._in_flight[1]
         return self._is_busy()
 
     @property
     def has_news(self) -> bool:
-        """Whether the save in flight is done, or waits for room; of several processes none can tell by itself.
+        """Whether the save in flight is done or waits for space. With several processes, False: the ranks must agree.
 
-        Asked at every boundary, first at that of the step after the one that saved: from there on it is written.
+        Read at every boundary, first after the step that follows the snapshot. Writing starts then.
         """
         if self._in_flight is None:
             return False
-        saving, task, _ = self._in_flight
-        saving.committer.pace.begin()
+        save, task, _ = self._in_flight
+        save.committer.pace.start()
         if self._world_size > 1:
             return False
-        return task.done or saving.room.full is not None
+        return task.done or save.retry.full is not None
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Take a checkpoint of the run as it stands, unless its lineage has one of this step already.
+        """Save a checkpoint of `state`, unless this lineage already has one of this step.
 
-        A failure of the storage is reported, and the run goes on; the third in a row raises StorageError, and so does
-        a storage that stays full.
+        An error of the storage is reported as an event, and the run continues. The third failure in a row raises
+        StorageError, and so does a storage that stays full.
         """
         required_or_best = required or state.best_step == state.step
         if self.skip_when_busy and not required_or_best and run_on_rank0(self.collectives, self._is_busy):
             yield SaveSkipped(state.step, checkpoint_name(state.step))
             return
-        yield from self._settle()
+        yield from self._finish_save()
         try:
-            saving = self._begin(state)
+            save = self._start_save(state)
         except StorageError as error:
-            yield from self._fail(state.step, error)
+            yield from self._report_failure(state.step, error)
             return
-        if saving is None:
+        if save is None:
             self.latest = checkpoint_name(state.step)
             yield CheckpointPublished(state.step, self.latest)
             return
-        self.note("began", checkpoint=saving.name)
-        if self.in_background:
-            if required:  # who asked for it, or ends with it, waits for it
-                saving.committer.pace.hurry()
-            yield from self._save_in_background(saving, state)
+        self.note("began", checkpoint=save.name)
+        if self.background is None:
+            yield from self._complete(save, save.run, state, [Saved(state.step, save.name)])
         else:
-            yield from self._ended(saving, saving.run, state, [Saved(state.step, saving.name)])
+            if required:  # a caller or the end of the run waits for it
+                save.committer.pace.hurry()
+            yield from self._write_in_background(self.background, save, state)
 
     def collect(self) -> Iterator[AnyEvent]:
-        """What there is to tell of the save in flight; waits for it where it waits for room. See `save` for errors.
+        """Yield the outcome of the save in flight, if it is known. Waits if the storage is full. Raises as `save` does.
 
-        Several processes come here when they agree that what was in flight is written.
+        Several processes call this when they have agreed that all of them have written the save.
         """
-        agreed = self._world_size > 1 and self._in_flight is not None and self._in_flight[1] is self._answered
+        agreed = self._world_size > 1 and self._in_flight is not None and self._in_flight[1] is self._agreed
         if self.has_news or agreed:
-            yield from self._settle()
+            yield from self._finish_save()
 
     def load_best(self, state: RunState) -> None:
-        """Put the weights of the best checkpoint in force, where the run is to end with them; see `BestCheckpoint`.
+        """Load the weights of the best checkpoint, if the run is to end with them; see `BestCheckpoint.load`.
 
-        It is looked for on the run's own storage and on the one that it was resumed from; what another run or another
-        past of this one has there by its name is not taken.
+        It is looked up on the run's own storage and on the one that the run was resumed from. A checkpoint of the same
+        name that belongs to another run or lineage is not used.
         """
         if self.load_best_at_end:
             self._best_of(state).load(state, self.contents)
 
     def finish(self) -> Iterator[AnyEvent]:
-        """Wait for the save in flight; where a resumed run came to its end without any, do the rest of its last one."""
-        yield from self._settle()
+        """Wait for the save in flight. If a resumed run never saved, finish the clean-up of its last session."""
+        yield from self._finish_save()
         if self._resumed is not None:
-            self._tidy_up(self._resumed)
+            self._clean_up(self._resumed)
 
     def close(self) -> Sequence[AnyEvent]:
-        """Wait for the save in flight, and tell how it ended; interrupted, undo it whole."""
+        """Wait for the save in flight and return its events. If the wait is interrupted, the save is undone."""
         events: list[AnyEvent] = []
         try:
             if self._preparation is not None:
-                self._preparation.result()
-            events.extend(self._settle())
+                self._preparation.wait()
+            events.extend(self._finish_save())
         except StorageError as error:
             warnings.warn(str(error), stacklevel=2)
         except (KeyboardInterrupt, SystemExit):
-            self._given_up.set()
+            self._abandoned.set()
             raise
         return events
 
@@ -210,17 +211,19 @@ class CheckpointStore:
         return 1 if self.collectives is None else self.collectives.world_size
 
     def _is_busy(self) -> bool:
-        return self._in_flight is not None and not self._in_flight[1].done and self._in_flight[0].room.full is None
+        return self._in_flight is not None and not self._in_flight[1].done and self._in_flight[0].retry.full is None
 
-    def _apart(self) -> Collectives | None:
-        """The processes, for the thread that writes behind the loop."""
-        if self._beside is None and self.collectives is not None:
-            self._beside = self.collectives.apart()
-        return self._beside
+    def _collectives_for_writing(self) -> Collectives | None:
+        """Return the collectives for the thread that writes: separate ones if it writes in the background."""
+        if self.background is None:
+            return self.collectives
+        if self._background_collectives is None and self.collectives is not None:
+            self._background_collectives = self.collectives.apart()
+        return self._background_collectives
 
     def _choose(self, storage: Storage, name: str | None) -> str | None:
-        """The checkpoint to go on from, verified."""
-        if storage is self.storage:  # elsewhere another run may be about to publish it
+        """Return the name of the checkpoint to resume from, after verifying it."""
+        if storage is self.storage:  # on another storage, a live run may be about to publish it
             with suppress(StorageError):
                 publish_staged(storage, name)
         if name is not None:
@@ -229,7 +232,7 @@ class CheckpointStore:
         return None if found is None else found.name
 
     def _known_of(self, lineage: Lineage) -> tuple[str, list[int]]:
-        """The session that came last of those of the run that have a checkpoint, and the lineage's steps."""
+        """Return the last session of the run that has a checkpoint, and the steps of the lineage's checkpoints."""
         manifests = readable_manifests(self.storage).values()
         latest = max((each.session for each in manifests if each.run == lineage.run), default="")
         return latest, [each.step for each in manifests if lineage.holds(each)]
@@ -239,11 +242,11 @@ class CheckpointStore:
         lineage = Lineage(state.run, self.session, self._ancestors)
         return BestCheckpoint(storages, lineage, self._held, self.collectives)
 
-    def _begin(self, state: RunState) -> Saving | None:
-        """What is to be done for a save; None where this lineage has a checkpoint of this step already."""
+    def _start_save(self, state: RunState) -> CheckpointSave | None:
+        """Update `state` for a save and return the save, or None if the lineage has a checkpoint of this step."""
         if self.collectives is not None:
             self.session = str(self.collectives.broadcast(self.session))
-        before = state.parent_checkpoint, state.best_checkpoint
+        previous = state.parent_checkpoint, state.best_checkpoint
         if state.best_step in self._held | {state.step}:
             state.best_checkpoint = checkpoint_name(state.best_step)
         if state.step in self._held and run_on_rank0(
@@ -251,78 +254,79 @@ class CheckpointStore:
         ):
             return None
         state.parent_checkpoint = self.latest
-        saving = self._saving(state, state.step, before)
-        self._tidy, self._resumed = True, None
-        return saving
+        save = self._make_save(state, state.step, previous)
+        self._is_clean, self._resumed = True, None
+        return save
 
-    def _tidy_up(self, state: RunState) -> None:
-        """Remove what a process that died in the last save of all left, as no save of this one came to do that."""
+    def _clean_up(self, state: RunState) -> None:
+        """Remove what a process that died in its last save left behind, because no save of this session did so."""
         self._resumed = None
-        saving = self._saving(state, step_of(self.latest or "") or 0, (None, None))
+        save = self._make_save(state, step_of(self.latest or "") or 0, (None, None))
         try:
-            saving.tidy_up()
+            save.clean_up()
         except (StorageError, CheckpointError) as error:
-            saving.complaint = f"What a process that died in a save left is still there: {error}"
-        if saving.complaint is not None:
-            warnings.warn(saving.complaint, stacklevel=2)
+            save.problem = f"The unfinished files of a save that was cut short could not be removed: {error}"
+        if save.problem is not None:
+            warnings.warn(save.problem, stacklevel=2)
 
-    def _saving(self, state: RunState, step: int, before: tuple[str | None, str | None]) -> Saving:
-        publisher = publisher_for(self.storage, Owner(state.run, self.session, self.alone))
-        return Saving(
+    def _make_save(self, state: RunState, step: int, previous: tuple[str | None, str | None]) -> CheckpointSave:
+        publisher = publisher_for(self.storage, Owner(state.run, self.session, self.exclusive))
+        return CheckpointSave(
             step=step,
             files=lambda: self.contents.files(state),
             committer=Committer(
                 self.storage,
                 publisher,
-                self._apart() if self.in_background else self.collectives,
+                self._collectives_for_writing(),
                 self.note,
-                self._given_up,
-                self._pacer.next() if self.in_background else Pace.without_rest(),
+                self._abandoned,
+                Pace.without_rest() if self.background is None else self._pacer.next(),
             ),
             lineage=Lineage(state.run, self.session, self._ancestors),
             policy=self.policy,
             held=self._held,
             best=state.best_checkpoint,
             parent=state.parent_checkpoint,
-            before=before,
+            previous=previous,
             environment=self.environment,
             world_size=self._world_size,
-            tidy=self._tidy,
-            wait=self._given_up.wait,
+            is_clean=self._is_clean,
+            wait=self._abandoned.wait,
             pauses=self.pauses,
         )
 
-    def _save_in_background(self, saving: Saving, state: RunState) -> Iterator[AnyEvent]:
+    def _write_in_background(self, background: Background, save: CheckpointSave, state: RunState) -> Iterator[AnyEvent]:
+        """Take a snapshot and start to write it."""
         if self._preparation is not None:
-            self._preparation.result()
-        saving.files = self.contents.snapshot(state)
-        self.note("taken", checkpoint=saving.name)
-        task = Task(saving.run, f"hexloop writes {saving.name}", saving.committer.pace.hurry)
-        self._in_flight = saving, task, state
-        yield Saved(state.step, saving.name)
+            self._preparation.wait()
+        save.files = self.contents.snapshot(state)
+        self.note("taken", checkpoint=save.name)
+        self._in_flight = save, background.submit(save.run, f"hexloop writes {save.name}"), state
+        yield Saved(state.step, save.name)
 
-    def _settle(self) -> Iterator[AnyEvent]:
-        """Wait for the save in flight, and tell how it ended."""
+    def _finish_save(self) -> Iterator[AnyEvent]:
+        """Wait for the save in flight and yield its outcome."""
         if self._in_flight is None:
             return
-        saving, task, state = self._in_flight
-        if saving.room.full is not None and not task.done:
-            warnings.warn(f"The run stands still until {saving.name} can be written: {saving.room.full}", stacklevel=2)
-            yield SaveWaits(saving.step, saving.room.full)
-        yield from self._ended(saving, task.result, state, [])
+        save, task, state = self._in_flight
+        if save.retry.full is not None and not task.done:
+            warnings.warn(f"Training waits until {save.name} can be written: {save.retry.full}", stacklevel=2)
+            yield SaveWaits(save.step, save.retry.full)
+        save.committer.pace.hurry()
+        yield from self._complete(save, task.wait, state, [])
 
-    def _ended(
-        self, saving: Saving, end: Callable[[], None], state: RunState, events: list[AnyEvent]
+    def _complete(
+        self, save: CheckpointSave, wait: Callable[[], None], state: RunState, events: list[AnyEvent]
     ) -> Iterator[AnyEvent]:
-        """Wait for the `end` of a save and tell how it was."""
+        """Call `wait`, which returns or raises when the save is over, and yield `events` and the outcome."""
         try:
-            end()
+            wait()
         except StorageError as error:
             self._in_flight = None
-            state.parent_checkpoint, best = saving.before
-            if state.best_checkpoint == saving.name:
+            state.parent_checkpoint, best = save.previous
+            if state.best_checkpoint == save.name:
                 state.best_checkpoint = best
-            yield from self._fail(saving.step, error)
+            yield from self._report_failure(save.step, error)
             return
         except BaseException:
             if self._in_flight is not None and self._in_flight[1].done:
@@ -330,24 +334,25 @@ class CheckpointStore:
             raise
         self._in_flight = None
         self._failures = 0
-        self.latest = saving.name
-        if saving.complaint is not None:
-            self._tidy = False
-            warnings.warn(saving.complaint, stacklevel=2)
+        self.latest = save.name
+        if save.problem is not None:
+            self._is_clean = False
+            warnings.warn(save.problem, stacklevel=2)
         yield from events
-        yield CheckpointPublished(saving.step, saving.name)
+        yield CheckpointPublished(save.step, save.name)
 
-    def _fail(self, step: int, error: StorageError) -> Iterator[AnyEvent]:
-        self._tidy = False
+    def _report_failure(self, step: int, error: StorageError) -> Iterator[AnyEvent]:
+        """Warn of a failed save and yield its event. Raises StorageError if the run cannot continue."""
+        self._is_clean = False
         self._failures += 1
         warnings.warn(f"{checkpoint_name(step)} was not saved: {error}", stacklevel=2)
         yield SaveFailed(step, error)
-        saved = f"Everything up to {self.latest or 'the start'} is saved; make room or mend the storage, and resume."
+        saved = f"Everything up to {self.latest or 'the start'} is saved. Free space or fix the storage, then resume."
         if isinstance(error, StorageFullError):
             raise StorageFullError(f"The storage stayed full: {error} {saved}") from error
-        if self._failures >= FAILURES:
-            raise StorageError(f"{FAILURES} saves in a row failed, the last with: {error} {saved}") from error
+        if self._failures >= MAX_FAILURES:
+            raise StorageError(f"{MAX_FAILURES} saves in a row failed, the last with: {error} {saved}") from error
 
 
-def _opening(storage: Storage, name: str) -> OpenFile:
+def _opener(storage: Storage, name: str) -> OpenFile:
     return lambda path, start=0: storage.read(f"{name}/{path}", start)

@@ -1,5 +1,6 @@
 """The public names of hexloop.testing, each with the module that defines it."""
 
+from .adapters.background.inline import InlineBackground as InlineBackground
 from .adapters.batches.in_memory import (
     InMemoryBatches as InMemoryBatches,
     StatefulBatches as StatefulBatches,
@@ -41,6 +42,7 @@ from .adapters.trainable.least_squares.sharded import (
     sharded_least_squares as sharded_least_squares,
 )
 from .adapters.trainable.least_squares.trainable import LeastSquares as LeastSquares, least_squares as least_squares
+from .app.testing.contracts.environment import BackgroundContract as BackgroundContract
 from .app.testing.contracts.data import BatchesContract as BatchesContract
 from .app.testing.contracts.environment import ClockContract as ClockContract
 from .app.testing.contracts.processes import CollectivesContract as CollectivesContract

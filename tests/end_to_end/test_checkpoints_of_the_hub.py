@@ -64,7 +64,7 @@ def test_a_version_can_be_named(hub: HubServer) -> None:
     storage = storage_for(f"{URL}@main")
     assert [entry.name for entry in storage.list("") if entry.is_folder] == ["checkpoint-2", "checkpoint-4"]
     assert verify(storage, "checkpoint-2").manifest.step == 2
-    with pytest.raises(CheckpointError, match="there is no such folder"):
+    with pytest.raises(CheckpointError, match="the folder does not exist"):
         verify(storage_for(f"{URL}@elsewhere"), "checkpoint-2")
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_one_is_refused(hub: HubServer, tmp_path: Path, name: str) -> 
     before = dict(hub.files)
     trainer = small_trainer(tmp_path, **SAVING, max_steps=6)
     start = weights(trainer)
-    with pytest.raises(CheckpointError, match="choose one of those that are good: checkpoint-2"):
+    with pytest.raises(CheckpointError, match="Choose one of the good checkpoints: checkpoint-2"):
         trainer.train(resume_from_checkpoint=f"{URL}/checkpoint-4")
     assert same_weights(weights(trainer), start)
     assert hub.files == before

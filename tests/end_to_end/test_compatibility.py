@@ -14,7 +14,7 @@ from hexloop.domain.errors import CheckpointError, ConfigurationError
 from tests.end_to_end.small.models import FEATURES, Net, net, rows
 from tests.end_to_end.small.trainers import arguments, same_weights, small_trainer, weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:The run that goes on from:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The run that resumes from:UserWarning")
 
 SAVED: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
 

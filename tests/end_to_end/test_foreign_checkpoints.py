@@ -27,7 +27,7 @@ from tests.end_to_end.parity.runs import BOTH
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
     "ignore::DeprecationWarning",
-    "ignore:The run that goes on from:UserWarning",  # its surroundings were another library's
+    "ignore:The run that resumes from:UserWarning",  # its surroundings were another library's
 )
 
 COUNT = 20

@@ -21,7 +21,7 @@ from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:The run that goes on from:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The run that resumes from:UserWarning")
 NAME = "checkpoint-2"
 
 

@@ -19,7 +19,7 @@ from tests.unit.checkpoints.small_store import make_store, save_at, weights_at
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells the path of a descriptor"),
-    pytest.mark.filterwarnings("ignore:A checkpoint is passed over"),
+    pytest.mark.filterwarnings("ignore:A checkpoint is skipped"),
 ]
 
 STEPS = (1, 2, 3, 4)

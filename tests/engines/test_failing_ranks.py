@@ -197,7 +197,7 @@ def test_a_disk_that_stays_full_on_one_rank_ends_all_with_everything_saved(tmp_p
     assert first.startswith(
         "StorageFullError: The storage stayed full: On rank 1: Planned fault: no space left for this write of"
     )
-    assert "Everything up to checkpoint-4 is saved; make room" in first
+    assert "Everything up to checkpoint-4 is saved. Free space" in first
     assert second.startswith(
         "StorageFullError: The storage stayed full: Planned fault: no space left for this write of"
     )

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     """Print the table; FAILED where a checkpoint is bad."""
     from hexloop.app.command_line.checkpoints.places import open_folder
     from hexloop.app.command_line.checkpoints.table import lines_of, rows_of
-    from hexloop.domain.checkpoints.selection import Condition, survey
+    from hexloop.domain.checkpoints.selection import FolderStatus, survey
 
     storage = open_folder(options.folder)
     rows = rows_of(storage, list(survey(storage, options.quick)))
@@ -39,4 +39,4 @@ def run(options: argparse.Namespace) -> ExitCode:
         print("\n".join(lines_of(rows, time.time())))
     else:
         print(f"No checkpoint is in {options.folder}.")
-    return ExitCode.FAILED if any(row.found.condition is Condition.BAD for row in rows) else ExitCode.DONE
+    return ExitCode.FAILED if any(row.found.status is FolderStatus.BAD for row in rows) else ExitCode.DONE

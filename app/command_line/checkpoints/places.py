@@ -7,7 +7,7 @@ from contextlib import suppress
 from attrs import frozen
 
 from hexloop.app.wiring.storage import is_missing, split_location, storage_for
-from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside, says_unfinished, step_of
+from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside, marks_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
@@ -61,7 +61,7 @@ def refuse_missing(given: list[str]) -> None:
 def is_checkpoint(given: str) -> bool:
     """Whether a folder is meant as a checkpoint itself, rather than as one that holds some."""
     name = split_location(given)[1]
-    if step_of(name) is not None or is_set_aside(name) or says_unfinished(name):
+    if step_of(name) is not None or is_set_aside(name) or marks_unfinished(name):
         return True
     return MANIFEST in {entry.name for entry in storage_for(given).list("")}
 

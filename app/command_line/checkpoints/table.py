@@ -10,7 +10,7 @@ from attrs import frozen
 from hexloop.app.command_line.checkpoints.metrics import best_of, metric_of, read_state
 from hexloop.app.command_line.checkpoints.places import written_at
 from hexloop.app.command_line.checkpoints.text import aligned, told_age, told_bytes
-from hexloop.domain.checkpoints.selection import Condition, Found, newest_by_run
+from hexloop.domain.checkpoints.selection import CheckpointFolder, FolderStatus, newest_by_run
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.storage import Storage
 
@@ -26,7 +26,7 @@ SHORT_RUN = 8
 class Row:
     """A folder, and what else is known of it. written: seconds of the epoch. metric: its name and value."""
 
-    found: Found
+    found: CheckpointFolder
     written: float | None
     metric: tuple[str, float] | None
     newest: bool
@@ -42,7 +42,7 @@ class Row:
             told_bytes(self.found.size),
             "-" if self.metric is None else f"{self.metric[0]} {self.metric[1]:.4g}",
             "-" if manifest is None else manifest.run[:SHORT_RUN],
-            self.found.condition.value,
+            self.found.status.value,
             ", ".join(["newest"] * self.newest + ["best"] * self.best),
         )
 
@@ -56,19 +56,19 @@ class Row:
             "written": self.written,
             "size": self.found.size,
             "metric": None if self.metric is None else finite_json(dict([self.metric])),
-            "state": self.found.condition.value,
+            "state": self.found.status.value,
             "reason": self.found.reason,
             "newest": self.newest,
             "best": self.best,
         }
 
 
-def rows_of(storage: Storage, found: Sequence[Found]) -> list[Row]:
+def rows_of(storage: Storage, found: Sequence[CheckpointFolder]) -> list[Row]:
     """What the table says of each folder. The state of a run is read only where it was verified."""
     states = {
         each.name: state
         for each in found
-        if each.condition is Condition.GOOD and (state := read_state(storage, each.name)) is not None
+        if each.status is FolderStatus.GOOD and (state := read_state(storage, each.name)) is not None
     }
     newest = newest_by_run(found)
     best = {run: best_of(states[each.name]) for run, each in newest.items() if each.name in states}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hexloop.app.command_line.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from hexloop.domain.checkpoints.selection import Found
+    from hexloop.domain.checkpoints.selection import CheckpointFolder
 
 HELP = "read checkpoints through, and say what is wrong with each"
 
@@ -32,17 +32,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     """Print what is good and what is wrong; FAILED where a checkpoint is not good."""
     from hexloop.app.command_line.checkpoints.places import refuse_missing
-    from hexloop.domain.checkpoints.selection import Condition
+    from hexloop.domain.checkpoints.selection import FolderStatus
 
     refuse_missing(options.places)
     bad, documents = 0, []
     for given in options.places:
         for place, found, named in _found(given):
-            good = found.condition is Condition.GOOD
-            bad += found.condition is Condition.BAD or (named and not good)
+            good = found.status is FolderStatus.GOOD
+            bad += found.status is FolderStatus.BAD or (named and not good)
             documents.append({"checkpoint": place, "good": good, "reason": found.reason})
             if not options.json:
-                print(f"{place}: {found.condition.value}", *[f"  {found.reason}"] * (not good), sep="\n", flush=True)
+                print(f"{place}: {found.status.value}", *[f"  {found.reason}"] * (not good), sep="\n", flush=True)
     if options.json:
         print(json.dumps({"checkpoints": documents, "bad": bad}, indent=2))
     else:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED if bad else ExitCode.DONE
 
 
-def _found(given: str) -> Iterator[tuple[str, Found, bool]]:
+def _found(given: str) -> Iterator[tuple[str, CheckpointFolder, bool]]:
     """Where each checkpoint is, what it is, and whether it was named. Raises CheckpointError for a folder of none."""
     from hexloop.app.command_line.checkpoints.places import is_checkpoint, open_checkpoints, open_folder
     from hexloop.app.wiring.storage import joined

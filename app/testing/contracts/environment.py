@@ -1,14 +1,79 @@
-"""Contract suites of the Clock and Interrupts ports."""
+"""Contract suites of the Background, Clock and Interrupts ports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from time import monotonic, sleep
 
 import pytest
 
+from hexloop.ports.background import Background
 from hexloop.ports.clock import Clock
 from hexloop.ports.interrupts import Interrupts
+
+
+class BackgroundContract:
+    """Contract suite of the Background port."""
+
+    @pytest.fixture
+    def background(self) -> Background:
+        """The adapter under test."""
+        raise NotImplementedError
+
+    def test_a_task_runs_once(self, background: Background) -> None:
+        """After `wait`, the task has run once and is done, however often it is waited for."""
+        calls: list[int] = []
+        task = background.submit(lambda: calls.append(1), "a task")
+
+        task.wait()
+        task.wait()
+
+        assert calls == [1]
+        assert task.done
+
+    def test_a_task_finishes_without_a_wait(self, background: Background) -> None:
+        """Reading `done` is enough to see a task finish."""
+        calls: list[int] = []
+        task = background.submit(lambda: calls.append(1), "a task", low_priority=False)
+
+        deadline = monotonic() + 10.0
+        while not task.done and monotonic() < deadline:
+            sleep(0.001)
+
+        assert task.done
+        assert calls == [1]
+
+    @pytest.mark.parametrize("error", [ValueError("failed"), KeyboardInterrupt()])
+    def test_an_error_is_raised_by_wait(self, background: Background, error: BaseException) -> None:
+        """Each `wait` raises what the task raised, and `done` does not raise it."""
+
+        def fail() -> None:
+            raise error
+
+        task = background.submit(fail, "a task that fails")
+
+        for _ in range(2):
+            with pytest.raises(type(error)) as raised:
+                task.wait()
+            assert raised.value is error
+        assert task.done
+
+    def test_tasks_are_independent(self, background: Background) -> None:
+        """A task that fails does not affect another one."""
+        calls: list[int] = []
+
+        def fail() -> None:
+            raise ValueError("failed")
+
+        failing = background.submit(fail, "a task that fails")
+        other = background.submit(lambda: calls.append(1), "another task")
+
+        other.wait()
+
+        assert calls == [1]
+        with pytest.raises(ValueError, match="failed"):
+            failing.wait()
 
 
 class ClockContract:

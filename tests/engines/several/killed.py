@@ -19,7 +19,7 @@ def main(folder: Path, steps: int, width: int) -> None:
     """Start the run in `folder`/run, or go on with it; each process says in `folder`/pid-<rank> which it is."""
     rank = int(os.environ["RANK"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    warnings.filterwarnings("ignore", "The run that goes on from")
+    warnings.filterwarnings("ignore", "The run that resumes from")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     arguments = TrainingArguments(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -22,9 +23,12 @@ def next_session() -> str:
     return f"{next(_sessions):08}"
 
 
-def make_store(storage: Storage, limit: int | None = None, session: str = "", **more: Any) -> CheckpointStore:
-    """A store with the smallest contents there are, which does not wait for room."""
-    options = {"session": session or next_session(), "pauses": (), **more}
+def make_store(
+    storage: Storage, limit: int | None = None, session: str = "", in_background: bool = False, **more: Any
+) -> CheckpointStore:
+    """Return a store with the smallest contents, which does not wait for space."""
+    background = ThreadBackground() if in_background else None
+    options = {"session": session or next_session(), "pauses": (), "background": background, **more}
     return CheckpointStore(storage, SmallContents(), CheckpointPolicy(limit), **options)
 
 

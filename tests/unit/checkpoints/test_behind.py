@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hexloop.adapters.background.thread import NICENESS, ThreadBackground
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.background import NICENESS, Task
-from hexloop.domain.checkpoints.commit import Saving
+from hexloop.domain.checkpoints.commit import CheckpointSave
 from hexloop.domain.checkpoints.pace import Pacer
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.selection import newest
@@ -188,18 +188,20 @@ def test_an_interrupted_close_gives_the_save_up(storage: GatedStorage) -> None:
     store = make_store(storage, in_background=True)
     save_at(store, RunState(run="mine"), 1)
     assert store._in_flight is not None
-    _, task, _ = store._in_flight
-    end = task.result
+    save, task, state = store._in_flight
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+    class Interrupted:
+        done = False
 
-    task.result = interrupted  # type: ignore[method-assign]
+        def wait(self) -> None:
+            raise KeyboardInterrupt
+
+    store._in_flight = save, Interrupted(), state
     with pytest.raises(KeyboardInterrupt):
         store.close()
     storage.gate.set()
-    with pytest.raises(StorageError, match="given up"):
-        end()
+    with pytest.raises(StorageError, match="abandoned"):
+        task.wait()
     assert names(storage) == []
     assert newest(storage) is None
 
@@ -292,7 +294,7 @@ def test_a_task_is_done_wherever_threads_have_no_priority(platform: str, monkeyp
     """Standing back is a courtesy; the task is done without it."""
     monkeypatch.setattr(sys, "platform", platform)
     done: list[int] = []
-    Task(lambda: done.append(1), "a task").result()
+    ThreadBackground().submit(lambda: done.append(1), "a task").wait()
     assert done == [1]
 
 
@@ -335,7 +337,7 @@ def test_a_save_is_required_unless_it_is_said_not_to_be(storage: GatedStorage) -
 
 def saves_in_memory() -> int:
     """How many there are, of whatever store."""
-    return sum(type(each) is Saving for each in gc.get_objects())
+    return sum(type(each) is CheckpointSave for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("in_background", [False, True])

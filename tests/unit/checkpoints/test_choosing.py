@@ -7,7 +7,7 @@ import pytest
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.manifest import MIGRATIONS, SCHEMA_VERSION, seal, unseal
-from hexloop.domain.checkpoints.selection import last_run, newest, runs_in, set_aside
+from hexloop.domain.checkpoints.selection import last_run, newest, quarantine, runs_in
 from hexloop.domain.errors import CheckpointError, NewerSchemaError, UnreadableCheckpointError
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication
@@ -27,7 +27,7 @@ def test_a_damaged_checkpoint_is_set_aside(storage: MemoryStorage, damaged: str)
     """It is none any more, nothing of it is gone, a file says what is wrong, and the next start warns of nothing."""
     storage.damage(f"checkpoint-15/{damaged}", b"rot")
     before = sorted(data for path, data in tree(storage).items() if "checkpoint-15" in path)
-    with pytest.warns(UserWarning, match=r"passed over: checkpoint-15 .*It was set aside as .*damaged-1-"):
+    with pytest.warns(UserWarning, match=r"is skipped: checkpoint-15 .*It was set aside as .*damaged-1-"):
         state = make_store(storage).resume()
     assert state is not None
     assert state.step == 10
@@ -67,7 +67,7 @@ def test_several_damaged_ones_get_names_of_their_own(storage: MemoryStorage) -> 
     for _ in range(2):
         save_all(storage, "mine", [20])
         storage.damage("checkpoint-20/state.json", b"rot")
-        set_aside(storage, "checkpoint-20", "It is rotten.")
+        quarantine(storage, "checkpoint-20", "It is rotten.")
     if storage.capabilities.publication is Publication.RENAME:
         assert {"damaged-1-checkpoint-20", "damaged-2-checkpoint-20"} <= set(names(storage))
     assert sum(data == b"rot" for data in tree(storage).values()) == 2
@@ -76,7 +76,7 @@ def test_several_damaged_ones_get_names_of_their_own(storage: MemoryStorage) -> 
 def test_what_is_none_of_ours_stays_where_it_is(storage: MemoryStorage) -> None:
     """A folder without a manifest may be another program's, or in the making: it is passed over and not touched."""
     storage.write("checkpoint-20/pytorch_model.bin", [b"foreign"])
-    with pytest.warns(UserWarning, match=r"passed over: checkpoint-20 .* has no manifest.json") as caught:
+    with pytest.warns(UserWarning, match=r"is skipped: checkpoint-20 .* has no manifest.json") as caught:
         state = make_store(storage).resume()
     assert state is not None
     assert state.step == 15
@@ -101,7 +101,7 @@ def test_where_none_can_be_read_now_a_run_does_not_begin_anew(storage: MemorySto
         storage.remove(path)
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
     with (
-        pytest.warns(UserWarning, match="passed over"),
+        pytest.warns(UserWarning, match="is skipped"),
         pytest.raises(UnreadableCheckpointError, match=r"checkpoint-15 .* cannot be read .* set another output_dir"),
     ):
         make_store(faulty).resume()
@@ -122,7 +122,7 @@ def test_looking_changes_nothing(storage: MemoryStorage) -> None:
     """Who only asks for the newest gets the warning, and leaves everything as it is."""
     storage.damage("checkpoint-15/state.json", b"rot")
     before = tree(storage)
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         assert newest(storage) is not None
     assert tree(storage) == before
 
@@ -164,7 +164,7 @@ def test_where_the_way_that_led_there_is_gone_any_good_one_serves(storage: Memor
     save_at(store, state, 7)
     for step in (5, 7):
         storage.damage(f"checkpoint-{step}/state.json", b"rot")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         found = newest(storage)
     assert found is not None
     assert found.manifest.step == 15
@@ -174,7 +174,7 @@ def test_several_runs_are_told_apart_by_name(storage: MemoryStorage) -> None:
     """Where a storage holds several runs, none is guessed; the message names the last checkpoint of each."""
     save_all(storage, "another", [12])
     with pytest.raises(
-        CheckpointError, match="2 runs: checkpoint-12 of the run another, checkpoint-15 of the run mine; name"
+        CheckpointError, match=r"2 runs: checkpoint-12 of the run another, checkpoint-15 of the run mine\. Name"
     ):
         make_store(storage).resume()
     assert make_store(storage).resume("checkpoint-12") == RunState(

@@ -22,7 +22,7 @@ from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication, Storage
 from tests.unit.checkpoints.small_store import make_store, names, save_all, save_at, tree, weights_at
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|passed over|still there)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|is skipped|could not be removed)")
 
 OTHER = Owner("other", "1")
 IN_THE_WAY, IN_THE_MAKING = 3, 90

@@ -18,7 +18,7 @@ from hexloop.ports.storage import Publication
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import make_store, names, save_all, save_at, tree, weights_at
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(passed over|was not saved)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(is skipped|was not saved)")
 
 ROT = b"rot"
 

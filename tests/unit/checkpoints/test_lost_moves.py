@@ -16,7 +16,7 @@ from hexloop.ports.storage import Publication
 from hexloop.testing import Effect, Fault, FaultyStorage, MemoryStorage
 from tests.unit.checkpoints.small_store import make_store, names, save_at, tree, weights_at
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|passed over|still there)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|is skipped|could not be removed)")
 
 SAVES = 4
 
@@ -91,7 +91,7 @@ def test_a_staged_checkpoint_that_is_not_whole_stays_hidden() -> None:
         disk = MemoryStorage()
         save_at(make_store(disk), RunState(run="mine"), 1)
         save_at(make_store(disk), RunState(run="mine"), 2)
-        staged = Owner("mine", "0").staging("checkpoint-2")
+        staged = Owner("mine", "0").staging_name("checkpoint-2")
         disk.move("checkpoint-2", staged)
         disk.remove(f"{staged}/{missing}")
         store = make_store(disk)
@@ -109,7 +109,7 @@ def test_what_another_run_is_about_to_publish_is_left_to_it() -> None:
     for step in (2, 3):
         save_at(make_store(disk), RunState(run="living"), step)
     save_at(make_store(disk), RunState(run="mine"), 5)
-    disk.move("checkpoint-3", Owner("living", "9").staging("checkpoint-3"))
+    disk.move("checkpoint-3", Owner("living", "9").staging_name("checkpoint-3"))
     before = tree(disk)
     for store, source in ((make_store(disk), None), (make_store(MemoryStorage()), disk)):
         for name in ("checkpoint-5", "checkpoint-1") if source else ("checkpoint-5",):
@@ -126,7 +126,7 @@ def test_a_storage_that_lets_nobody_write_can_be_resumed_from() -> None:
     disk = MemoryStorage()
     for step in (1, 2):
         save_at(make_store(disk), RunState(run="mine"), step)
-    disk.move("checkpoint-2", Owner("mine", "0").staging("checkpoint-2"))
+    disk.move("checkpoint-2", Owner("mine", "0").staging_name("checkpoint-2"))
     state = make_store(FaultyStorage(disk, [Fault(1, Effect.FAIL, "move", times=9)])).resume()
     assert state is not None
     assert state.step == 1

@@ -45,7 +45,7 @@ def test_what_is_not_whole_does_not_look_like_a_checkpoint(run: str, session: st
     """Neither a mark, nor a staging folder, nor a checkpoint set aside has a checkpoint's name."""
     owner = Owner(run, session)
     name = checkpoint_name(step)
-    for other in (owner.mark, owner.staging(name), free_name(name, ())):
+    for other in (owner.mark, owner.staging_name(name), free_name(name, ())):
         assert step_of(other) is None
         assert stays_inside(other)
         assert "checkpoint-" not in other[: len("checkpoint-")]
@@ -55,11 +55,11 @@ def test_what_is_not_whole_does_not_look_like_a_checkpoint(run: str, session: st
 def test_a_run_knows_what_it_left_behind(run: str, other: str) -> None:
     """What earlier sessions of a run left, and the present one, is its own; later ones' and other runs' is not."""
     early, late = sorted((new_session(), new_session()))
-    for name in (Owner(run, early).mark, Owner(run, early).staging("checkpoint-7")):
+    for name in (Owner(run, early).mark, Owner(run, early).staging_name("checkpoint-7")):
         assert Owner(run, late).left_behind(name)
         assert Owner(run, early).left_behind(name)
         assert Owner(other, late).left_behind(name) == (other == run)
-    assert not Owner(run, early).left_behind(Owner(run, late).staging("checkpoint-7"))
+    assert not Owner(run, early).left_behind(Owner(run, late).staging_name("checkpoint-7"))
     assert not Owner(run, late).left_behind("checkpoint-7")
 
 
@@ -67,9 +67,9 @@ def test_a_run_knows_what_it_left_behind(run: str, other: str) -> None:
 def test_a_run_that_is_alone_may_remove_what_any_left_before_it(run: str, other: str) -> None:
     """Of whatever name they were; but nothing of a later session."""
     early, late = sorted((new_session(), new_session()))
-    assert Owner(run, late, alone=True).left_behind(Owner(other, early).staging("checkpoint-7"))
-    assert not Owner(run, early, alone=True).left_behind(Owner(other, late).staging("checkpoint-7"))
-    assert not Owner(run, late, alone=True).left_behind("checkpoint-7")
+    assert Owner(run, late, exclusive=True).left_behind(Owner(other, early).staging_name("checkpoint-7"))
+    assert not Owner(run, early, exclusive=True).left_behind(Owner(other, late).staging_name("checkpoint-7"))
+    assert not Owner(run, late, exclusive=True).left_behind("checkpoint-7")
 
 
 def test_later_sessions_sort_after_earlier_ones() -> None:

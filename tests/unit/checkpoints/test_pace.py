@@ -10,8 +10,8 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.checkpoints.background import Task
-from hexloop.domain.checkpoints.pace import LONGEST_WAIT, PIECE, Pace, Pacer
+from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.domain.checkpoints.pace import MAX_START_SECONDS, PIECE_BYTES, Pace, Pacer
 
 SECONDS = st.floats(0.001, 10.0)
 
@@ -53,11 +53,11 @@ def test_it_begins_when_it_is_told_to_and_at_the_latest_by_itself(seconds: float
     def wait(event: threading.Event, longest: float) -> None:
         times.now += min(told, longest)
         if told < longest:
-            pace.begin()
+            pace.start()
 
     pace = Pace(seconds, lambda: times.now, wait)
-    pace.await_beginning()
-    assert times.now == min(told, seconds, LONGEST_WAIT)
+    pace.wait_for_start()
+    assert times.now == min(told, seconds, MAX_START_SECONDS)
     assert pace.rests_at(times.now + seconds * 0.9)
     assert not pace.rests_at(times.now + seconds * 1.1)
 
@@ -66,10 +66,10 @@ def test_who_was_told_or_is_waited_for_begins_at_once() -> None:
     """Nothing is waited for where the step was over before, where somebody waits, or where no rest was to be."""
     times = Times()
     begun, waited_for = (Pace(9.0, lambda: times.now, times.rest) for _ in range(2))
-    begun.begin()
+    begun.start()
     waited_for.hurry()
     for pace in (begun, waited_for, Pace.without_rest()):
-        pace.await_beginning()
+        pace.wait_for_start()
     assert (times.rests, times.now) == ([], 0.0)
     assert begun.rests_at(1.0)
     assert not waited_for.rests_at(1.0)
@@ -87,12 +87,12 @@ def test_the_rests_end_within_an_eighth_of_the_time_between_two_saves(first: flo
             assert pace.rests_at(times.now + interval * fraction) is rests
 
 
-@given(st.lists(st.integers(0, 3 * PIECE).map(bytes), max_size=2), st.binary(max_size=8))
+@given(st.lists(st.integers(0, 3 * PIECE_BYTES).map(bytes), max_size=2), st.binary(max_size=8))
 def test_every_byte_is_handed_on_in_small_pieces(chunks: list[bytes], last: bytes) -> None:
     """Large chunks come in pieces, so that no rest is far; nothing is lost, and the order is kept."""
     pieces = list(Pace.without_rest().pieces([*chunks, memoryview(last)]))
     assert b"".join(pieces) == b"".join([*chunks, last])
-    assert all(0 < len(piece) <= PIECE for piece in pieces)
+    assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
 
 
 def test_who_waits_for_a_task_hurries_it() -> None:
@@ -101,12 +101,14 @@ def test_who_waits_for_a_task_hurries_it() -> None:
         written: list[bytes] = []
         pace = Pace(1e9, rest=lambda event, _seconds: event.wait())
         if begun:
-            pace.begin()
-        Task(partial(write, pace, written), "writes", pace.hurry).result()
+            pace.start()
+        task = ThreadBackground().submit(partial(write, pace, written), "writes")
+        pace.hurry()
+        task.wait()
         assert written == [b"one", b"two"]
 
 
 def write(pace: Pace, written: list[bytes]) -> None:
     """What a save does with its pace."""
-    pace.await_beginning()
+    pace.wait_for_start()
     written.extend(map(bytes, pace.pieces([b"one", b"two"])))

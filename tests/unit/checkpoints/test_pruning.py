@@ -8,7 +8,7 @@ from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, seal, unseal
 from hexloop.domain.checkpoints.names import Owner
 from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover, surplus
 from hexloop.domain.checkpoints.reading import verify
-from hexloop.domain.checkpoints.selection import Condition, newest_by_run, survey
+from hexloop.domain.checkpoints.selection import FolderStatus, newest_by_run, survey
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
 from hexloop.ports.storage import Publication
 from tests.unit.checkpoints.small_store import checkpoint_names, names, save_all, tree
@@ -38,7 +38,7 @@ def test_only_the_runs_own_surplus_goes(storage: MemoryStorage) -> None:
 def test_a_damaged_newest_keeps_everything(storage: MemoryStorage) -> None:
     """Nothing is removed for the sake of a checkpoint that is not good."""
     storage.damage("checkpoint-15/state.json", b"rot")
-    with pytest.raises(DamagedCheckpointError, match="Nothing is removed, as the newest"):
+    with pytest.raises(DamagedCheckpointError, match="Nothing is removed, because the newest"):
         newest_to_keep(storage, "mine")
 
 
@@ -47,7 +47,7 @@ def test_a_later_one_that_cannot_be_read_keeps_everything(storage: MemoryStorage
     storage.damage("checkpoint-7/manifest.json", b"rot")
     assert newest_to_keep(storage, "mine").name == "checkpoint-15"
     storage.damage("checkpoint-15/manifest.json", b"rot")
-    with pytest.raises(CheckpointError, match="whether checkpoint-15 is the newest"):
+    with pytest.raises(CheckpointError, match="checkpoint-15 may be the newest"):
         newest_to_keep(storage, "mine")
 
 
@@ -59,7 +59,7 @@ def test_a_folder_of_another_program_decides_nothing(storage: MemoryStorage) -> 
 
 def test_a_run_that_is_not_there_is_told(storage: MemoryStorage) -> None:
     """The message names the run."""
-    with pytest.raises(CheckpointError, match="the run nobody"):
+    with pytest.raises(CheckpointError, match="The run nobody"):
         newest_to_keep(storage, "nobody")
 
 
@@ -67,8 +67,8 @@ def leave_unfinished(storage: MemoryStorage, run: str) -> str:
     """Leave what a save of `run` that died leaves; gives the folder."""
     owner = Owner(run, "0")
     if storage.capabilities.publication is Publication.RENAME:
-        storage.write(f"{owner.staging('checkpoint-20')}/model.bin", [b"half"])
-        return owner.staging("checkpoint-20")
+        storage.write(f"{owner.staging_name('checkpoint-20')}/model.bin", [b"half"])
+        return owner.staging_name("checkpoint-20")
     storage.write(f"checkpoint-20/{owner.mark}", [])
     storage.write("checkpoint-20/model.bin", [b"half"])
     return "checkpoint-20"
@@ -87,7 +87,7 @@ def staged_whole() -> tuple[MemoryStorage, str]:
     """A checkpoint that is staged whole, as where a rename was lost; gives the folder, too."""
     storage = MemoryStorage()
     save_all(storage, "mine", [5, 10])
-    folder = Owner("mine", "0").staging("checkpoint-10")
+    folder = Owner("mine", "0").staging_name("checkpoint-10")
     storage.move("checkpoint-10", folder)
     return storage, folder
 
@@ -119,15 +119,15 @@ def test_a_survey_tells_what_each_folder_is(storage: MemoryStorage) -> None:
     folder = leave_unfinished(storage, "mine")
     before = tree(storage)
     found = {each.name: each for each in survey(storage)}
-    assert {name: each.condition for name, each in found.items()} == {
-        "checkpoint-5": Condition.GOOD,
-        "checkpoint-7": Condition.GOOD,
-        "checkpoint-10": Condition.BAD,
-        "checkpoint-15": Condition.GOOD,
-        "checkpoint-30": Condition.NO_CHECKPOINT,
-        "damaged-1-checkpoint-20": Condition.SET_ASIDE,
-        "replaced-1-checkpoint-21": Condition.SET_ASIDE,
-        folder: Condition.UNFINISHED,
+    assert {name: each.status for name, each in found.items()} == {
+        "checkpoint-5": FolderStatus.GOOD,
+        "checkpoint-7": FolderStatus.GOOD,
+        "checkpoint-10": FolderStatus.BAD,
+        "checkpoint-15": FolderStatus.GOOD,
+        "checkpoint-30": FolderStatus.NO_CHECKPOINT,
+        "damaged-1-checkpoint-20": FolderStatus.SET_ASIDE,
+        "replaced-1-checkpoint-21": FolderStatus.SET_ASIDE,
+        folder: FolderStatus.UNFINISHED,
     }
     assert found["damaged-1-checkpoint-20"].reason == ASIDE_REASON.decode().strip()
     assert found["replaced-1-checkpoint-21"].reason == "another checkpoint has its name now."
@@ -141,7 +141,7 @@ def test_a_survey_tells_of_what_was_set_aside_in_place() -> None:
     storage.move("checkpoint-5/manifest.json", "checkpoint-5/damaged-1-manifest.json")
     storage.write("checkpoint-5/damaged.txt", [b"It is rotten."])
     (found,) = survey(storage)
-    assert (found.condition, found.reason) == (Condition.SET_ASIDE, "It is rotten.")
+    assert (found.status, found.reason) == (FolderStatus.SET_ASIDE, "It is rotten.")
     with pytest.raises(CheckpointError):
         verify(storage, "checkpoint-5")
 
@@ -151,7 +151,8 @@ def test_a_survey_tells_what_a_resume_would_take_up(quick: bool) -> None:
     """A checkpoint that is staged whole is told from one that is not."""
     storage, folder = staged_whole()
     found = {each.name: each for each in survey(storage, quick)}
-    assert (found[folder].condition, found[folder].reason.partition(",")[0]) == (Condition.UNFINISHED, "it is whole")
+    assert found[folder].status is FolderStatus.UNFINISHED
+    assert found[folder].reason.startswith("it is complete but not published")
     storage.damage(f"{folder}/manifest.json", b"rot")
     assert {each.name: each.reason for each in survey(storage, quick)}[folder].startswith("a save or a removal")
 
@@ -166,7 +167,7 @@ def test_the_newest_of_each_run_is_told(storage: MemoryStorage) -> None:
     }
     quick = list(survey(storage, quick=True))
     assert newest_by_run(quick)["mine"].name == "checkpoint-15"
-    assert {each.condition for each in quick} == {Condition.NOT_VERIFIED, Condition.NO_CHECKPOINT}
+    assert {each.status for each in quick} == {FolderStatus.NOT_VERIFIED, FolderStatus.NO_CHECKPOINT}
     assert all(each.size for each in quick if each.manifest is not None)
 
 
@@ -174,4 +175,4 @@ def test_a_survey_says_what_a_folder_lost(storage: MemoryStorage) -> None:
     """A checkpoint without its manifest is told from another program's folder by the state that it holds."""
     storage.write("checkpoint-40/run_state.json", [b"{}"])
     (found,) = [each for each in survey(storage) if each.name == "checkpoint-40"]
-    assert (found.condition, found.size) == (Condition.BAD, None)
+    assert (found.status, found.size) == (FolderStatus.BAD, None)

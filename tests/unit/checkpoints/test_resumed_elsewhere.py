@@ -107,10 +107,12 @@ def test_a_best_checkpoint_that_is_nowhere_is_told_at_once(source: MemoryStorage
     if other != "nothing":
         save_all(storage, "another" if other == "another run's" else "mine", [2])
     store = make_store(storage, load_best_at_end=True)
-    with pytest.warns(UserWarning, match=r"best checkpoint of the run, checkpoint-2, is not .* Unless you put"):
+    with pytest.warns(
+        UserWarning, match=r"best checkpoint of the run, checkpoint-2, was not found .* Unless it is restored"
+    ):
         state = store.resume("checkpoint-6")
     assert state is not None
-    with pytest.warns(UserWarning, match=r"ends with its last weights: .* checkpoint-2, is not in memory"):
+    with pytest.warns(UserWarning, match=r"ends with its last weights: .* checkpoint-2, was not found in memory"):
         store.load_best(state)
     assert weights_of(store) == weights_at("mine", 6)
 

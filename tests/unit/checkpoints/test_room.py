@@ -6,7 +6,7 @@ import pytest
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
-from hexloop.domain.checkpoints.commit import RoomMaker
+from hexloop.domain.checkpoints.commit import FullStorageRetry
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveWaits
 from hexloop.domain.state import RunState
@@ -15,9 +15,9 @@ from tests.unit.checkpoints.small_store import checkpoint_names, make_store, nam
 from tests.unit.checkpoints.test_behind import wait_for_news
 
 
-def make_room(waits: list[float]) -> RoomMaker:
+def make_room(waits: list[float]) -> FullStorageRetry:
     """Somebody who waits without waiting."""
-    return RoomMaker(waits.append, pauses=(1.0, 2.0))
+    return FullStorageRetry(waits.append, pauses=(1.0, 2.0))
 
 
 def can_remove(things: int) -> Callable[[], bool]:
@@ -70,7 +70,7 @@ def test_attempts_end_after_the_last_pause() -> None:
 
 def test_who_does_not_wait_does_not_say_so() -> None:
     """Where no pause may be made, nobody is told that the run stands still."""
-    room = RoomMaker(lambda _seconds: None, pauses=())
+    room = FullStorageRetry(lambda _seconds: None, pauses=())
 
     def act() -> None:
         raise StorageFullError("no room at all")
@@ -82,7 +82,7 @@ def test_who_does_not_wait_does_not_say_so() -> None:
 
 def test_attempts_end_when_the_wait_is_broken_off() -> None:
     """A run that is told to end does not wait for room."""
-    room = RoomMaker(lambda _seconds: True, pauses=(1.0,) * 9)
+    room = FullStorageRetry(lambda _seconds: True, pauses=(1.0,) * 9)
     attempts: list[int] = []
 
     def act() -> None:
@@ -96,7 +96,7 @@ def test_attempts_end_when_the_wait_is_broken_off() -> None:
 
 def test_other_failures_are_not_waited_for() -> None:
     """Only a full storage may have room later."""
-    room = RoomMaker(lambda _seconds: None)
+    room = FullStorageRetry(lambda _seconds: None)
 
     def act() -> None:
         raise StorageError("gone")
@@ -155,7 +155,7 @@ def test_the_newest_checkpoint_never_makes_room(limit: int | None) -> None:
     save_at(store, state, 1)
     with (
         pytest.warns(UserWarning, match="checkpoint-2 was not saved"),
-        pytest.raises(StorageFullError, match=r"Everything up to checkpoint-1 is saved; make room"),
+        pytest.raises(StorageFullError, match=r"Everything up to checkpoint-1 is saved. Free space"),
     ):
         save_at(store, state, 2)
     assert names(storage) == ["checkpoint-1"]
@@ -168,7 +168,7 @@ def test_a_run_stands_still_until_there_is_room() -> None:
     store = make_store(faulty, in_background=True, pauses=(0.05,) * 9)
     assert save_at(store, RunState(run="mine"), 1) == [Saved(1, "checkpoint-1")]
     wait_for_news(store)
-    with pytest.warns(UserWarning, match="stands still until checkpoint-1"):
+    with pytest.warns(UserWarning, match="waits until checkpoint-1"):
         waits, published = store.collect()
     assert isinstance(waits, SaveWaits)
     assert published == CheckpointPublished(1, "checkpoint-1")

@@ -9,6 +9,7 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
@@ -39,7 +40,8 @@ def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, i
 
     def run(ranks: Collectives) -> int:
         contents, policy = RankContents(ranks.rank), CheckpointPolicy(limit)
-        store = CheckpointStore(storage, contents, policy, collectives=ranks, pauses=(), in_background=in_background)
+        background = ThreadBackground() if in_background else None
+        store = CheckpointStore(storage, contents, policy, collectives=ranks, pauses=(), background=background)
         state, published = RunState(run="mine"), 0
         for step, act in enumerate(script, 1):
             state.step = step
@@ -75,6 +77,6 @@ def test_a_rotation_that_fails_half_way_is_made_up_for(size: int) -> None:
     second_of_two_fails = first_fails + published + 2 * rotated
     faults = [Fault(at, Effect.FAIL, "move") for at in (first_fails, second_of_two_fails)]
     storage = FaultyStorage(MemoryStorage(), faults)
-    with pytest.warns(UserWarning, match="Older checkpoints than save_total_limit allows are still there"):
+    with pytest.warns(UserWarning, match="Checkpoints beyond save_total_limit could not be removed"):
         kept_after([Act(False, None)] * 4, size, 1, storage, in_background=False)
     assert names(storage) == [checkpoint_name(4)]

@@ -59,7 +59,7 @@ def test_what_a_run_of_another_name_left_unfinished_goes_only_where_nobody_else_
     """A run that dies before its first checkpoint leaves no name by which it could go on."""
     publisher = publisher_for(storage, Owner("nobody's", next_session()))
     storage.write(f"{publisher.begin('checkpoint-3')}/weights", [b"half"])
-    list(make_store(storage, alone=alone).save(RunState(run="mine", step=5)))
+    list(make_store(storage, exclusive=alone).save(RunState(run="mine", step=5)))
     assert (names(storage) == ["checkpoint-5"]) == alone
     assert len(names(storage)) == 2 - alone
 
@@ -105,11 +105,11 @@ def test_a_damaged_checkpoint_is_passed_over(storage: MemoryStorage) -> None:
     """A run goes on from the newest good checkpoint, and a warning says which was not good and why."""
     save_all(storage, "mine", [5, 10])
     storage.damage("checkpoint-10/state.json", b"{}")
-    with pytest.warns(UserWarning, match=r"passed over: checkpoint-10 in memory is damaged: state.json has 2 bytes"):
+    with pytest.warns(UserWarning, match=r"is skipped: checkpoint-10 in memory is damaged: state.json has 2 bytes"):
         state = make_store(storage).resume()
     assert state is not None
     assert state.step == 5
-    with pytest.raises(CheckpointError, match="those that are good: checkpoint-5"):
+    with pytest.raises(CheckpointError, match="good checkpoints: checkpoint-5"):
         make_store(storage).resume("checkpoint-10")
 
 
@@ -118,7 +118,7 @@ def test_other_surroundings_are_told(storage: MemoryStorage) -> None:
     first = CheckpointStore(storage, SmallContents(), environment={"python": "3.11", "torch": "2.9"})
     list(first.save(RunState(run="mine", step=5)))
     then = CheckpointStore(storage, SmallContents(), environment={"python": "3.12", "threads": "1"})
-    differences = "python was 3.11 and is 3.12; threads was not known and is 1; torch was 2.9 and is not known"
+    differences = "python was 3.11 and is 3.12; threads was unknown and is 1; torch was 2.9 and is unknown"
     with pytest.warns(UserWarning, match=differences):
         assert then.resume() is not None
 
@@ -245,7 +245,7 @@ def test_nothing_is_rotated_out_for_one_that_cannot_be_read_back(storage: Memory
     save_at(store, state, 1)
     writes = sum(operation == "write" for operation, _ in counting.operations)
     store.storage = FaultyStorage(storage, [Fault(writes, Effect.TEAR, "write")])
-    with pytest.warns(UserWarning, match="still there"):
+    with pytest.warns(UserWarning, match="could not be removed"):
         save_at(store, state, 2)
     with pytest.warns(UserWarning, match="its manifest is damaged"):
         assert newest(storage) == verify(storage, "checkpoint-1")
@@ -258,7 +258,7 @@ def test_a_failure_to_rotate_is_no_failure_to_save(storage: MemoryStorage) -> No
     save_at(store, state, 1)
     operation = "move" if storage.capabilities.publication is Publication.RENAME else "remove"
     store.storage = FaultyStorage(storage, [Fault(2, Effect.FAIL, operation)])
-    with pytest.warns(UserWarning, match="still there: Planned fault"):
+    with pytest.warns(UserWarning, match="could not be removed: Planned fault"):
         assert save_at(store, state, 2)[-1] == CheckpointPublished(2, "checkpoint-2")
     store.storage = storage
     save_at(store, state, 3)
@@ -384,7 +384,7 @@ def test_best_weights_that_were_never_saved_are_told(storage: MemoryStorage) -> 
     save_at(store, state, 1)
     save_at(store, state, 2)
     state.best_step = 3
-    with pytest.warns(UserWarning, match="weights of checkpoint-1: there is no checkpoint of step 3"):
+    with pytest.warns(UserWarning, match="weights of checkpoint-1: the best evaluation was at step 3"):
         store.load_best(state)
     assert weights_of(store) == weights_at("mine", 1)
 
@@ -412,7 +412,9 @@ def test_best_weights_that_cannot_be_read_now_are_an_error(storage: MemoryStorag
     save_at(store, state, 1)
     save_at(store, state, 2)
     store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=99)])
-    with pytest.raises(CheckpointError, match=r"end with the weights of its best checkpoint.*load_best_model_at_end"):
+    with pytest.raises(
+        CheckpointError, match=r"weights of the best checkpoint could not be loaded.*load_best_model_at_end"
+    ):
         store.load_best(state)
     assert names(storage) == checkpoint_names(1, 2)
 
@@ -517,7 +519,7 @@ def test_a_folder_that_can_never_be_removed_ends_no_run(storage: MemoryStorage) 
     save_at(store, state, 1)
     store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "remove", times=99)])
     for step in range(2, 7):
-        with pytest.warns(UserWarning, match="still there: Planned fault"):
+        with pytest.warns(UserWarning, match="could not be removed: Planned fault"):
             assert save_at(store, state, step)[-1] == CheckpointPublished(step, f"checkpoint-{step}")
     store.storage = storage
     save_at(store, state, 7)
@@ -538,7 +540,7 @@ def died_in_its_last_save(publication: Publication, number: int) -> MemoryStorag
     return None
 
 
-@pytest.mark.filterwarnings("ignore:A checkpoint is passed over")
+@pytest.mark.filterwarnings("ignore:A checkpoint is skipped")
 @pytest.mark.parametrize("publication", Publication)
 def test_a_resumed_run_that_has_nothing_to_save_does_the_rest_of_the_last_save(publication: Publication) -> None:
     """Wherever in its last save a run died, the next leaves nothing unfinished, and no more than is to be kept."""
@@ -556,9 +558,9 @@ def test_a_resumed_run_that_has_nothing_to_save_does_the_rest_of_the_last_save(p
 @pytest.mark.parametrize(
     ("number", "failing", "said"),
     [
-        (3, "remove", "What an earlier save left unfinished is"),
-        (4, "remove", "Older checkpoints than save_total_limit allows are"),
-        (3, "list", "What a process that died in a save left is"),
+        (3, "remove", "The unfinished files of an earlier save"),
+        (4, "remove", "Checkpoints beyond save_total_limit"),
+        (3, "list", "The unfinished files of a save that was cut short"),
     ],
 )
 def test_a_resumed_run_ends_well_where_what_is_left_cannot_be_removed(number: int, failing: str, said: str) -> None:
@@ -568,6 +570,6 @@ def test_a_resumed_run_ends_well_where_what_is_left_cannot_be_removed(number: in
     store = make_store(storage, 2)
     assert store.resume() is not None
     store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, failing, times=9)])
-    with pytest.warns(UserWarning, match=f"{said} still there: "):
+    with pytest.warns(UserWarning, match=f"{said} could not be removed: "):
         assert list(store.finish()) == []
     assert list(store.finish()) == []

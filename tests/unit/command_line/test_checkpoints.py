@@ -16,7 +16,7 @@ from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.command_line.checkpoints.text import told_age, told_bytes
 from hexloop.domain.checkpoints.names import Owner, new_session
-from hexloop.domain.checkpoints.selection import set_aside
+from hexloop.domain.checkpoints.selection import quarantine
 from hexloop.ports.storage import Storage
 from tests.unit.command_line.commands import Commands, Outcome
 from tests.unit.command_line.small_checkpoints import flip, saved
@@ -95,9 +95,9 @@ def test_what_is_no_checkpoint_is_listed_as_what_it_is(commands: Commands, folde
     """Set aside, unfinished, without its manifest, of another library: each is told apart; a lost manifest is bad."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
-    aside = set_aside(storage, "checkpoint-10", "somebody dropped it").partition("/")[0]
+    aside = quarantine(storage, "checkpoint-10", "somebody dropped it").partition("/")[0]
     owner = Owner("run", new_session())
-    unfinished = owner.staging("checkpoint-40") if folder.startswith("runs") else "checkpoint-40"
+    unfinished = owner.staging_name("checkpoint-40") if folder.startswith("runs") else "checkpoint-40"
     storage.write(f"{unfinished}/model.safetensors", [b"half"])
     storage.write(f"{unfinished}/{owner.mark}", [])
     storage.write("checkpoint-50/pytorch_model.bin", [b"theirs"])
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_is_staged_whole_is_told_apart(commands: Commands) -> 
     """One whose rename was lost is not gone: the next resume takes it up, and no pruning removes it."""
     storage = LocalStorage("runs")
     saved(storage, "run", 10, 20)
-    staged = Owner("run", new_session()).staging("checkpoint-20")
+    staged = Owner("run", new_session()).staging_name("checkpoint-20")
     storage.move("checkpoint-20", staged)
     assert "next resume" in listed(commands("checkpoints", "list", "runs", "--json"))[staged]["reason"]
     assert commands("checkpoints", "prune", "runs", "--leftovers").code == 0
@@ -254,7 +254,7 @@ def test_prune_removes_nothing_where_the_newest_is_not_good(commands: Commands, 
     flip(storage, f"checkpoint-30/{file}")
     outcome = commands("checkpoints", "prune", folder, "--keep", "1")
     assert outcome.code == 1
-    assert "Nothing is removed, as" in outcome.errors
+    assert "Nothing is removed, because" in outcome.errors
     assert len(names(storage)) == 3
 
 
@@ -266,7 +266,7 @@ def test_prune_removes_what_the_run_left_unfinished(commands: Commands, folder: 
     left = []
     for run, step in (("run", 30), ("other", 40)):
         owner = Owner(run, new_session())
-        left.append(owner.staging(f"checkpoint-{step}") if folder.startswith("runs") else f"checkpoint-{step}")
+        left.append(owner.staging_name(f"checkpoint-{step}") if folder.startswith("runs") else f"checkpoint-{step}")
         storage.write(f"{left[-1]}/{owner.mark}", [])
         storage.write(f"{left[-1]}/model.safetensors", [b"half"])
     storage.write("damaged-1-checkpoint-5/model.safetensors", [b"half"])

@@ -96,7 +96,7 @@ def test_a_checkpoint_that_is_not_good_is_refused(trained: Commands) -> None:
     Path("out/checkpoint-4/model.safetensors").write_bytes(b"nothing")
     outcome = trained("evaluate", "line.yaml", "--checkpoint", "out/checkpoint-4")
     assert outcome.code == 1
-    assert "choose one of those that are good: checkpoint-2" in outcome.errors
+    assert "Choose one of the good checkpoints: checkpoint-2" in outcome.errors
     outcome = trained("evaluate", "line.yaml", "--output_dir", "empty")
     assert outcome.code == 2
     assert "No checkpoint is in empty; train first" in outcome.errors

@@ -112,4 +112,4 @@ def test_another_runs_checkpoints_are_not_gone_on_from_unasked(commands: Command
     outcome = commands("train", recipe, "--resume", "auto")
     assert outcome.code == 1
     assert "2 runs" in outcome.errors
-    assert "name the checkpoint to go on from" in outcome.errors
+    assert "Name the checkpoint to resume from" in outcome.errors

@@ -54,7 +54,7 @@ def test_a_file_url_is_the_folder_that_it_names(commands: Commands) -> None:
     assert "no such folder" in commands("train", recipe, "--resume", f"{url}0").errors
 
 
-@pytest.mark.filterwarnings("ignore:A checkpoint is passed over")
+@pytest.mark.filterwarnings("ignore:A checkpoint is skipped")
 def test_a_folder_with_another_librarys_checkpoints_names_the_command_that_reads_them(commands: Commands) -> None:
     """`--resume` without a name takes none of them, and says how to import the newest."""
     recipe = commands.write("steps.yaml", NOISY.replace("save_steps: 100", "save_steps: 3"))

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.recording import record_run
@@ -17,7 +18,7 @@ from hexloop.domain.run import Run
 from hexloop.ports.storage import Publication, Storage
 from tests.unit.loop.test_resume_product import Kind, joined, make
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*passed over")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is skipped")
 
 KIND = Kind("stateful", "reduce_lr_on_plateau", 4, scaling=True, stopping=True, callback=True)
 
@@ -26,7 +27,8 @@ def run_on(storage: Storage, in_background: bool) -> Run[object, object]:
     """A run that saves at every second step, keeps the newest and the best, and ends with the best weights."""
     run = make(KIND, storage)
     assert isinstance(run.checkpoints, CheckpointStore)
-    run.checkpoints.in_background, run.checkpoints.policy = in_background, CheckpointPolicy(1)
+    run.checkpoints.background = ThreadBackground() if in_background else None
+    run.checkpoints.policy = CheckpointPolicy(1)
     return run
 
 

@@ -11,6 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.domain import requests as requests_module
 from hexloop.domain.errors import HexloopError, StorageError
 from hexloop.domain.events import (
@@ -236,7 +237,7 @@ def test_a_save_behind_the_loop_answers_when_it_is_durable() -> None:
     """The request is open while the run goes on, and answered with the boundary at which the save is told."""
     storage = GatedStorage()
     small = make_small()
-    small.store.storage, small.store.in_background = storage, True
+    small.store.storage, small.store.background = storage, ThreadBackground()
     requests: list[SaveRequest] = []
     answered_at = 0
     for event in train(small.run):
@@ -257,7 +258,7 @@ def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
     """Closing a run finishes the save, and whoever waits for it hears so."""
     storage = GatedStorage()
     small = make_small()
-    small.store.storage, small.store.in_background = storage, True
+    small.store.storage, small.store.background = storage, ThreadBackground()
     events = train(small.run)
     next(events)
     request = small.run.requests.request_save()
@@ -272,7 +273,7 @@ def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
 def test_a_save_behind_a_paused_run_is_answered() -> None:
     """A run that stands still waits for the save that was asked for, and tells of it before it says it is paused."""
     small = make_small()
-    small.store.in_background = True
+    small.store.background = ThreadBackground()
     events = train(small.run)
     next(events)
     small.run.requests.pause()

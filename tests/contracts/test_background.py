@@ -1,0 +1,21 @@
+"""Every way to run a task in the background against the contract of its port."""
+
+from __future__ import annotations
+
+import pytest
+
+from hexloop.adapters.background.inline import InlineBackground
+from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.app.testing.contracts.environment import BackgroundContract
+
+
+class TestThreadBackground(BackgroundContract):
+    @pytest.fixture
+    def background(self) -> ThreadBackground:
+        return ThreadBackground()
+
+
+class TestInlineBackground(BackgroundContract):
+    @pytest.fixture
+    def background(self) -> InlineBackground:
+        return InlineBackground()
