@@ -12,7 +12,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.storage import Stored
 
 DIGESTS = ("xxh3-128", "blake2b")
-"""The algorithms to choose from: the first detects damage at memory speed, the second also detects forgery."""
+"""The algorithms to choose from: the first detects damage at memory speed, the second is a cryptographic hash."""
 
 
 def check_algorithm(digest: str) -> str:

@@ -38,7 +38,7 @@ _ADVICE = {
 class LocalStorage:
     """Storage adapter for the folder `root`, which the first write creates.
 
-    digest: "xxh3-128", which detects damage at memory speed, or "blake2b", which also detects forgery.
+    digest: "xxh3-128", which detects damage at memory speed, or "blake2b", a cryptographic hash.
 
     A write and a rename are synced to the disk before they return, with every folder they changed. Symbolic links that
     lead out of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file systems,

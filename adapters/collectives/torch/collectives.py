@@ -219,7 +219,7 @@ def is_built_in(backend: str) -> bool:
 
 
 def leave_all(groups: list[TorchCollectives], backend: str) -> None:
-    """Leave the groups all_arrived and in order: gloo may abort a process whose peers leave at another time.
+    """Leave the groups together and in order: gloo may abort a process whose peers leave at another time.
 
     backend: that of the default group. NCCL waits for pending work before it leaves, which never ends without the
     peers; if it is not destroyed, it drops the work when the process exits.

@@ -22,7 +22,7 @@ FOREVER = timedelta(days=365)
 
 
 class PeerMonitor:
-    """Finds out why a collective operation failed, through the store in which the processes shared.
+    """Finds out why a collective operation failed, through the store in which the processes met.
 
     Every rank whose operation fails reports to the store; a rank that does not report is missing. A rank that fails by
     itself reports the cause. Each rank receives it at once, in a thread that waits at the store for nothing else,

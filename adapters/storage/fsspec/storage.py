@@ -27,7 +27,7 @@ class FsspecStorage:
 
     options: passed to the file system of fsspec (key, secret, endpoint_url, ...). Secrets in them, and the user,
     password and query of the URL, are never shown.
-    digest: "xxh3-128", which detects damage, or "blake2b", which also detects forgery.
+    digest: "xxh3-128", which detects damage, or "blake2b", a cryptographic hash.
     pauses: see PAUSES; without any, a request is attempted once.
 
     There is no rename, so the manifest is written last. A file of BLOCK bytes or more is uploaded in parts, one of
