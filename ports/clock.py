@@ -1,4 +1,4 @@
-"""What time it is."""
+"""Time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds. `monotonic` is for differences, `wall` for dates (since 1970-01-01 UTC)."""
+    """Times in seconds: `monotonic` for differences, `wall` for dates."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return the seconds since a fixed moment; never decreases."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 00:00 UTC."""
+        """Return the seconds since 1970-01-01 00:00 UTC."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for `seconds`."""
         ...

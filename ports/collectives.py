@@ -1,7 +1,7 @@
-"""What the processes of a run agree on.
+"""Communication between the processes of a run.
 
-Values are plain numbers and JSON-like objects on the host: agreement never touches a device, so that it can run beside
-the training step. `start_reduction` exists so that a request may be agreed on without a step waiting for it.
+Values are plain numbers and JSON-like objects on the host: communication never touches a device, so that it can overlap
+with the training step. `start_reduction` exists so that ranks can agree on a request without a step waiting for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | dict[str, Json] |
 
 
 class Reduction(Enum):
-    """How the ranks' numbers are made one."""
+    """How the ranks' numbers are combined."""
 
     SUM = "sum"
     MAXIMUM = "maximum"
@@ -22,50 +22,52 @@ class Reduction(Enum):
 
 
 class Pending(Protocol):
-    """A reduction under way."""
+    """A reduction in progress."""
 
     def result(self) -> tuple[float, ...]:
-        """The reduced numbers; waits for the slowest rank. Raises hexloop's CollectiveError where one never comes."""
+        """Return the reduced numbers, waiting for the slowest rank. Raises CollectiveError if a rank never arrives."""
         ...
 
 
 class Collectives(Protocol):
-    """The processes of one run, seen from one of them."""
+    """The processes of one run, as seen by one of them."""
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """Number of this process, from 0."""
         ...
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         ...
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Pending:
-        """Begin to reduce as many numbers as every other rank, element by element."""
+        """Start an element-wise reduction; every rank passes the same number of values."""
         ...
 
     def gather(self, value: Json) -> list[Json]:
-        """Every rank's value, by rank, on every rank."""
+        """Return every rank's value, by rank, on every rank."""
         ...
 
     def broadcast(self, value: Json, source: int = 0) -> Json:
-        """The value of rank `source`, on every rank."""
+        """Return the value of rank `source` on every rank."""
         ...
 
     def barrier(self, name: str) -> None:
-        """Wait until every rank is here; the error names those that never came."""
+        """Wait for all ranks; the error names those that never arrived."""
         ...
 
     def apart(self) -> Collectives:
-        """The same processes, for another thread, whose operations are not mixed up with these. Collective."""
+        """Return the collectives of the same processes for another thread, separate from these. Collective."""
         ...
 
     def tell_failure(self, cause: str) -> None:
-        """Let the others, who wait for this rank in vain from now on, hear why. Never fails, and waits for nobody."""
+        """Report to the other ranks why this one fails, as they would wait for it in vain. Never raises or blocks for
+        them.
+        """
         ...
 
     def explain(self, error: BaseException) -> BaseException:
-        """A CollectiveError that says who is to blame, where `error` is what losing a rank led to; else `error`."""
+        """Return a CollectiveError that names the lost rank if that is what `error` results from; otherwise `error`."""
         ...

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as files; where they go, and when they count, is not asked here."""
+"""The files of a checkpoint. Where they are stored, and when they are valid, is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ State = TypeVar("State")
 
 
 class OpenFile(Protocol):
-    """Gives the bytes of a file of the checkpoint, by its path within it."""
+    """Opens a file of the checkpoint by its relative path."""
 
     def __call__(self, path: str, start: int = 0, /) -> Iterator[memoryview]:
-        """Those from byte `start` on, in chunks, in order."""
+        """Yield the bytes from byte `start` on, in order, in chunks."""
         ...
 
 
 class Contents(Protocol[State]):
-    """Turns a run, its state and whoever keeps something between steps, into files and back."""
+    """Converts the state of a run and of its components to files and back."""
 
     def files(self, state: State) -> Iterator[File]:
-        """Every file of a checkpoint of the run as it stands. Collective."""
+        """Return every file of a checkpoint of the current state. Collective."""
         ...
 
     def prepare(self) -> Callable[[], None]:
-        """What makes the first snapshot as quick as the others; it may be called in another thread."""
+        """Return a function that makes the first snapshot as fast as the others; it may be called in another thread."""
         ...
 
     def snapshot(self, state: State) -> Callable[[], Iterator[File]]:
-        """The run as it stands, kept while it goes on: each call gives every file of that moment. Collective.
+        """Copy the current state, so that the run can continue; each call of the result yields every file of it.
+        Collective.
 
-        It may be called in another thread, any number of times until the next snapshot is taken.
+        The result may be called in another thread, repeatedly until the next snapshot is taken.
         """
         ...
 
     def restore(self, names: Collection[str], open_file: OpenFile) -> State:
-        """Put the run where the files say it stood, and give back its state. Collective.
+        """Restore the run from the files and return its state. Collective.
 
-        Raises hexloop's CheckpointError where a file is missing or does not fit this run; nothing is changed then.
+        Raises CheckpointError, changing nothing, if a file is missing or does not fit this run.
         """
         ...
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
-        """Put only the model's weights in force."""
+        """Load only the model's weights."""
         ...

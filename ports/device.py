@@ -1,4 +1,4 @@
-"""Where the work runs, what it holds, how its randomness is kept."""
+"""The device on which a run computes: its memory and its random generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hexloop.ports.state import Part
 
 @frozen
 class DeviceCapabilities:
-    """What a device can do. `precisions` holds the names of the formats that it computes in."""
+    """What a device can do. `precisions`: the names of the number formats it supports."""
 
     kind: str
     precisions: frozenset[str]
@@ -21,7 +21,7 @@ class DeviceCapabilities:
 
 @frozen
 class Memory:
-    """Bytes on the device: in use now, the most ever in use since the last reset, and in all (0: not known)."""
+    """Bytes on the device: in use, the peak since the last reset, and the total (0: unknown)."""
 
     used: int
     peak: int
@@ -29,42 +29,42 @@ class Memory:
 
 
 class Device(Protocol):
-    """One device. Its name is the framework's own ("cpu", "cuda:0", "mps")."""
+    """One device, named as the framework names it ("cpu", "cuda:0", "mps")."""
 
     @property
     def name(self) -> str:
-        """How the framework calls it."""
+        """The framework's name."""
         ...
 
     @property
     def capabilities(self) -> DeviceCapabilities:
-        """What it can do."""
+        """What the device can do."""
         ...
 
     def memory(self) -> Memory:
-        """How much is held there, without waiting for running work."""
+        """Return the memory in use, without a device synchronization."""
         ...
 
     def release_memory(self) -> None:
-        """Give back what the framework's allocator keeps for later."""
+        """Release the memory that the framework's allocator caches."""
         ...
 
     def forget_peak_memory(self) -> None:
-        """From now on `memory` tells the most that was in use since here."""
+        """Reset the peak that `memory` returns."""
         ...
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` says that this device had no room."""
+        """Return whether `error` means that this device ran out of memory."""
         ...
 
     def seed(self, seed: int) -> None:
-        """Start every random stream of the process (python, numpy, the framework on this device) from `seed`."""
+        """Seed every random generator of the process (Python, numpy, the framework on this device)."""
         ...
 
     def export(self) -> Iterator[Part]:
-        """Where every random stream of the process stands."""
+        """Yield the state of every random generator of the process."""
         ...
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Put the random streams where an export says they were."""
+        """Restore the random generators from an export."""
         ...

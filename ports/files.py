@@ -1,4 +1,4 @@
-"""A file on its way somewhere."""
+"""Files to be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is published and fetched."""
+"""Publishing and fetching models."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hexloop.ports.files import File
 
 
 class Hub(Protocol):
-    """A place where models are shared under a name."""
+    """A service through which models are shared by name."""
 
     def publish(self, name: str, files: Iterable[File], message: str) -> str:
-        """Make `files` the newest version of `name`; gives back the version's own name. All of them appear, or none."""
+        """Publish `files` atomically as the newest version of `name`; return the name of the version."""
         ...
 
     def fetch(self, name: str, version: str | None = None) -> Iterator[File]:
-        """The files of a version, the newest by default. Raises hexloop's StorageError where there is none."""
+        """Return the files of a version, by default the newest. Raises StorageError if it does not exist."""
         ...

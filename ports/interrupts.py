@@ -1,8 +1,7 @@
-"""Has somebody asked this process to stop?
+"""Requests from outside the program to stop the run.
 
-Whoever asks from outside (a scheduler that wants its machine back, a Ctrl-C) asks for one thing: finish the step in
-hand, save, and end. The port listens instead of being polled, so that a run that nobody interrupts pays nothing at each
-step.
+A scheduler that reclaims the machine, or a Ctrl-C, requests one thing: finish the current step, save, and stop. The
+port calls back instead of being polled, so that a run that is never interrupted has no cost per step.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Protocol
 
 
 class Interrupts(Protocol):
-    """A source of requests to stop that lies outside the program, such as signals."""
+    """A source of stop requests outside the program, such as signals."""
 
     def start(self, ask: Callable[[str], None]) -> None:
-        """Call `ask(reason)` from now on whenever somebody asks for a stop; `ask` returns at once.
+        """Call `ask(reason)` from now on whenever a stop is requested; `ask` returns at once.
 
-        Any thread may call it, a signal handler too. Raises ConfigurationError where this source cannot be listened to.
+        It may be called from any thread or signal handler. Raises ConfigurationError if the source is not available.
         """
         ...
 
     def stop(self) -> None:
-        """Listen no more and leave everything as it was found."""
+        """Stop listening and restore everything as it was."""
         ...

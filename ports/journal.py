@@ -1,7 +1,7 @@
-"""What happened in a run, written down for good while it happens.
+"""Durable record of what happens in a run.
 
-A journal only takes notes: one kind of thing that happened, with plain facts about it. What is noted, and how two
-journals are compared, is the domain's (`hexloop.domain.journal`).
+A journal only takes notes: the kind of an event, with plain facts. What is noted, and how two journals are compared, is
+defined by the domain (`hexloop.domain.journal`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 Fact: TypeAlias = "str | int | float | bool | Sequence[Fact] | Mapping[str, Fact] | None"
-"""What JSON can say."""
+"""A JSON value."""
 
 
 class Journal(Protocol):
-    """A list of notes that only grows, and that outlives the process however it ends."""
+    """An append-only list of notes that survives the process, however it ends."""
 
     def note(self, kind: str, **facts: Fact) -> None:
-        """Add a note at the end; once this returns, the death of the process does not lose it.
+        """Append a note; once this returns, the death of the process does not lose it.
 
-        Any thread may note. No fact is named "kind". Raises OSError where the note cannot be kept.
+        Thread-safe. No fact may be named "kind". Raises OSError if the note cannot be stored.
         """
         ...
 
     def close(self) -> None:
-        """No more notes for now; a later one opens the journal again, and goes on at its end."""
+        """Close the journal. A later note reopens it and is appended."""
         ...

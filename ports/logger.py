@@ -1,4 +1,4 @@
-"""Who watches the numbers."""
+"""Receivers of metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value: TypeAlias = "float | int | str | bool | None"
 
 @frozen
 class RunInformation:
-    """What a watcher is told at the start: the run's name, its configuration, where it keeps its files, its length."""
+    """What a logger receives at the start: name, configuration, folder and length of the run, and its current step."""
 
     name: str
     configuration: Mapping[str, object] = field(factory=dict)
@@ -23,7 +23,7 @@ class RunInformation:
 
 @frozen
 class Record:
-    """The numbers of one log. `step` is the optimizer step, `epoch` may be a fraction."""
+    """The values of one log. `step` is the optimizer step; `epoch` may be fractional."""
 
     step: int
     epoch: float
@@ -31,16 +31,16 @@ class Record:
 
 
 class Logger(Protocol):
-    """A watcher. It may fail: the run reports that once and goes on without it."""
+    """A receiver of metrics. It may fail: the run warns once and continues without it."""
 
     def start(self, run: RunInformation) -> None:
-        """A run begins, or goes on from `run.step`."""
+        """A run starts, or resumes at `run.step`."""
         ...
 
     def write(self, record: Record) -> None:
-        """Numbers were logged."""
+        """Values were logged."""
         ...
 
     def finish(self) -> None:
-        """The run has ended, however it did."""
+        """The run has ended, with or without an error."""
         ...

@@ -1,7 +1,7 @@
-"""In which number format the arithmetic runs, and whether an update is safe to take.
+"""The number format of the computation, and whether an update is safe to apply.
 
-`wrap` is asked once, not at each step, so that the plain format costs nothing; the other three methods exist for loss
-scaling and are the identity everywhere else.
+`wrap` is called once, not at each step, so that the plain format has no cost; `scale`, `unscale` and `step` exist for
+loss scaling and are trivial otherwise.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Precision(Protocol[Loss]):
 
     @property
     def name(self) -> str:
-        """The format's usual name: fp32, tf32, bf16, fp16, ..."""
+        """Usual name of the format: fp32, tf32, bf16, fp16, ..."""
         ...
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The same forward pass, computed in this format; whatever context it needs is open within the call only."""
+        """Return the forward pass computed in this format; contexts are open only during the call."""
         ...
 
     def scale(self, loss: Loss) -> Loss:
-        """The loss as backward should see it."""
+        """Return the loss to call backward on."""
         ...
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -38,13 +38,13 @@ class Precision(Protocol[Loss]):
         ...
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Take the optimizer's step where its gradients are finite; say whether it was taken."""
+        """Step the optimizer if its gradients are finite; return whether it stepped."""
         ...
 
     def export(self) -> Iterator[Part]:
-        """The scale and its history, where there is one."""
+        """Yield the loss scale and its history, if there is one."""
         ...
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported state."""
+        """Restore an exported state."""
         ...

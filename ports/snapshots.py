@@ -1,4 +1,4 @@
-"""Memory that keeps the bytes of a run's state as they are at one moment, and is used again for the next one."""
+"""Reusable memory for copies of a run's state at one moment."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from hexloop.ports.state import Part
 
 
 class Snapshots(Protocol):
-    """Copies of parts. There is one copy at a time: taking a part again gives up what was taken of it before."""
+    """Copies of parts. There is one copy at a time: copying a part again replaces its previous copy."""
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
-        """What makes room for these parts before they are first taken; it may be called in another thread.
+        """Return a function that allocates memory for these parts ahead of the first copy; it may be called in another
+        thread.
 
-        Only the parts' names, types and shapes are looked at.
+        Only the names, dtypes and shapes of the parts are used.
         """
         ...
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
-        """The same parts, whose bytes stay as they are now while the run goes on.
+        """Return copies of the parts, whose bytes stay as they are now while the run continues.
 
-        `owner` is whose the parts are ("model", "optimizer", ...). What the copies read may be read in another thread.
+        owner: the component that the parts belong to ("model", "optimizer", ...). The copies may be read in another
+        thread.
         """
         ...

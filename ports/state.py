@@ -1,7 +1,7 @@
-"""How opaque state leaves and enters: a stream of parts, never a dictionary of whole tensors.
+"""How opaque state is exported and loaded: as a stream of parts, never as a dictionary of whole tensors.
 
-A part is a contiguous run of bytes of one named value. A single process emits one part a tensor; a sharded engine emits
-the slices it owns. The domain moves parts between an exporter and a store and never looks inside.
+A part is a contiguous range of one named value. A single process yields one part per tensor; a sharded engine yields
+the slices it owns. The domain passes parts between an exporter and a storage and never looks inside.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Protocol
 from attrs import field, frozen
 
 JSON = "JSON"
-"""The dtype of a part that is a UTF-8 JSON document (options, counters) and not a tensor."""
+"""The dtype of a part that is a UTF-8 JSON document (options, counters) instead of a tensor."""
 
 
 @frozen
 class Part:
     """A contiguous slice of one named value.
 
-    `name` is that of the value in the object the user passed in, whatever wraps it. `dtype` is the safetensors name
-    ("F32", "BF16", "I64", ...) or `JSON`. `shape` is the whole value's. `offset` and `length` count elements of the
-    flattened value (bytes for `JSON`). `read` hands out the bytes, little-endian, and may be called once or more; what
-    it hands out stays unchanged until the exporter next changes. `source` is the array that holds the value, where
-    there is one; only an adapter that knows its kind looks at it. `read_run` hands out the bytes of so many elements
-    from a first one of the part on, where that is less work than reading all.
+    name: the name of the value in the object that the user passed, whatever wraps it.
+    dtype: the safetensors name ("F32", "BF16", "I64", ...) or `JSON`.
+    shape: of the whole value.
+    offset, length: in elements of the flattened value (bytes for `JSON`).
+    read: returns the bytes, little-endian; can be called repeatedly. They stay unchanged until the exporter changes.
+    source: the array with the value, if there is one; only an adapter that knows its type uses it.
+    read_run: returns the bytes of a number of elements from a first one on, if that is cheaper than reading all.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Part:
     read_run: Callable[[int, int], memoryview] | None = field(default=None, eq=False, repr=False)
 
     def run(self, begin: int, length: int) -> memoryview:
-        """The bytes of `length` elements of the part, the element `begin` being the first."""
+        """Return the bytes of `length` elements of the part, starting at element `begin`."""
         if self.read_run is not None:
             return self.read_run(begin, length)
         whole = self.read().cast("B")
@@ -46,19 +47,19 @@ class Part:
 
 
 class Exportable(Protocol):
-    """Whatever keeps something between steps.
+    """An object with state that must survive a restart.
 
-    Both methods are collective: every rank calls them, in the same order. They are all that a checkpoint needs of an
-    object, so that what is inside may change without the checkpoint protocol noticing.
+    Both methods are collective: every rank calls them, in the same order. A checkpoint needs nothing else of an object,
+    so the object can change its internals without affecting the checkpoint protocol.
     """
 
     def export(self) -> Iterator[Part]:
-        """Everything needed to rebuild this object as it is now."""
+        """Yield everything needed to restore the current state."""
         ...
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Become what was exported, copying into memory that this object already holds.
+        """Restore an exported state, copying into memory that this object already has.
 
-        Raises ValueError where a part is missing, unknown or of another shape; the message names it.
+        Raises ValueError, naming the part, if a part is missing, unknown or of another shape.
         """
         ...

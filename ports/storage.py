@@ -1,9 +1,8 @@
-"""Where the bytes of a checkpoint go, and when they are there for good.
+"""Storage of checkpoints: files in folders, durable once written.
 
-So few methods, because the commit protocol is the domain's: an adapter only moves bytes, says what it moved (size
-and digest, computed as the bytes pass) and keeps one promise, which its capabilities name: what makes a folder appear
-whole.
-Paths are relative, with "/" between names. Every failure is a hexloop StorageError and leaves what was stored intact.
+The port is small because the commit protocol belongs to the domain: an adapter moves bytes, returns what it moved (size
+and digest, computed on the way) and guarantees one thing, stated in its capabilities: what makes a folder appear as a
+whole. Paths are relative, with "/" between names. Every failure raises StorageError and leaves what was stored intact.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import Protocol
 from attrs import field, frozen
 
 PAGE = 4096
-"""Bytes: a page of memory at the smallest, and a multiple of what disks move at once.
+"""Bytes: a memory page, or a fraction of one, and a multiple of a disk's block size.
 
-A storage may take a large chunk from where it lies, without a copy, where it begins at a multiple of this both in
-memory and in the file. Whoever lays out either sees to that.
+A storage may write a large chunk directly from memory, without a copy, if it is aligned to this both in memory and in
+the file. Code that lays out memory and files should align them.
 """
 
 
 class Publication(Enum):
-    """What makes a folder appear whole: one rename, or the manifest being its last file to appear."""
+    """What makes a folder appear as a whole: one rename, or the manifest as the last file."""
 
     RENAME = "rename"
     MANIFEST_LAST = "manifest last"
@@ -37,7 +36,8 @@ def _unknown_time(path: str) -> float | None:
 class StorageCapabilities:
     """What a storage guarantees and can do.
 
-    location: a description for messages. local_folder: the root, if the storage is a folder of this machine.
+    location: a description for messages.
+    local_folder: the root, if the storage is a folder of this machine.
     modified: returns when the file at a path was written, in seconds since the epoch; None if that is unknown.
     """
 
@@ -49,7 +49,7 @@ class StorageCapabilities:
 
 @frozen
 class Stored:
-    """What a storage wrote or read: bytes, and "<algorithm>:<hexadecimal digest>"."""
+    """What a storage wrote or read: the size in bytes, and "<algorithm>:<hexadecimal digest>"."""
 
     size: int
     digest: str
@@ -68,29 +68,29 @@ class Storage(Protocol):
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """What this adapter promises."""
+        """What this adapter guarantees."""
         ...
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write a new file and make it durable: after a return it survives a crash. Folders are made as needed."""
+        """Write a new file and make it durable: after this returns, it survives a crash. Creates parent folders."""
         ...
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's bytes from byte `start` on, in chunks, in order; none where the file ends before."""
+        """Yield the file's bytes from byte `start` on, in order, in chunks; none if the file ends before."""
         ...
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in `folder`, sorted; none where there is no such folder."""
+        """Return the names in `folder`, sorted; empty if the folder does not exist."""
         ...
 
     def move(self, source: str, destination: str) -> None:
-        """Give a file or folder another name, durably; atomic where `capabilities` say RENAME. Never overwrites."""
+        """Rename a file or folder, durably; atomic if `capabilities` state RENAME. Never overwrites."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+        """Remove a file, or a folder with its contents. No-op if it does not exist."""
         ...
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of what the file holds now, read through."""
+        """Read the file and return its size and digest."""
         ...
