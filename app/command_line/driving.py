@@ -84,7 +84,7 @@ def drive(trainer: Trainer, resume: str | bool | None, progress: Progress) -> No
 
     adapters = trainer.adapters
     if trainer.args.interrupts is None:
-        adapters.interrupts = choose_interrupts(trainer.args, adapters.clock, [], unasked=SIGNALS)
+        adapters.interrupts = choose_interrupts(trainer.args, adapters.clock, [], default_signals=SIGNALS)
     adapters.interrupts = Announced(adapters.interrupts)
     with closing(trainer.stream(resume)) as events:
         for event in events:

@@ -1,4 +1,8 @@
-"""The composition root: which adapter answers which port, by the arguments and by what the caller injects."""
+"""Choose an adapter for every port: the one that the caller passed, or else the one that the arguments name.
+
+Devices, precisions and loggers are tables. To add one, add a file to its folder in `hexloop.adapters` and a row here.
+Engines are in `hexloop.app.engines`, storages in `hexloop.app.wiring.storage`.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,11 @@ from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
 
 JOURNAL = "journal.jsonl"
-"""The file of a run's journal, beside its checkpoints."""
+"""The name of the journal's file in the output folder."""
 
 
 class Injected(TypedDict, total=False):
-    """The adapters that a caller may bring; None, as leaving one out, lets the arguments choose."""
+    """The adapters that a caller may pass to the Trainer. None or a missing key lets the arguments choose."""
 
     device: Device | None
     precision: Precision[Any] | None
@@ -64,7 +68,7 @@ class Injected(TypedDict, total=False):
 
 @define
 class Adapters:
-    """One answer to each port."""
+    """The adapters of a run, one for each port."""
 
     device: Device
     precision: Precision[Any]
@@ -78,14 +82,14 @@ class Adapters:
     interrupts: Interrupts
     journal: Journal
     engine: Engine[TrainingArguments, Any]
-    """What the arguments chose, also where another parallelism was injected."""
+    """The engine that the arguments choose, even if another parallelism was passed."""
 
 
 def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
-    """An adapter for every port.
+    """Return an adapter for every port.
 
-    Raises ConfigurationError with everything that cannot work: a device that is not there, a precision that the device
-    lacks, a tracker that nobody knows, a combination that the table in `combinations` refuses.
+    Raises ConfigurationError with all problems: a missing device, a precision that the device does not support, an
+    unknown logger, a combination that the table in `combinations` rejects.
     """
     problems: list[str] = []
     given_loggers = injected.get("loggers")
@@ -127,7 +131,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
 def _parallelism(
     engine: Engine[TrainingArguments, Any], args: TrainingArguments, device: Device, problems: list[str]
 ) -> Parallelism[Any]:
-    """The engine's adapter; a single process, and what is wrong among `problems`, where it cannot be."""
+    """Return the engine's adapter. If it cannot be created, add the reasons to `problems` and return a placeholder."""
     try:
         return engine.make(args, device)
     except ConfigurationError as error:
@@ -136,67 +140,99 @@ def _parallelism(
 
 
 def choose_device(args: TrainingArguments) -> Device:
-    """The device that the arguments name, or the best that torch finds.
+    """Return the device that the arguments name, or the best one available.
 
-    Raises ConfigurationError where it is not there, or hexloop has no adapter for it.
+    Raises ConfigurationError if it is not available, or if hexloop has no adapter for it.
     """
-    import torch
-
     kind, index = args.device.type, args.device.index or 0
-    if kind == "cpu":
-        from hexloop.adapters.device.torch.base import CpuDevice
-
-        return CpuDevice()
-    if kind == "cuda" and index < torch.cuda.device_count():
-        from hexloop.adapters.device.torch.cuda import CudaDevice
-
-        return CudaDevice(index)
-    if kind == "mps" and torch.backends.mps.is_available():
-        from hexloop.adapters.device.torch.mps import MpsDevice
-
-        return MpsDevice()
-    known = kind in ("cuda", "mps")
-    because = "torch finds no such device here" if known else "hexloop has no adapter for it yet"
+    device = DEVICES[kind](index) if kind in DEVICES else None
+    if device is not None:
+        return device
+    reason = "torch does not find it on this machine" if kind in DEVICES else "hexloop has no adapter for it"
     raise ConfigurationError(
-        [f"You chose the device {args.device}, but {because}; choose another, pass device=..., or set use_cpu=True."]
+        [f"The device {args.device} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."]
     )
 
 
+def _cpu(index: int) -> Device:
+    from hexloop.adapters.device.torch.base import CpuDevice
+
+    return CpuDevice()
+
+
+def _cuda(index: int) -> Device | None:
+    import torch
+
+    from hexloop.adapters.device.torch.cuda import CudaDevice
+
+    return CudaDevice(index) if index < torch.cuda.device_count() else None
+
+
+def _mps(index: int) -> Device | None:
+    import torch
+
+    from hexloop.adapters.device.torch.mps import MpsDevice
+
+    return MpsDevice() if torch.backends.mps.is_available() else None
+
+
+DEVICES: dict[str, Callable[[int], Device | None]] = {"cpu": _cpu, "cuda": _cuda, "mps": _mps}
+"""From the type of a `torch.device` and its index to the adapter; None if the device is not available."""
+
+
 def precision_name(args: TrainingArguments) -> str:
-    """The number format that the arguments ask for."""
+    """Return the name of the precision that the arguments select."""
     if args.mixed_precision != "no":
         return args.mixed_precision
     return "tf32" if args.tf32 else "fp32"
 
 
 def choose_precision(args: TrainingArguments, device: Device) -> Precision[Any]:
-    """The number format that the arguments name, on this device."""
-    from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
-
-    device_type = device.name.partition(":")[0]
+    """Return the precision that the arguments select, on this device. An engine may apply one itself."""
     if (applied := engine_for(args).precision(args)) is not None:
         return PlainPrecision(applied)
-    if args.mixed_precision == "bf16":
-        return Bf16Precision(device_type)
-    if args.mixed_precision == "fp16":
-        return Fp16Precision(device_type)
-    return PlainPrecision(precision_name(args))
+    name = precision_name(args)
+    make = PRECISIONS.get(name)
+    return PlainPrecision(name) if make is None else make(device.name.partition(":")[0])
+
+
+def _bf16(device_type: str) -> Precision[Any]:
+    from hexloop.adapters.precision.autocast import Bf16Precision
+
+    return Bf16Precision(device_type)
+
+
+def _fp16(device_type: str) -> Precision[Any]:
+    from hexloop.adapters.precision.autocast import Fp16Precision
+
+    return Fp16Precision(device_type)
+
+
+PRECISIONS: dict[str, Callable[[str], Precision[Any]]] = {
+    "bf16": _bf16,
+    "fp16": _fp16,
+}
+"""From the name of a precision to its adapter, given the type of the device.
+
+Other names get the adapter that computes in the tensors' own dtypes. `combinations` rejects what the device lacks.
+"""
 
 
 def choose_interrupts(
-    args: TrainingArguments, clock: Clock, problems: list[str], unasked: Sequence[str] = ()
+    args: TrainingArguments, clock: Clock, problems: list[str], default_signals: Sequence[str] = ()
 ) -> Interrupts:
-    """What the arguments let stop a run; the signals `unasked` where they say nothing of signals.
+    """Return what may stop the run: signals, a stop file, a deadline.
 
-    Adds to `problems` where this system has no such signal.
+    default_signals: used if the arguments do not name any. Adds to `problems` if this system lacks a signal.
     """
-    names = list(unasked if args.interrupts is None else args.interrupts)
+    names = list(default_signals if args.interrupts is None else args.interrupts)
     if args.enable_jit_checkpoint and "SIGTERM" not in names:
         names.append("SIGTERM")
     known = [name for name in names if hasattr(signal, name)]
     if known != names:
         problems.append(
-            f"You chose interrupts={names}, but this system has {known} only; choose among these, or use stop_file."
+            f"interrupts={names} contains signals that this system does not have; choose among {known}, or use "
+            "stop_file."
         )
     sources: list[Interrupts] = []
     if known:
@@ -211,15 +247,15 @@ def choose_interrupts(
 
 
 def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str]) -> Journal:
-    """Where the arguments let a run be noted: beside its checkpoints, where these are in a folder of this machine.
+    """Return the journal of the run, a file next to its checkpoints if they are in a local folder.
 
-    Adds to `problems` where steps are to be noted and there is no such folder.
+    Adds to `problems` if steps are to be recorded and there is no such folder.
     """
     folder = storage.capabilities.local_folder
     if folder is None and args.journal == "steps":
         problems.append(
-            f"You chose journal='steps', but the run's files go to {storage.capabilities.location}, where nothing can "
-            "be appended; choose 'events', or pass journal=JsonLinesJournal(...) to the Trainer."
+            f"journal='steps' needs a local folder, but the output goes to {storage.capabilities.location}, which "
+            "cannot be appended to. Set journal='events', or pass journal=JsonLinesJournal(...) to the Trainer."
         )
     writes = args.journal == "steps" or (args.journal == "events" and args.save_strategy != "no")
     if not writes or folder is None or args.process_index != 0:
@@ -228,7 +264,10 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:
-    """The trackers that `report_to` names, hexloop's own or installed ones; adds what is wrong to `problems`."""
+    """Return the loggers that `report_to` names, hexloop's or those of installed packages.
+
+    Adds to `problems` for each name that is unknown or cannot be used.
+    """
     names = list(args.report_to or ()) if args.should_log else []
     if names == ["all"]:
         names = [*(name for name in LOGGERS if name != "console"), *plugin_names("loggers")]
@@ -237,8 +276,8 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]
         plugin = find_plugin("loggers", name)
         if name in NEED_A_FOLDER and is_elsewhere(str(args.output_dir)):
             problems.append(
-                f"You chose report_to={name!r} and an output_dir that is a URL, where nothing can be appended; pass "
-                "loggers=[...] to the Trainer, with a folder of this machine."
+                f"report_to={name!r} needs a local folder, but output_dir is a URL. "
+                "Pass loggers=[...] with a local folder to the Trainer."
             )
         elif name in LOGGERS:
             loggers.append(LOGGERS[name](args))
@@ -246,7 +285,7 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]
             loggers.append(plugin())
         else:
             problems.append(
-                f"You chose report_to={name!r}, but no logger of that name is installed; choose among "
+                f"report_to={name!r} is not installed; choose one of "
                 f"{', '.join([*LOGGERS, *plugin_names('loggers')])}, or pass loggers=[...] to the Trainer."
             )
     return loggers
@@ -263,7 +302,7 @@ LOGGERS: dict[str, Callable[[TrainingArguments], Logger]] = {
     "json_lines": lambda args: JsonLines(joined(str(args.output_dir), "log.jsonl")),
     "console": lambda args: Console(sys.stdout),
 }
-"""hexloop's own loggers by the names that `report_to` uses."""
+"""From a name in `report_to` to the logger."""
 
 NEED_A_FOLDER = ("tensorboard", "json_lines")
-"""Those that append to a file in `output_dir`."""
+"""The loggers that append to a file in `output_dir`."""

@@ -1,10 +1,15 @@
-"""The storage that a path or a URL stands for: hexloop's own, an installed package's, or one that fsspec reaches."""
+"""The storage of a path or URL: hexloop's own, an installed package's, or fsspec's.
+
+To add a storage for a URL scheme, add a file to `hexloop.adapters.storage` and a row to `STORAGES`. An installed
+package offers one through the entry point group "hexloop.storages".
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import uuid
+from collections.abc import Callable
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -16,22 +21,22 @@ from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-"""A scheme has two characters or more: one would be a drive of Windows."""
+"""A scheme has at least two characters; one would be a drive letter of Windows."""
 
 
 def scheme_of(location: str | os.PathLike[str]) -> str | None:
-    """The scheme of a URL, in small letters; None for a path."""
+    """Return the scheme of a URL in lower case; None for a path."""
     match = _URL.match(os.fspath(location))
     return match[1].lower() if match else None
 
 
 def is_elsewhere(location: str | os.PathLike[str]) -> bool:
-    """Whether a location is no folder of this machine."""
+    """Return whether a location is a URL rather than a local folder."""
     return scheme_of(location) not in (None, "file")
 
 
 def as_location(location: str | os.PathLike[str]) -> str:
-    """A path made absolute, a URL without the slashes at its end."""
+    """Return a path made absolute, or a URL without trailing slashes."""
     location = os.fspath(location)
     if is_elsewhere(location):
         return location.rstrip("/")
@@ -39,7 +44,7 @@ def as_location(location: str | os.PathLike[str]) -> str:
 
 
 def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:
-    """The folder that a checkpoint's path or URL is in, and the checkpoint's name."""
+    """Split a checkpoint's path or URL into its parent folder and its name."""
     whole = as_location(location)
     if not is_elsewhere(whole):
         return os.path.split(whole)
@@ -48,32 +53,31 @@ def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def is_missing(location: str | os.PathLike[str]) -> bool:
-    """Whether a location is a folder of this machine that is not there; of a URL nobody knows before it is read."""
+    """Return whether a location is a local folder that does not exist; False for a URL, which is not accessed."""
     return not is_elsewhere(location) and not os.path.isdir(as_location(location))
 
 
 def joined(location: str | os.PathLike[str], name: str) -> str:
-    """The path or URL of something in a folder."""
+    """Return the path or URL of `name` in a folder."""
     location = os.fspath(location)
     return f"{location.rstrip('/')}/{name}" if is_elsewhere(location) else os.path.join(_path_of(location), name)
 
 
 def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> Storage:
-    """A storage for what is in a folder, given by its path or URL; nothing is reached for yet.
+    """Return the storage of a folder, given by its path or URL, without accessing it.
 
-    A package offers one for a scheme by an entry point of that name in the group "hexloop.storages"; it is called with
-    the URL. Every other scheme is fsspec's. digest: see `LocalStorage`; an installed package's chooses its own.
-    Raises ConfigurationError, with what to install, where a scheme is not known here, or a URL holds a password.
+    Schemes are looked up in `STORAGES`, then in the entry points of installed packages; all others are fsspec's.
+    digest: see `LocalStorage`; storages of installed packages choose their own.
+    Raises ConfigurationError if a scheme is unknown, with what to install, or if a URL contains a password.
     """
-    location, scheme = os.fspath(location), scheme_of(location)
-    if scheme is None or scheme == "file":
-        return LocalStorage(_path_of(location), digest)
+    location, scheme = os.fspath(location), scheme_of(location) or "file"
+    if scheme in STORAGES:
+        return STORAGES[scheme](location, digest)
     if urlsplit(location).password:
         raise ConfigurationError(
             [
-                f"You chose a URL of {scheme}:// with a password in it, but it would be written to logs and "
-                "checkpoints; leave it out, and give it by the environment, a configuration file of fsspec, or "
-                "FsspecStorage(url, options)."
+                f"The {scheme}:// URL contains a password, which would end up in logs and checkpoints. Remove it, and "
+                "provide it through the environment, a configuration file of fsspec, or FsspecStorage(url, options)."
             ]
         )
     plugin = find_plugin("storages", scheme)
@@ -82,26 +86,24 @@ def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> S
         return storage
     problem = _problem_of_fsspec(scheme)
     if problem:
-        raise ConfigurationError([f"You chose {location}, but {problem}"])
+        raise ConfigurationError([f"{location} cannot be used: {problem}"])
     from hexloop.adapters.storage.fsspec import FsspecStorage
 
     return FsspecStorage(location, digest=digest)
 
 
 def refuse_unreachable(location: str, storage: Storage) -> None:
-    """Raise ConfigurationError where nothing can be written below a URL, found by writing something small."""
+    """Write a small file below a URL. Raises ConfigurationError if that fails."""
     name = f".hexloop-{uuid.uuid4().hex}"
     try:
         storage.write(name, [b"can this be written to?"])
         storage.remove(name)
     except StorageError as error:
-        raise ConfigurationError(
-            [f"You chose {location} for checkpoints, but it cannot be written to: {error}"]
-        ) from error
+        raise ConfigurationError([f"Checkpoints cannot be written to {location}: {error}"]) from error
 
 
 def _problem_of_fsspec(scheme: str) -> str | None:
-    """Why fsspec cannot reach what has a scheme, and what to do; None where it can."""
+    """Return why fsspec cannot handle a scheme, and what to do; None if it can."""
     try:
         from fsspec import available_protocols, get_filesystem_class
     except ImportError:
@@ -109,37 +111,43 @@ def _problem_of_fsspec(scheme: str) -> str | None:
     if scheme not in available_protocols():
         offered = f" ({', '.join(plugin_names('storages'))})" if plugin_names("storages") else ""
         return (
-            f"neither fsspec nor an installed package{offered} knows {scheme}://; check the URL, install the package "
-            "that offers it, or pass storage=... to the Trainer."
+            f"neither fsspec nor an installed package{offered} supports {scheme}://; check the URL, install a package "
+            "that supports it, or pass storage=... to the Trainer."
         )
     try:
         get_filesystem_class(scheme)
     except ImportError as error:
-        advice = "install hexloop[object-stores]" if scheme in ("s3", "s3a") else "install what it asks for"
-        return f"what fsspec needs for {scheme}:// is not installed ({error}); {advice}."
+        advice = "install hexloop[object-stores]" if scheme in ("s3", "s3a") else "install the package that it names"
+        return f"the package that fsspec needs for {scheme}:// is not installed ({error}); {advice}."
     return None
 
 
 def _path_of(location: str) -> str:
-    """Raises ConfigurationError where a URL of a file names another machine, as one with too few slashes does."""
+    """Return the path of a path or file:// URL. Raises ConfigurationError if the URL names another machine."""
     if scheme_of(location) != "file":
         return os.path.expanduser(location)
     url = urlsplit(location)
     if url.netloc not in ("", "localhost"):
         raise ConfigurationError(
             [
-                f"You chose {location}, but that means the folder {url.path or '/'} on a machine named {url.netloc}; "
-                f"write file:///absolute/path, or the path alone."
+                f"{location} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
+                "file:///absolute/path, or only the path."
             ]
         )
     return url2pathname(url.path)
 
 
-def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The path or URL of the folder "checkpoint-<step>" with the highest step in `folder`; None where there is none.
+STORAGES: dict[str, Callable[[str, str], Storage]] = {
+    "file": lambda location, digest: LocalStorage(_path_of(location), digest),
+}
+"""From a URL's scheme ("file" for a path) to the storage, given the location and the kind of digest."""
 
-    Only names are looked at; what is in it is verified where it is loaded. Raises FileNotFoundError where a folder of
-    this machine is not there.
+
+def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """Return the path or URL of the "checkpoint-<step>" folder with the highest step in `folder`; None without one.
+
+    Only names are compared; a checkpoint is verified when it is loaded. Raises FileNotFoundError if a local folder is
+    missing.
     """
     folder = os.fspath(folder)
     if is_elsewhere(folder):
@@ -151,7 +159,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 KEEPERS = ("optimizer", "scheduler", "scaler", "losses", "data", "random")
-"""Who keeps something between steps, besides the model."""
+"""The parts of a run, besides the model, that have state in a checkpoint."""
 
 TRAINER_STATE = "trainer_state.json"
 
@@ -159,5 +167,5 @@ _KEPT = re.compile(rf"({'|'.join(KEEPERS)})(-rank-\d{{5}}|-\d{{5}}-of-\d{{5}})?\
 
 
 def is_of_run(path: str) -> bool:
-    """Whether a file of this name says how a run stands, be it written by one process or by each of several."""
+    """Return whether a checkpoint's file contains the state of the run rather than the model."""
     return path in (RUN_STATE, RUN_SETUP, TRAINER_STATE) or _KEPT.fullmatch(path) is not None

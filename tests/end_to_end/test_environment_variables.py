@@ -33,7 +33,7 @@ def on_the_processor(folder: Path, environment: pytest.MonkeyPatch) -> None:
 
 def named_device(folder: Path, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("ACCELERATE_TORCH_DEVICE", "meta")
-    assert "You chose the device meta" in refusal(folder, use_cpu=False)
+    assert "The device meta cannot be used" in refusal(folder, use_cpu=False)
     environment.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
     assert small_trainer(folder, use_cpu=False).adapters.device.name == "cpu"
 

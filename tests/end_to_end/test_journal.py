@@ -79,7 +79,7 @@ def test_a_run_that_is_told_to_write_nothing_keeps_no_journal(tmp_path: Path) ->
     small_trainer(tmp_path / "off", save_strategy="epoch", journal="off").train()
     small_trainer(tmp_path / "memory", save_strategy="epoch", parts={"storage": MemoryStorage()}).train()
     assert list(tmp_path.rglob("journal.jsonl")) == []
-    with pytest.raises(ConfigurationError, match="nothing can be appended"):
+    with pytest.raises(ConfigurationError, match="cannot be appended to"):
         small_trainer(tmp_path, journal="steps", parts={"storage": MemoryStorage()})
 
 

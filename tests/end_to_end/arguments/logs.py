@@ -70,7 +70,7 @@ def _(bench: Bench) -> None:
     made = bench.trained({"loggers": None}, report_to="json_lines")
     lines = (Path(made.args.output_dir) / "log.jsonl").read_text().splitlines()
     assert any("loss" in json.loads(line) for line in lines)
-    assert "no logger of that name" in bench.refusal({"loggers": None}, report_to="nobody")
+    assert "is not installed" in bench.refusal({"loggers": None}, report_to="nobody")
 
 
 class Watcher:

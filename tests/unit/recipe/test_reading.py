@@ -116,7 +116,7 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         ),
         (
             "model: project.instance\narguments: {report_to: nobody, use_cpu: true}\n",
-            ["You chose report_to='nobody', but no logger of that name is installed"],
+            ["report_to='nobody' is not installed"],
         ),
     ],
 )
