@@ -124,3 +124,51 @@ class Odd(Optimizer):
                 state["small"] = total.float().to(torch.float8_e4m3fn)
                 state["count"] = torch.tensor(int(state.get("count", 0)) + 1, dtype=torch.int64)
                 parameter.sub_((float(group["lr"]) * total).to(parameter.dtype))
+
+
+class KeepingInGroups(Optimizer):
+    """Keeps all of its state in its groups, as GrokAdamW, Prodigy and schedule-free optimizers do.
+
+    Moments of each parameter, under the parameter itself; a count, a step size that grows and a norm that is a tensor;
+    and functions, which its state dict leaves out.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Any], lr: float = 0.1, signals: list[Callable[[], float]] | None = None
+    ) -> None:
+        super().__init__(
+            parameters, {"lr": lr, "d": 1e-3, "k": 0, "train_mode": False, "signals": signals, "eps": 1e-8}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            signal = sum(each() for each in group["signals"] or ())
+            group["k"] += 1
+            group["train_mode"] = True
+            group["d"] *= 1.5
+            moments = group.setdefault("moments", {})
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                kept = moments.setdefault(parameter, {"seen": 0, "mean": torch.zeros_like(parameter, device="cpu")})
+                kept["seen"] += 1
+                kept["mean"] = (0.9 * kept["mean"].to(parameter.device) + parameter.grad).cpu()
+                scale = group["d"] * (1.0 + signal) / (group["k"] + group["eps"])
+                parameter.sub_(kept["mean"].to(parameter.device), alpha=group["lr"] * scale)
+            group["norm"] = sum(kept["mean"].norm() for kept in moments.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without the functions."""
+        document = super().state_dict()
+        for group in document["param_groups"]:
+            group["signals"] = None
+        return document
+
+
+class KeepingAnObject(KeepingInGroups):
+    """Keeps an object in its groups that a checkpoint cannot hold."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            group.setdefault("generator", torch.Generator())

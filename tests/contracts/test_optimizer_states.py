@@ -18,7 +18,7 @@ from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
-from tests.contracts.optimizers import EightBitMomentum, LowRank, Odd, WithModule
+from tests.contracts.optimizers import EightBitMomentum, KeepingAnObject, KeepingInGroups, LowRank, Odd, WithModule
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -121,6 +121,56 @@ def test_it_comes_back_bit_for_bit(tmp_path: Path, name: str, dtype: torch.dtype
     advance(again, new, 2)
     assert same(optimizer.state_dict(), new.state_dict())
     assert same(dict(ours.state_dict()), dict(again.state_dict()))
+
+
+def signal() -> float:
+    return 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_state_in_groups_comes_back(dtype: torch.dtype) -> None:
+    """What changed over the steps is loaded, for the new parameters; functions and options are the new optimizer's."""
+    ours, again = model(dtype), model(dtype)
+    optimizer = KeepingInGroups(groups(ours), signals=[signal])
+    new = KeepingInGroups(groups(again), signals=[signal])
+    state, other = OptimizerState(ours, optimizer), OptimizerState(again, new)
+    advance(ours, optimizer, 3)
+    for group in new.param_groups:
+        group["eps"] = 1e-4
+    other.load(list(state.export()))
+    ModelState(again).load(list(ModelState(ours).export()))
+
+    for saved, group in zip(optimizer.param_groups, new.param_groups, strict=True):
+        assert (group["k"], group["train_mode"], group["d"], group["lr"]) == (3, True, saved["d"], saved["lr"])
+        assert group["eps"] == 1e-4
+        assert group["signals"] == [signal]
+        assert torch.equal(group["norm"], saved["norm"])
+        assert list(group["moments"]) == group["params"]
+        assert same(list(group["moments"].values()), list(saved["moments"].values()))
+        group["eps"] = saved["eps"]
+    advance(ours, optimizer, 2)
+    advance(again, new, 2)
+    assert same(dict(ours.state_dict()), dict(again.state_dict()))
+
+
+def test_an_object_in_a_group_is_refused() -> None:
+    """It is not left out without notice."""
+    ours = model()
+    optimizer = KeepingAnObject(ours.parameters())
+    state = OptimizerState(ours, optimizer)
+    advance(ours, optimizer)
+    with pytest.raises(CheckpointError, match="Generator, which a checkpoint cannot hold"):
+        list(state.export())
+
+
+def test_state_of_a_tensor_that_is_no_parameter_is_refused() -> None:
+    """A checkpoint could not say whose it is."""
+    ours = model()
+    optimizer = KeepingInGroups(ours.parameters())
+    state = OptimizerState(ours, optimizer)
+    optimizer.param_groups[0]["moments"] = {torch.ones(3): {"mean": torch.ones(3)}}
+    with pytest.raises(CheckpointError, match="not a parameter of the model"):
+        list(state.export())
 
 
 def test_moments_of_another_type_than_their_weights_keep_it(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 
 import hexloop
 from hexloop.adapters.storage.local import LocalStorage
@@ -29,7 +31,7 @@ from tests.end_to_end.checkpoint_folder import (
     refused_by_resume,
     refused_by_verify,
 )
-from tests.end_to_end.small.trainers import small_trainer
+from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 PICKLED = (*SIGNS, "scaler.pt", "rng_state_1.pth", "optimizer.bin", "adapter_model.bin")
 HUGE = 2**60
@@ -163,6 +165,40 @@ def endless(file: str, size: int) -> Callable[[Path], None]:
     return lambda checkpoint: os.truncate(checkpoint / file, size)
 
 
+def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_avg") -> Callable[[Path], None]:
+    """Another tensor in the place of a moment of the first weight."""
+
+    def apply(checkpoint: Path) -> None:
+        path = checkpoint / "optimizer.safetensors"
+        tensors = load_file(path)
+        tensors[f"{WEIGHT}.{key}"] = change(tensors[f"{WEIGHT}.{key}"])
+        save_file(tensors, path)
+        reseal(checkpoint)
+
+    return apply
+
+
+def in_document(file: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Change a JSON document, which the manifest vouches for."""
+
+    def apply(checkpoint: Path) -> None:
+        document = json.loads((checkpoint / file).read_bytes())
+        change(document)
+        (checkpoint / file).write_text(json.dumps(document))
+        reseal(checkpoint)
+
+    return apply
+
+
+def random_state(generator: str, place: int, value: Any) -> Callable[[Path], None]:
+    """Another value at a place of the saved state of a random generator."""
+
+    def change(document: dict[str, Any]) -> None:
+        document[generator][place] = value
+
+    return in_document("random.json", change)
+
+
 CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an absolute path in the manifest": (naming("/etc/hostname"), "not a path within"),
     "a path upwards in the manifest": (naming("../../outside"), "not a path within"),
@@ -211,6 +247,26 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
         holding("random.json", b'{"schema_version": 1, "python": [3, [1], 0], "numpy": [1, 2, 3, 4, 5], "torch": ""}'),
         "random states are invalid",
     ),
+    "moments of no elements": (of_moment(lambda moment: moment[:0, :0]), "exp_avg has shape"),
+    "moments of one row": (of_moment(lambda moment: moment[:1].contiguous(), "exp_avg_sq"), "exp_avg_sq has shape"),
+    "moments of bytes": (of_moment(lambda moment: moment.to(torch.uint8)), "exp_avg is of type U8"),
+    "a step of many numbers": (of_moment(lambda _: torch.zeros(3), "step"), "step has shape"),
+    "a moment that is a number": (
+        in_document("optimizer.json", lambda each: each["param_groups"]["state"][WEIGHT].update(exp_avg=1.0)),
+        "does not mention|not a tensor",
+    ),
+    "a rate that is a text": (
+        in_document("optimizer.json", lambda each: each["param_groups"]["groups"][0].update(lr="fast")), "not a number"
+    ),
+    "a numpy position far away": (random_state("numpy", 2, 10**9), "1000000000"),
+    "a numpy position before the first": (random_state("numpy", 2, -1), "-1"),
+    "a numpy generator of few words": (random_state("numpy", 1, [1, 2]), "2 words"),
+    "a numpy word that is too large": (random_state("numpy", 1, [2**40] * 624), "1099511627776"),
+    "a numpy generator of another kind": (random_state("numpy", 0, "PCG64"), "PCG64"),
+    "a numpy flag that is none": (random_state("numpy", 3, 7), "has_gauss"),
+    "a python position far away": (random_state("python", 1, [1] * 624 + [10**9]), "1000000000"),
+    "a python number that is a text": (random_state("python", 2, "a"), "Gaussian"),
+    "a torch state of no bytes": (in_document("random.json", lambda each: each.update(torch="")), "random states"),
     "groups that are none": (
         holding("optimizer.json", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),
         "optimizer",
@@ -232,6 +288,23 @@ def test_it_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
     assert any(word in told for word in words.split("|")), told
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
     assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_options_in_a_checkpoint_do_not_replace_those_of_the_run(whole: Path, tmp_path: Path, optim: str) -> None:
+    """Learning rates come from the checkpoint and the schedule; all options are the run's own."""
+    checkpoint = copy_of(whole, tmp_path / "spoiled")
+    foreign = {"maximize": True, "eps": 1.0, "fused": optim == "adamw_torch", "betas": {"__tuple__": [0.1, 0.2]}}
+    in_document("optimizer.json", lambda each: each["param_groups"]["groups"][0].update(foreign))(checkpoint)
+    given: dict[str, Any] = {"max_steps": STEP + 2, "optim": optim}
+    trainers = [small_trainer(tmp_path / name, **given) for name in ("expected", "run")]
+    for trainer, folder in zip(trainers, (whole, checkpoint), strict=True):
+        trainer.train(resume_from_checkpoint=str(folder))
+    (expected,), (group,) = (trainer.optimizer.param_groups for trainer in trainers)
+    names = ("maximize", "eps", "fused", "betas", "lr", "weight_decay")
+
+    assert {name: group[name] for name in names} == {name: expected[name] for name in names}
+    assert same_weights(weights(trainers[1]), weights(trainers[0]))
 
 
 def test_a_checkpoint_that_is_a_link_elsewhere_is_refused(whole: Path, tmp_path: Path) -> None:

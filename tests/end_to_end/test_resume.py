@@ -18,6 +18,7 @@ from hexloop import EarlyStoppingCallback, Trainer
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import StepEnded
+from tests.contracts.optimizers import KeepingInGroups
 from tests.end_to_end.small.models import Net, Noisy, Stream, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
@@ -30,7 +31,24 @@ def parts(**further: Any) -> dict[str, Any]:
     return {"model": net(0.3), "train_dataset": Noisy(22), "eval_dataset": rows(6), **further}
 
 
+def half() -> float:
+    return 0.5
+
+
+def with_cycled_momentum() -> dict[str, Any]:
+    """A schedule of torch's that changes the momentum as well."""
+    model = net(0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS)
+    return parts(model=model, optimizers=(optimizer, schedule))
+
+
 CASES: dict[str, Case] = {
+    "an optimizer that keeps its state in its groups": (
+        {"max_steps": STEPS},
+        lambda: parts(optimizer_cls_and_kwargs=(KeepingInGroups, {"lr": 0.05, "signals": [half]})),
+    ),
+    "a momentum that a schedule cycles": ({"max_steps": STEPS}, with_cycled_momentum),
     "dropout, augmentation, accumulation with a partial window": (
         {"gradient_accumulation_steps": 2, "max_steps": STEPS, "logging_steps": 3},
         parts,

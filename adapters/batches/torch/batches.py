@@ -8,6 +8,7 @@ from typing import Any
 
 from hexloop.adapters.batches.torch.data_state import decode_state, state_from_parts, state_parts
 from hexloop.adapters.batches.torch.loader import OrderedLoader
+from hexloop.adapters.batches.torch.random_streams import refuse_invalid_rng_states
 from hexloop.adapters.batches.torch.shares import SampleCounts, Shares, SharesOfRanks
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
@@ -64,7 +65,10 @@ class LoaderBatches:
         """Resume from an export; without parts, epoch and position are enough. Raises ValueError for unknown parts."""
         position = state_from_parts("standing", parts)
         if position is not None:
-            self.loader.resume_from(decode_state(position))
+            document = decode_state(position)
+            if document.get("streams") is not None:
+                refuse_invalid_rng_states(document["streams"])
+            self.loader.resume_from(document)
 
 
 def length_of(data: Any) -> int | None:

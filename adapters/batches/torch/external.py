@@ -23,6 +23,7 @@ from hexloop.adapters.batches.torch.data_state import (
 from hexloop.adapters.batches.torch.loader import is_iterable
 from hexloop.adapters.batches.torch.random_streams import (
     decode_rng_state,
+    decode_valid_rng_state,
     encode_rng_state,
     loader_generators,
     preserved_rng_states,
@@ -114,9 +115,11 @@ class ExternalBatches:
         state = state_from_parts("loader", found.values())
         if state is not None and is_stateful(self.loader):
             self._saved = SavedLoaderState(document["epoch"], document["ended"], state)
+        states = list(map(decode_valid_rng_state, document["now"], self._generators))
+        list(map(decode_valid_rng_state, document["began"], self._generators))
         self._epoch_start_states = document["began"]
-        for generator, own in zip(self._generators[1:], document["now"][1:], strict=True):
-            generator.set_state(decode_rng_state(own))
+        for generator, own in zip(self._generators[1:], states[1:], strict=True):
+            generator.set_state(own)
 
     def _open(self, epoch: int, position: int) -> Iterator[Any]:
         """Return an iterator from where the run resumes."""

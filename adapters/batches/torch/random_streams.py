@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hexloop.domain.order.permutation import sample_keys
+from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
 
 # Streams keyed by position: random augmentation depends on neither the worker nor the rank that reads a sample
 
@@ -93,6 +94,17 @@ def restore_rng_states(states: list[Any]) -> None:
     torch.set_rng_state(torch_state)
 
 
+def refuse_invalid_rng_states(states: Any) -> None:
+    """Raise ValueError for what `rng_states` cannot have returned; restoring it could corrupt memory."""
+    try:
+        (version, words, gauss), (kind, keys, position, has_gauss, cached), torch_state = states
+        refuse_invalid_python_state(version, words.tolist(), gauss)
+        refuse_invalid_numpy_state(kind, keys.tolist(), position, has_gauss, cached)
+        torch.Generator().set_state(torch_state)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"The saved random states of the data are invalid: {error!r}.") from error
+
+
 @contextmanager
 def preserved_rng_states() -> Iterator[None]:
     """Restore the streams of Python, numpy and torch's CPU generator on exit."""
@@ -125,3 +137,13 @@ def encode_rng_state(state: torch.Tensor) -> str:
 def decode_rng_state(text: str) -> torch.Tensor:
     """Return the generator state that `encode_rng_state` encoded."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
+
+
+def decode_valid_rng_state(text: str, generator: torch.Generator) -> torch.Tensor:
+    """The state that a text holds. Raises ValueError if it is not a state of such a generator, which is not changed."""
+    try:
+        state = decode_rng_state(text)
+        torch.Generator(generator.device).set_state(state)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"The saved random states of the data loader are invalid: {error!r}.") from error
+    return state

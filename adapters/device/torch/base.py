@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
@@ -68,22 +69,32 @@ class TorchDevice:
         try:
             version, words, gauss = found["python"]
             kind, keys, position, has_gauss, cached = found["numpy"]
+            refuse_invalid_python_state(version, words, gauss)
+            refuse_invalid_numpy_state(kind, keys, position, has_gauss, cached)
             random.Random().setstate((version, tuple(words), gauss))
             numpys = (kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached)
             np.random.RandomState().set_state(numpys)
             processors = decode_state(found["torch"])
             torch.Generator().set_state(processors)
+            own = self._decode_own_generators(found)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise ValueError(f"The saved random states are invalid: {error!r}.") from error
         random.setstate((version, tuple(words), gauss))
         np.random.set_state(numpys)
         torch.set_rng_state(processors)
-        self._load_own_generators(found)
+        self._load_own_generators(own)
 
     def _own_generators(self) -> Iterator[Part]:
         return iter(())
 
-    def _load_own_generators(self, found: dict[str, Any]) -> None:
+    def _decode_own_generators(self, found: dict[str, Any]) -> list[tuple[int, torch.Tensor]]:
+        """Return the index and the state of each generator of this kind of device; changes nothing.
+
+        Raises ValueError, TypeError or RuntimeError for what is not a state of such a generator.
+        """
+        return []
+
+    def _load_own_generators(self, states: list[tuple[int, torch.Tensor]]) -> None:
         """No-op: the CPU has no generator of its own."""
 
 

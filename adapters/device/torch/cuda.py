@@ -44,9 +44,16 @@ class CudaDevice(TorchDevice):
         yield json_part("device", encode_state(torch.cuda.get_rng_state(self._index)))
         yield json_part("devices", [encode_state(state) for state in torch.cuda.get_rng_state_all()])
 
-    def _load_own_generators(self, found: dict[str, Any]) -> None:
-        """Restore as many GPUs' generators as are visible; this GPU gets this GPU's state, whatever its index was."""
-        for index, state in enumerate(found.get("devices", ())[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(decode_state(state), index)
+    def _decode_own_generators(self, found: dict[str, Any]) -> list[tuple[int, torch.Tensor]]:
+        """Return as many GPUs' states as are visible; this GPU gets this GPU's state, whatever its index was."""
+        saved = list(enumerate(found.get("devices", ())[: torch.cuda.device_count()]))
         if "device" in found:
-            torch.cuda.set_rng_state(decode_state(found["device"]), self._index)
+            saved.append((self._index, found["device"]))
+        states = [(index, decode_state(text)) for index, text in saved]
+        for index, state in states:
+            torch.Generator(f"cuda:{index}").set_state(state)
+        return states
+
+    def _load_own_generators(self, states: list[tuple[int, torch.Tensor]]) -> None:
+        for index, state in states:
+            torch.cuda.set_rng_state(state, index)

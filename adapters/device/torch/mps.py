@@ -35,6 +35,12 @@ class MpsDevice(TorchDevice):
     def _own_generators(self) -> Iterator[Part]:
         yield json_part("device", encode_state(torch.mps.get_rng_state()))
 
-    def _load_own_generators(self, found: dict[str, Any]) -> None:
-        if "device" in found:
-            torch.mps.set_rng_state(decode_state(found["device"]))
+    def _decode_own_generators(self, found: dict[str, Any]) -> list[tuple[int, torch.Tensor]]:
+        states = [(0, decode_state(found["device"]))] if "device" in found else []
+        for _, state in states:
+            torch.Generator("mps").set_state(state)
+        return states
+
+    def _load_own_generators(self, states: list[tuple[int, torch.Tensor]]) -> None:
+        for _, state in states:
+            torch.mps.set_rng_state(state)

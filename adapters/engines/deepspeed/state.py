@@ -13,8 +13,10 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.engines.deepspeed.partitions import Fragment, ZeroPartitions, whole_shape
+from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues
 from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, dealt_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
+from hexloop.adapters.trainable.torch.moment_checks import Expected, refuse_unfit_moments
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS
 from hexloop.adapters.trainable.torch.serialization import (
@@ -65,18 +67,16 @@ class ZeroOptimizerState:
         self._layout = WholeLayout(dist.get_rank(), dist.get_world_size()) if partitions.is_spread else WHOLE
         self._scaler = scaler
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._groups = GroupValues(partitions.optimizer)
 
     def export(self) -> Iterator[Part]:
         """Yield each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
         optimizer = self._partitions.optimizer
         flattening = StateEncoder(type(optimizer).__qualname__, package_classes(optimizer))
-        document: dict[str, Any] = {"groups": [], "state": {}}
-        for group, parameters in zip(optimizer.param_groups, self._partitions.groups, strict=True):
-            options = {key: value for key, value in group.items() if key != "params"}
-            document["groups"].append(
-                {key: flattening.flatten(value, f"group.{key}") for key, value in options.items()}
-                | {"params": [self._names[id(parameter)] for parameter in parameters]}
-            )
+        document: dict[str, Any] = {"groups": [], STATE_KEYS: self._groups.state_keys(), "state": {}}
+        groups = self._groups.export(flattening, optimizer.param_groups)
+        for values, names in zip(groups, self._present_names(), strict=True):
+            document["groups"].append({**values, "params": names})
         outgoing = [
             Outgoing(Entry(name, tensor, tuple(tensor.shape), tensor.dtype))
             for name, tensor in flattening.tensors.items()
@@ -103,10 +103,9 @@ class ZeroOptimizerState:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
             self._refuse_other_groups(document["groups"])
-            self._refuse_other_shapes(document["state"], found)
+            self._refuse_other_shapes(document, found)
             restoring = StateDecoder(found, package_classes(self._partitions.optimizer), holds=False)
-            for live, saved in zip(self._partitions.optimizer.param_groups, document["groups"], strict=True):
-                live.update({key: restoring.restore(value) for key, value in saved.items() if key != "params"})
+            self._groups.put(self._groups.taken(document, restoring))
             for flat, parameters in self._by_flat_tensor():
                 with self._partitions.loaded(flat):
                     for parameter in parameters:
@@ -193,6 +192,13 @@ class ZeroOptimizerState:
         if name in document.get(MASTERS, {}):
             fill(master, found[document[MASTERS][name][TENSOR]])
 
+    def _expected(self) -> dict[str, Expected]:
+        parameters = (each for group in self._partitions.groups for each in group)
+        return {
+            self._names[id(each)]: Expected(tuple(whole_shape(each)), {torch.float32, each.dtype}, fused=True)
+            for each in parameters
+        }
+
     def _present_names(self) -> list[list[str]]:
         return [[self._names[id(parameter)] for parameter in group] for group in self._partitions.groups]
 
@@ -205,7 +211,15 @@ class ZeroOptimizerState:
                 "resume with the model and the weight decay that it was saved with."
             )
 
-    def _refuse_other_shapes(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> None:
+    def _refuse_other_shapes(self, document: Mapping[str, Any], found: Mapping[str, Part]) -> None:
+        state, expected = document["state"], self._expected()
+        refuse_unfit_moments(self._partitions.optimizer, state, found, expected)
+        for name, value in document.get(MASTERS, {}).items():
+            if found[value[TENSOR]].shape != expected[name].shape:
+                raise ValueError(
+                    f"The saved full-precision {name} is of shape {found[value[TENSOR]].shape} there, and of "
+                    f"{expected[name].shape} here."
+                )
         for parameter in (parameter for group in self._partitions.groups for parameter in group):
             name = self._names[id(parameter)]
             for value in state.get(name, {}).values():

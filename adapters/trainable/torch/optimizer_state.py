@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues, plain_values
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
@@ -17,6 +18,7 @@ from hexloop.adapters.trainable.torch.layouts import (
     dealt_parts,
     shape_of,
 )
+from hexloop.adapters.trainable.torch.moment_checks import Expected, refuse_unfit_moments
 from hexloop.adapters.trainable.torch.moments import agreed, entries_of
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
 from hexloop.adapters.trainable.torch.serialization import (
@@ -44,7 +46,7 @@ class OptimizerState:
     Options and state may be tensors, numbers, texts, tuples, lists, dictionaries, torch types, and objects of the
     optimizer's own package whose attributes are such. They come back bit for bit: torch decides where a loaded tensor
     goes, but one that is not of its parameter's type keeps its own, which torch would cast (8-bit states, moments in
-    float32 of bfloat16 weights).
+    float32 of bfloat16 weights). Construct it before the first step; see `GroupValues`.
     layout: where tensors lie, where they are spread over processes: each then leaves whole from one process, and the
     others export a part of it that holds nothing.
     """
@@ -54,20 +56,19 @@ class OptimizerState:
         self._optimizer = optimizer
         self._layout = layout
         self._names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
+        self._groups = GroupValues(optimizer)
 
     def export(self) -> Iterator[Part]:
         """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
-        flattening = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer))
+        whole = isinstance(self._layout, WholeLayout)
+        names = self._names if whole else {}
+        flattening = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer), names)
         kept = self._optimizer.state_dict()
+        groups = self._groups.export(flattening, kept["param_groups"])
         named = dict(enumerate(self._named_parameters()))
         document: dict[str, Any] = {
-            "groups": [
-                {
-                    **{key: flattening.flatten(value, f"group.{key}") for key, value in group.items()},
-                    "params": [self._name(parameter) for parameter in live["params"]],
-                }
-                for group, live in zip(kept["param_groups"], self._optimizer.param_groups, strict=True)
-            ],
+            "groups": [{**group, "params": names} for group, names in zip(groups, self._present_names(), strict=True)],
+            STATE_KEYS: self._groups.state_keys(),
             "state": {
                 name: flattening.flatten(kept["state"][number], name, parameter)
                 for number, (name, parameter) in named.items()
@@ -79,7 +80,7 @@ class OptimizerState:
         if further or unnumbered:
             values = {"top": further, "state": unnumbered}
             document[FURTHER] = {key: flattening.flatten(value, FURTHER) for key, value in values.items()}
-        if isinstance(self._layout, WholeLayout):
+        if whole:
             yield from (tensor_part(name, tensor) for name, tensor in flattening.tensors.items())
         else:
             entries = entries_of(flattening.tensors, flattening.parameters, self._layout)
@@ -89,9 +90,9 @@ class OptimizerState:
         yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on with exported moments and options.
+        """Load exported moments, learning rates and state; the options stay this optimizer's own.
 
-        Raises ValueError where they are those of other parameters, or make no sense; nothing is changed then.
+        Raises ValueError, changing nothing, if they belong to other parameters or are invalid.
         """
         found = {part.name: part for part in parts}
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
@@ -104,14 +105,23 @@ class OptimizerState:
                 document = by_name(document, self._present_names(), self._model)
                 refuse_other_shapes(document["state"], self._shapes(), found)
             self._refuse_other_groups(document["groups"])
+            refuse_unfit_moments(self._optimizer, document["state"], found, self._expected())
             classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
-            self._take(document, StateDecoder(found, classes, spread=spread))
+            keys = self._layout.parameters(self._model)
+            self._take(document, StateDecoder(found, classes, spread=spread, keys=keys))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         parameters = self._layout.parameters(self._model)
         return {name: shape_of(parameter, parameter, self._layout) for name, parameter in parameters.items()}
+
+    def _expected(self) -> dict[str, Expected]:
+        return {
+            self._name(each): Expected(shape_of(each, each, self._layout), [each.dtype], bool(group.get("fused")))
+            for group in self._optimizer.param_groups
+            for each in group["params"]
+        }
 
     def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Part], Tensor]]:
         """For each tensor that lies as its parameter does: what reads as much of it as this process holds."""
@@ -126,9 +136,10 @@ class OptimizerState:
     def _take(self, document: Mapping[str, Any], restoring: StateDecoder) -> None:
         named = list(self._named_parameters())
         numbers = {name: number for number, (name, _) in enumerate(named)}
+        merged = self._groups.merged(self._groups.taken(document, restoring))
         groups = [
-            {**restoring.restore(group), "params": [numbers[name] for name in group["params"]]}
-            for group in document["groups"]
+            {**plain_values(values), "params": [numbers[name] for name in group["params"]]}
+            for values, group in zip(merged, document["groups"], strict=True)
         ]
         state: dict[Any, Any] = {
             numbers[name]: restoring.restore(values, named[numbers[name]][1].device)
@@ -139,6 +150,7 @@ class OptimizerState:
         self._optimizer.load_state_dict(
             {**further.get("top", {}), "state": {**state, **unnumbered}, "param_groups": groups}
         )
+        self._groups.put(merged)
         for number, (_, parameter) in enumerate(named):
             if number in state and parameter in self._optimizer.state:
                 loaded = self._optimizer.state[parameter]

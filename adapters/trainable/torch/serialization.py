@@ -92,7 +92,13 @@ an object of a class that the optimizer's modules know."""
 OWN_TYPE = "own_type"
 """Beside TENSOR: the tensor is of another type than the parameter that it belongs to, and stays so."""
 
-_MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT})
+ON_DEVICE = "on_device"
+"""Beside TENSOR: the tensor is not in host memory, though it belongs to no parameter."""
+
+PARAMETER = "__parameter__"
+"""How JSON marks a parameter, by its name, that is a key of a dictionary."""
+
+_MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT, PARAMETER})
 
 Classes = Mapping[str, type[Any]]
 
@@ -117,12 +123,14 @@ def package_classes(owner: object) -> Classes:
 class StateEncoder:
     """Turns values into JSON; their tensors gather in `tensors` under dotted names, each once however often it is met.
 
-    owner: whose values they are, for messages. classes: those of which objects may be kept.
+    owner: whose values they are, for messages. classes: those of which objects may be kept. names: those of the
+    parameters, by id, that may be keys of dictionaries.
     parameters: afterwards, for the tensors of a parameter's state, that parameter.
     """
 
     owner: str
     classes: Classes = field(factory=dict)
+    names: Mapping[int, str] = field(factory=dict)
     tensors: dict[str, Tensor] = field(factory=dict, init=False)
     parameters: dict[str, Tensor] = field(factory=dict, init=False)
     _names: dict[int, str] = field(factory=dict, init=False)
@@ -156,18 +164,30 @@ class StateEncoder:
             self.tensors[known] = tensor
             if parameter is not None:
                 self.parameters[known] = parameter
-        own = parameter is not None and tensor.dtype != parameter.dtype
-        return {TENSOR: known, OWN_TYPE: True} if own else {TENSOR: known}
+        if parameter is None:
+            return {TENSOR: known} if tensor.device.type == "cpu" else {TENSOR: known, ON_DEVICE: True}
+        return {TENSOR: known} if tensor.dtype == parameter.dtype else {TENSOR: known, OWN_TYPE: True}
 
     def _dictionary(self, value: dict[Any, Any], name: str, parameter: Tensor | None) -> dict[str, Any]:
         if all(isinstance(key, str) for key in value) and not _MARKS & value.keys():
             return {key: self.flatten(inner, f"{name}.{key}", parameter) for key, inner in value.items()}
         return {
             PAIRS: [
-                [self.flatten(key, name), self.flatten(inner, f"{name}.{key}", parameter)]
+                [self._key(key, name), self.flatten(inner, f"{name}.{self.names.get(id(key), key)}", parameter)]
                 for key, inner in value.items()
             ]
         }
+
+    def _key(self, key: Any, name: str) -> Any:
+        if not isinstance(key, Tensor):
+            return self.flatten(key, name)
+        if id(key) not in self.names:
+            raise CheckpointError(
+                f"{self.owner} keeps something in {name} for a tensor of shape {tuple(key.shape)}, which is not a "
+                "parameter of the model as it was passed in, so that a checkpoint cannot say which one it is; use an "
+                "optimizer that keeps it in `state`, or train in one process or with DDP."
+            )
+        return {PARAMETER: self.names[id(key)]}
 
     def _object(self, value: Any, name: str) -> dict[str, Any]:
         kind = type(value)
@@ -193,7 +213,7 @@ class StateDecoder:
     """Turns what `Flattening` made back into values. Every tensor is new; one that was met twice is one tensor again.
 
     found: the parts, by name. holds: a tensor that is to keep its type comes as `Held`.
-    spread: what reads a tensor, by its name, of which this process holds but a part.
+    spread: what reads a tensor, by its name, of which this process holds but a part. keys: parameters by name.
     own_type: afterwards, the ids of the counters that are to keep theirs.
     """
 
@@ -201,6 +221,7 @@ class StateDecoder:
     classes: Classes = field(factory=dict)
     holds: bool = True
     spread: Mapping[str, Callable[[Part], Tensor]] = field(factory=dict)
+    keys: Mapping[str, Tensor] = field(factory=dict)
     own_type: set[int] = field(factory=set, init=False)
     _tensors: dict[str, Tensor] = field(factory=dict, init=False)
 
@@ -214,7 +235,9 @@ class StateDecoder:
         if not isinstance(value, dict):
             return value
         if TENSOR in value:
-            return self._tensor(value[TENSOR], value.get(OWN_TYPE, False))
+            return self._tensor(value[TENSOR], value.get(OWN_TYPE, False), device if value.get(ON_DEVICE) else None)
+        if PARAMETER in value:
+            return self.keys[value[PARAMETER]]
         if TUPLE in value:
             return tuple(self.restore(inner, device) for inner in value[TUPLE])
         if PAIRS in value:
@@ -225,11 +248,11 @@ class StateDecoder:
             return self._object(value[OBJECT], value["state"], device)
         return {key: self.restore(inner, device) for key, inner in value.items()}
 
-    def _tensor(self, name: str, own_type: bool) -> Tensor | UncastTensor:
+    def _tensor(self, name: str, own_type: bool, device: torch.device | None) -> Tensor | UncastTensor:
         if name not in self.found:
             raise ValueError(f"The saved optimizer lacks the tensor {name!r}.")
         if name not in self._tensors:
-            self._tensors[name] = self.spread.get(name, read_tensor)(self.found[name])
+            self._tensors[name] = _moved(self.spread.get(name, read_tensor)(self.found[name]), device)
         tensor = self._tensors[name]
         if own_type and self.holds and (tensor.dim() > 0 or tensor.is_complex()):
             return UncastTensor(tensor)

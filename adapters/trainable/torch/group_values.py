@@ -1,0 +1,196 @@
+"""What an optimizer keeps in its parameter groups besides the parameters: learning rates, options and state.
+
+A resumed run takes the learning rates and the state from the checkpoint, and keeps its own options. State is what the
+optimizer, a schedule or a callback changed since the run started, and every tensor. Functions are configuration: they
+are not saved, and the resumed run has those that it was constructed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hexloop.adapters.trainable.torch.serialization import StateDecoder, StateEncoder, UncastTensor, tensor_names
+
+STATE_KEYS = "state_keys"
+"""The entry of a saved optimizer that lists, for each group, the values that changed since the run started."""
+
+PARAMETERS = frozenset({"params", "param_names"})
+
+RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
+"""Set by the schedule; always taken from a checkpoint."""
+
+IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})
+"""Never taken from a checkpoint: they select the kernel, or the direction of the steps."""
+
+CYCLED = frozenset({"momentum", "betas"})
+"""What torch's schedules change in groups of torch's optimizers, apart from the rates."""
+
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type, partial)
+_PLAIN = (bool, int, float, complex, str, torch.dtype)
+
+
+def is_torchs(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer is one of torch's own, or derived from one."""
+    return any(
+        kind.__module__.startswith("torch.optim") and kind is not Optimizer
+        for kind in type(optimizer).__mro__[:-1]
+        if issubclass(kind, Optimizer)
+    )
+
+
+class GroupValues:
+    """The values in an optimizer's groups. Construct it before the first step: later changes count as state."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        stepped = bool(optimizer.state)
+        self._first = [
+            {
+                key: deepcopy(optimizer.defaults.get(key, value) if stepped else value)
+                for key, value in group.items()
+                if key not in PARAMETERS and _is_plain(value)
+            }
+            for group in optimizer.param_groups
+        ]
+
+    def export(self, encoder: StateEncoder, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the values of `groups`, those of a state dict, as JSON; functions are left out.
+
+        Raises CheckpointError for what a checkpoint cannot hold.
+        """
+        return [
+            {
+                key: encoder.flatten(value, f"group.{key}")
+                for key, value in group.items()
+                if key not in PARAMETERS and not _is_function(value)
+            }
+            for group in groups
+        ]
+
+    def state_keys(self) -> list[list[str]]:
+        """Return the keys of the values that changed, by group."""
+        return [
+            sorted(
+                key
+                for key, value in group.items()
+                if key not in PARAMETERS and not _is_function(value) and not self._is_unchanged(number, key, value)
+            )
+            for number, group in enumerate(self._optimizer.param_groups)
+        ]
+
+    def taken(self, document: Mapping[str, Any], decoder: StateDecoder) -> list[dict[str, Any]]:
+        """Return the values to take from a saved optimizer, by group.
+
+        Raises ValueError for a value of another kind than the optimizer's own.
+        """
+        groups, listed = document["groups"], document.get(STATE_KEYS)
+        if listed is not None and len(listed) != len(groups):
+            raise ValueError(f"The saved optimizer lists the state of {len(listed)} groups, but has {len(groups)}.")
+        taken = []
+        for number, (saved, live) in enumerate(zip(groups, self._optimizer.param_groups, strict=True)):
+            device = live["params"][0].device if live["params"] else None
+            keys = self._keys_of_older(saved, live) if listed is None else listed[number]
+            values = {}
+            for key, value in saved.items():
+                if key in PARAMETERS or key in IMPLEMENTATION or key not in RATES.union(keys):
+                    continue
+                restored = decoder.restore(value, device)
+                restored = restored.tensor if isinstance(restored, UncastTensor) else restored
+                checked = key in live and (key in RATES or is_torchs(self._optimizer))
+                values[key] = _like(live[key], restored, key) if checked else restored
+            taken.append(values)
+        return taken
+
+    def merged(self, taken: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return each group's own values, with those that were taken in their place; without the parameters."""
+        return [
+            {**{key: value for key, value in group.items() if key not in PARAMETERS}, **values}
+            for group, values in zip(self._optimizer.param_groups, taken, strict=True)
+        ]
+
+    def put(self, merged: Sequence[Mapping[str, Any]]) -> None:
+        """Put values into the optimizer's groups."""
+        for group, values in zip(self._optimizer.param_groups, merged, strict=True):
+            group.update(values)
+
+    def _is_unchanged(self, number: int, key: str, value: Any) -> bool:
+        first = self._first[number] if number < len(self._first) else {}
+        return key in first and _is_plain(value) and _same(first[key], value)
+
+    def _keys_of_older(self, saved: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[str]:
+        """The state among the values of a checkpoint that does not list it."""
+        for key, value in saved.items():
+            if (
+                key not in live
+                or not _is_plain(live[key])
+                or any(tensor_names(value))
+                or key in CYCLED
+                or not is_torchs(self._optimizer)
+            ):
+                yield key
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a group's values that are plain or tensors, which `load_state_dict` can copy."""
+    return {key: value for key, value in values.items() if isinstance(value, Tensor) or _is_plain(value)}
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether a value is a function or class, or a collection of such alone."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_function, value))
+    if isinstance(value, dict):
+        return bool(value) and all(map(_is_function, value.values()))
+    return isinstance(value, _FUNCTIONS)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, _PLAIN)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two plain values are equal and of the same types; nan equals nan."""
+    return repr(one) == repr(other)
+
+
+def _like(own: Any, saved: Any, key: str) -> Any:
+    """Return a saved value in the place of the optimizer's own. Raises ValueError where it is of another kind."""
+    if isinstance(own, Tensor):
+        if not isinstance(saved, Tensor):
+            saved = torch.tensor(_number(saved, key), dtype=own.dtype)
+        if saved.shape != own.shape or saved.dtype != own.dtype:
+            raise ValueError(
+                f"The saved optimizer has {key} of shape {tuple(saved.shape)} and {saved.dtype} in a group, and this "
+                f"one has it of shape {tuple(own.shape)} and {own.dtype}."
+            )
+        return saved.to(own.device)
+    if isinstance(own, bool):
+        if not isinstance(saved, bool):
+            raise ValueError(f"The saved optimizer has {key}={saved!r} in a group, which is not True or False.")
+    elif isinstance(own, int | float) and not isinstance(saved, Tensor):
+        _number(saved, key)
+    elif isinstance(own, tuple) and isinstance(saved, list | tuple):
+        if len(own) != len(saved):
+            raise ValueError(f"The saved optimizer has {key}={saved!r} in a group, which should have {len(own)} items.")
+        return tuple(_like(before, after, key) for before, after in zip(own, saved, strict=True))
+    elif key in RATES and isinstance(saved, Tensor):
+        return saved.item()
+    return saved
+
+
+def _number(saved: Any, key: str) -> int | float:
+    if isinstance(saved, bool) or not isinstance(saved, int | float):
+        raise ValueError(f"The saved optimizer has {key}={saved!r} in a group, which is not a number.")
+    return saved
