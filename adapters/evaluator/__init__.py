@@ -1,1 +1,1 @@
-"""Answers to the Evaluator port."""
+"""Adapters of the Evaluator port."""

@@ -1,4 +1,4 @@
-"""How well a model of floats predicts."""
+"""The evaluation of models on lists of floats."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Predictor(Protocol):
     training: bool
 
     def predict(self, features: Sequence[float]) -> float:
-        """The prediction."""
+        """Return the prediction."""
         ...
 
     def train(self, mode: bool = True) -> None:
-        """Switch to training, or to evaluation."""
+        """Switch to training mode, or to evaluation mode."""
         ...
 
 
 class LeastSquaresEvaluator:
-    """Answers the Evaluator port with two metrics: the mean squared error "loss" and the largest error "max_error".
+    """Implements the Evaluator port with two metrics: the mean squared error "loss" and the largest error "max_error".
 
-    `prefix` stands before their names. Both are nan where there is no row.
+    Their names start with `prefix`. Both are nan if there are no rows.
     """
 
     def __init__(self, model: Predictor, rows: Sequence[Row], batch_size: int = 8, prefix: str = "eval_") -> None:
@@ -38,12 +38,12 @@ class LeastSquaresEvaluator:
         self._was_training = False
 
     def batches(self) -> Generator[Sequence[Row], None, None]:
-        """The rows in order."""
+        """Yield the rows in order."""
         for start in range(0, len(self._rows), self._batch_size):
             yield self._rows[start : start + self._batch_size]
 
     def begin(self) -> None:
-        """Switch the model to evaluation and forget earlier errors."""
+        """Switch the model to evaluation mode and discard earlier errors."""
         self._was_training = self._model.training
         self._model.train(False)
         self._errors = []
@@ -54,7 +54,7 @@ class LeastSquaresEvaluator:
         return len(batch)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of everything predicted."""
+        """Return the metrics of all predictions."""
         errors = self._errors or [float("nan")]
         return {
             f"{self._prefix}loss": sum(error * error for error in errors) / len(errors),
@@ -62,5 +62,5 @@ class LeastSquaresEvaluator:
         }
 
     def end(self) -> None:
-        """Switch the model back to what it was in."""
+        """Switch the model back to its previous mode."""
         self._model.train(self._was_training)

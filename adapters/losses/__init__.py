@@ -1,1 +1,1 @@
-"""Answers to the Losses port."""
+"""Adapters of the Losses port."""

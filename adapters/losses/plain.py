@@ -1,4 +1,4 @@
-"""Losses that are on the host already."""
+"""Sums of losses that are on the host."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from hexloop.ports.state import Part
 
 
 class PlainLosses:
-    """Answers the Losses port for whatever turns into a float without waiting."""
+    """Implements the Losses port for values that convert to float without a wait."""
 
     def __init__(self) -> None:
         self._sum = 0.0
 
     def add(self, loss: SupportsFloat) -> None:
-        """Count one loss in."""
+        """Add one loss."""
         self._sum += float(loss)
 
     def drain(self) -> float:
-        """The sum, which starts again from zero."""
+        """Return the sum, and reset it to zero."""
         total, self._sum = self._sum, 0.0
         return total
 
     def export(self) -> Iterator[Part]:
-        """The sum."""
+        """Export the sum."""
         yield json_part("undrained", self._sum)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported sum."""
+        """Load an exported sum."""
         self._sum = only_value(parts, "undrained")

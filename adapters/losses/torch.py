@@ -1,4 +1,4 @@
-"""Torch losses, added up on their device a block at a time."""
+"""Sums of torch losses, computed on their device."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 
 BLOCK = 64
-"""How many scalars wait before they are folded into one: few kernels a step, and little memory held."""
+"""The number of losses that are collected before they are added to the sum: few kernels per step, little memory."""
 
 
 class TorchLosses:
-    """Answers the Losses port. Adding is a list append; every `BLOCK` losses are folded into the sum in one go.
+    """Implements the Losses port. Adding is a list append; every `BLOCK` losses are added to the sum together.
 
-    With `filter_nan` a loss that is not finite counts as the mean of the others, which leaves the mean as it is.
+    With `filter_nan` a loss that is not finite counts as the mean of the others, so that the mean does not change.
     """
 
     def __init__(self, device: torch.device | str = "cpu", filter_nan: bool = True) -> None:
         self._device = device
         self._filter_nan = filter_nan
         self._waiting: list[Tensor] = []
-        self._start()
+        self._reset()
 
     def add(self, loss: Tensor) -> None:
-        """Count one loss in; see `Losses.add`."""
+        """Add one loss; see `Losses.add`."""
         self._waiting.append(loss)
         if len(self._waiting) == BLOCK:
-            self._fold()
+            self._flush()
 
     def drain(self) -> float:
-        """The sum of what was added; waits for the device."""
-        self._fold()
+        """Return the sum, and reset it. Waits for the device."""
+        self._flush()
         total, finite = float(self._sum), int(self._finite)
         if self._filter_nan and 0 < finite < self._added:
             total *= self._added / finite
-        self._start()
+        self._reset()
         return total
 
     def export(self) -> Iterator[Part]:
-        """What was added and not drained; the blocks stay as they are, so that saving changes no later rounding."""
+        """Export the sum and the losses not yet added to it, so that saving does not change later rounding."""
         waiting = torch.stack(self._waiting) if self._waiting else torch.zeros(0)
         yield json_part(
             "undrained",
@@ -56,10 +56,10 @@ class TorchLosses:
         )
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported sum, or from several, of processes that are no more."""
+        """Load one exported sum, or those of several former ranks."""
         found = list(parts)
         sums = [only_value([part], "undrained") for part in found] or [only_value([], "undrained")]
-        self._start()
+        self._reset()
         for kept in sums:
             self._sum += kept["sum"]
             self._finite += kept["finite"]
@@ -67,13 +67,13 @@ class TorchLosses:
             waiting = torch.tensor(kept["waiting"], dtype=getattr(torch, kept["dtype"]), device=self._device)
             self._waiting += waiting.unbind()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._waiting.clear()
         self._sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._finite = torch.zeros((), dtype=torch.int64, device=self._device)
         self._added = 0
 
-    def _fold(self) -> None:
+    def _flush(self) -> None:
         if not self._waiting:
             return
         block = torch.stack(self._waiting).double()

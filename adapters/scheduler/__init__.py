@@ -1,1 +1,1 @@
-"""Answers to the Scheduler port."""
+"""Adapters of the Scheduler port."""

@@ -1,4 +1,4 @@
-"""Rates that stay what they are."""
+"""Constant learning rates."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from hexloop.ports.state import Part
 
 @frozen
 class ConstantRates:
-    """Answers the Scheduler port with the same rates for every update, one for each parameter group."""
+    """Implements the Scheduler port with the same rates at every update, one per parameter group."""
 
     _set_rates: Callable[[Sequence[float]], None]
     _rates: tuple[float, ...]
 
     def start(self, updates: int) -> None:
-        """Put the rates in force."""
+        """Set the rates."""
         self._set_rates(self._rates)
 
     def advance(self, updates: int) -> None:
-        """They are in force."""
+        """No-op: the rates do not change."""
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """No metric changes them."""
+        """No-op: the rates do not change."""
 
     def rates(self) -> tuple[float, ...]:
-        """The rates."""
+        """Return the rates."""
         return self._rates
 
     def export(self) -> Iterator[Part]:
-        """Nothing is kept."""
+        """Export nothing."""
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Nothing is kept."""
+        """No-op."""

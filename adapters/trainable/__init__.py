@@ -1,1 +1,1 @@
-"""Answers to the Trainable port."""
+"""Adapters of the Trainable port."""

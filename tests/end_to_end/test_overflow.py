@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.model_patches import FRAMES, OverflowWatch
+from hexloop.adapters.trainable.torch.forward_hooks import FRAMES, OverflowWatch
 from hexloop.domain.errors import NotFiniteError
 from tests.end_to_end.small.models import Net, net
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
@@ -45,7 +45,7 @@ def test_the_first_module_is_named_and_the_run_ends(tmp_path: Path) -> None:
     assert isinstance(raised.value, ValueError)
     told = str(raised.value)
     assert told.startswith(
-        "Numbers that are not finite in forward pass 2 of the model, at layers.2 (Exploding): output."
+        "Values that are not finite in forward pass 2 of the model, at layers.2 (Exploding): output."
     )
     assert "layers.1 (Tanh)" in told
     assert "layers.3" not in told.rpartition("layers.2 (Exploding)")[2]

@@ -58,7 +58,10 @@ def test_nothing_stays_on_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "index", "said"),
-    [(net(), 1, "takes no memory; give its forward a parameter mems"), (Remembering(), 3, "gives 3 outputs; choose")],
+    [
+        (net(), 1, "takes no memory; add a parameter mems to its forward"),
+        (Remembering(), 3, "returns 3 outputs; choose"),
+    ],
 )
 def test_a_place_that_is_not_there_is_refused(tmp_path: Path, model: nn.Module, index: int, said: str) -> None:
     """The message names the argument, the model and what to do."""

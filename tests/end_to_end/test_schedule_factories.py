@@ -225,7 +225,7 @@ def test_what_cannot_be_made_is_refused(call: Any, wanted: str) -> None:
 
 def test_greedy_wants_an_optimizer() -> None:
     """What is none is refused at once."""
-    with pytest.raises(TypeError, match="dict is no torch optimizer"):
+    with pytest.raises(TypeError, match="dict is not a torch optimizer"):
         hexloop.get_greedy_schedule(cast(Any, {}))
 
 

@@ -1,1 +1,1 @@
-"""Evaluation of a torch module."""
+"""Evaluation of torch modules."""

@@ -1,4 +1,4 @@
-"""The processes that each predict a part of every batch, as the evaluation sees them."""
+"""The evaluation of a torch module on a loader."""
 
 from __future__ import annotations
 
@@ -13,76 +13,132 @@ from torch import Tensor, nn
 
 from hexloop.adapters.evaluator.torch.arrays import Array, FileArrays, MemoryArrays
 from hexloop.adapters.evaluator.torch.outputs import EvalPrediction
-from hexloop.adapters.evaluator.torch.predictions import Collected, InBatches, Joined, mapping_like, sequence_like
+from hexloop.adapters.evaluator.torch.predictions import (
+    BatchCollector,
+    Collector,
+    JoinedCollector,
+    mapping_like,
+    sequence_like,
+)
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.batches import Padding
 
+Predict = Callable[..., tuple[Tensor | None, Any, Any]]
+"""(model, inputs, prediction_loss_only, ignore_keys=...) -> loss, logits, labels."""
+
+
+@frozen
+class PredictionStep:
+    """Predicts one batch without gradients.
+
+    compute_loss: from (model, inputs, return_outputs) to the loss, or to (loss, outputs).
+    wrap: makes a forward pass run in the run's precision.
+    label_names: the inputs that are labels. ignored: outputs that are not predictions, unless a call names others.
+    loss_without_labels: the model returns a loss although it takes no labels; the batch's `return_loss` overrides this.
+    """
+
+    compute_loss: Callable[..., Any]
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    label_names: Sequence[str] = ("labels",)
+    ignored: Sequence[str] = ()
+    loss_without_labels: bool = False
+
+    def __call__(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
+    ) -> tuple[Tensor | None, Any, Any]:
+        """Return the mean loss, the logits and the labels of the batch, each None if missing or not asked for.
+
+        Logits or labels that are a single tensor are returned as such, several as a tuple.
+        """
+        ignored = self.ignored if ignore_keys is None else ignore_keys
+        labels = self._labels(inputs)
+        loss: Tensor | None = None
+        with torch.no_grad():
+            if labels is not None:
+                computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
+                loss = computed.detach()
+                loss = loss.mean() if loss.ndim else loss
+                logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
+            else:
+                logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = tuple(map(_detached, logits))
+        return loss, logits[0] if len(logits) == 1 else logits, labels
+
+    def _labels(self, inputs: Any) -> Any:
+        """Return the labels; None if one is missing, so that there is no loss either.
+
+        Of several unnamed tensors the last one is the labels.
+        """
+        if not isinstance(inputs, Mapping):
+            return _detached(inputs[-1]) if isinstance(inputs, tuple | list) and len(inputs) > 1 else None
+        if not self.label_names:
+            asked = inputs.get("return_loss")
+            return () if (self.loss_without_labels if asked is None else asked) else None
+        found = tuple(inputs.get(name) for name in self.label_names)
+        if any(value is None for value in found):
+            return None
+        labels = tuple(map(_detached, found))
+        return labels[0] if len(labels) == 1 else labels
+
+
+def _forward(model: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def _predictions(outputs: Any, ignored: set[str], skip_first: bool) -> tuple[Any, ...]:
+    """Return the model's outputs except its loss, in order. `skip_first`: the first element of a tuple is the loss."""
+    if isinstance(outputs, Mapping):
+        return tuple(value for name, value in outputs.items() if name not in ignored)
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    if isinstance(outputs, tuple | list):
+        return tuple(outputs[1:] if skip_first else outputs)
+    return tuple(value for name, value in vars(outputs).items() if name not in ignored)
+
+
+def _detached(values: Any) -> Any:
+    """Return the values, in the same structure, without their graphs."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    if isinstance(values, Mapping):
+        return mapping_like(values, {name: _detached(value) for name, value in values.items()})
+    if isinstance(values, tuple | list):
+        return sequence_like(values, list(map(_detached, values)))
+    return values
+
+
+# Several ranks
+
 
 class RankGatherer(Protocol):
-    """What brings the parts together. Every process calls the same methods in the same order."""
+    """Gathers what each rank has of a batch. All ranks call the same methods in the same order."""
 
     def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
-        """Every process's nested tensors, and how many rows they are of; `rows` are those of ours."""
+        """Return the nested tensors of every rank with their number of rows; `rows` is that of this rank."""
         ...
 
     def each(self, value: Tensor) -> list[Tensor]:
-        """Every process's tensor of one shape."""
+        """Return the tensor of every rank; all have the same shape."""
         ...
 
 
 class SingleRank:
-    """A process that predicts whole batches."""
+    """The gatherer of a single process."""
 
     def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
-        """Its own."""
+        """Return this rank's values."""
         return [(values, rows)]
 
     def each(self, value: Tensor) -> list[Tensor]:
-        """Its own."""
+        """Return this rank's tensor."""
         return [value]
 
 
-class BatchLosses:
-    """The mean loss of each batch, and its rows, which are what it weighs."""
-
-    def __init__(self) -> None:
-        self._losses = Joined()
-        self._rows = array("q")
-        self._found: Array | None = None
-
-    def __bool__(self) -> bool:
-        return len(self._rows) > 0
-
-    def add(self, loss: Tensor, rows: int) -> None:
-        """Keep a batch's mean loss, where it is; a batch whose rows nobody can count weighs as one."""
-        self._losses.add(loss, 0)
-        self._rows.append(max(rows, 1))
-
-    def to_host(self) -> None:
-        """Move what is still on the device."""
-        self._losses.to_host()
-
-    def by_row(self) -> Array:
-        """Every row's loss, that is its batch's, of shape (samples,)."""
-        return np.repeat(self._by_batch(), self._rows)
-
-    def in_batches(self) -> list[Array]:
-        """The same, an array a batch."""
-        return [np.repeat(loss, rows) for loss, rows in zip(self._by_batch(), self._rows, strict=True)]
-
-    def mean(self, finite_alone: bool) -> float:
-        """The mean over all rows; with `finite_alone` over those whose loss is finite, where there are any."""
-        losses = self.by_row()
-        finite = np.isfinite(losses)
-        if finite_alone and finite.any():
-            losses = losses[finite]
-        return float(losses.mean())
-
-    def _by_batch(self) -> Array:
-        if self._found is None:
-            found: Any = self._losses.result()
-            self._found = found
-        return self._found
+# The evaluator
 
 
 @define
@@ -109,22 +165,61 @@ class Modes:
             module.training = training
 
 
-Predict = Callable[..., tuple[Tensor | None, Any, Any]]
-"""(model, inputs, prediction_loss_only, ignore_keys=...) -> loss, logits, labels."""
+class BatchLosses:
+    """The mean loss of each batch, weighted by its rows."""
+
+    def __init__(self) -> None:
+        self._losses = JoinedCollector()
+        self._rows = array("q")
+        self._found: Array | None = None
+
+    def __bool__(self) -> bool:
+        return len(self._rows) > 0
+
+    def add(self, loss: Tensor, rows: int) -> None:
+        """Add a batch's mean loss, without moving it. A batch whose rows cannot be counted weighs as one row."""
+        self._losses.add(loss, 0)
+        self._rows.append(max(rows, 1))
+
+    def to_host(self) -> None:
+        """Move to the host what is still on the device."""
+        self._losses.to_host()
+
+    def by_row(self) -> Array:
+        """Return the loss of each row's batch, of shape (samples,)."""
+        return np.repeat(self._by_batch(), self._rows)
+
+    def in_batches(self) -> list[Array]:
+        """Return the same as `by_row`, with one array per batch."""
+        return [np.repeat(loss, rows) for loss, rows in zip(self._by_batch(), self._rows, strict=True)]
+
+    def mean(self, finite_only: bool) -> float:
+        """Return the mean over all rows; with `finite_only` over those with a finite loss, if there are any."""
+        losses = self.by_row()
+        finite = np.isfinite(losses)
+        if finite_only and finite.any():
+            losses = losses[finite]
+        return float(losses.mean())
+
+    def _by_batch(self) -> Array:
+        if self._found is None:
+            found: Any = self._losses.result()
+            self._found = found
+        return self._found
 
 
 @define
 class EvaluationOptions:
-    """What is computed and kept.
+    """What an evaluation computes and keeps.
 
-    prefix: before the name of every metric. loss_only: keep no predictions. ignore_keys: outputs to leave out.
-    accumulation_steps: batches after which predictions leave the device (None: as soon as they are many).
-    concatenate: give the metrics whole arrays and not lists of batches. by_batch: call them for each batch, with
-    `compute_result` True for the last, and keep nothing, unless `keep` says so. include: "inputs" and "loss" go to
-    the metrics as well. filter_nan: leave losses that are not finite out of the mean. main_input: the name of the
-    inputs that "inputs" means. dtype: cast the model to this type first, which must not happen in training.
-    expected_rows: how many samples the loader gives; 0 where nobody knows. folder: where predictions are kept in mapped
-    files; in memory where None. preparation_seconds: what it took to prepare the model, a metric where not None.
+    prefix: prepended to the name of every metric. loss_only: keep no predictions. ignore_keys: outputs to leave out.
+    accumulation_steps: batches after which predictions are moved to the host (None: when there are many).
+    concatenate: pass whole arrays to the metrics instead of lists of batches. by_batch: compute the metrics for each
+    batch, with `compute_result` True for the last, and keep nothing unless `keep` is set. include: "inputs" and "loss"
+    are passed to the metrics too. filter_nan: ignore losses that are not finite in the mean. main_input: the name of
+    the input that "inputs" refers to. dtype: cast the model to this type first; not allowed during training.
+    expected_rows: the number of samples; 0 if unknown. folder: where predictions are kept in mapped files; in memory if
+    None. preparation_seconds: the time it took to prepare the model, reported as a metric if not None.
     """
 
     prefix: str = "eval"
@@ -142,21 +237,21 @@ class EvaluationOptions:
     folder: str | None = None
     preparation_seconds: float | None = None
 
-    def collected(self) -> Collected:
-        """Who keeps predictions as these options say."""
+    def collector(self) -> Collector:
+        """Return a collector of predictions."""
         if not self.concatenate:
-            return InBatches()
-        room = MemoryArrays() if self.folder is None else FileArrays(self.folder)
-        return Joined(room, self.expected_rows, waits=self.accumulation_steps is not None)
+            return BatchCollector()
+        store = MemoryArrays() if self.folder is None else FileArrays(self.folder)
+        return JoinedCollector(store, self.expected_rows, waits=self.accumulation_steps is not None)
 
 
-def _as_they_are(logits: Any, labels: Any) -> Any:
+def _unchanged(logits: Any, labels: Any) -> Any:
     return logits
 
 
 @define
 class TorchEvaluator:
-    """Implements the Evaluator port; after `metrics`, `predictions`, `label_ids` and `samples` can be read.
+    """Implements the Evaluator port. After `metrics`, `predictions`, `label_ids` and `samples` can be read.
 
     modes: keeps the modes that the modules had before; the caller restores them before the next training step. If
     None, `end` restores them.
@@ -168,7 +263,7 @@ class TorchEvaluator:
     transfer: Callable[[Any], Any]
     count_rows: Callable[[Any], int]
     compute_metrics: Callable[..., dict[str, Any]] | None = None
-    preprocess_logits: Callable[[Any, Any], Any] = _as_they_are
+    preprocess_logits: Callable[[Any, Any], Any] = _unchanged
     options: EvaluationOptions = field(factory=EvaluationOptions)
     ranks: RankGatherer = field(factory=SingleRank)
     modes: Modes | None = None
@@ -177,17 +272,17 @@ class TorchEvaluator:
     label_ids: Any = field(default=None, init=False)
     _own_modes: Modes = field(factory=Modes, init=False)
     _losses: BatchLosses = field(factory=BatchLosses, init=False)
-    _logits: Collected = field(init=False)
-    _labels: Collected = field(init=False)
-    _inputs: Collected = field(init=False)
+    _logits: Collector = field(init=False)
+    _labels: Collector = field(init=False)
+    _inputs: Collector = field(init=False)
     _held: EvalPrediction | None = field(default=None, init=False)
     _batches: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._forget()
+        self._reset()
 
     def batches(self) -> Generator[Any, None, None]:
-        """The loader's batches, on the device."""
+        """Yield the loader's batches, on the device."""
         yield from map(self.transfer, self.loader)
 
     def begin(self) -> None:
@@ -195,10 +290,10 @@ class TorchEvaluator:
         if self.options.dtype is not None:
             self.model.to(dtype=self.options.dtype)
         (self.modes or self._own_modes).enter_evaluation(self.model)
-        self._forget()
+        self._reset()
 
     def step(self, batch: Any) -> int:
-        """Predict one batch, of which other processes may predict other rows."""
+        """Predict this rank's part of a batch, and return the rows of all ranks."""
         options = self.options
         rows = 0 if isinstance(batch, Padding) else self.count_rows(batch)
         loss, logits, labels = self.predict(self.model, batch, options.loss_only, ignore_keys=options.ignore_keys)
@@ -218,7 +313,7 @@ class TorchEvaluator:
         return rows
 
     def metrics(self) -> dict[str, Any]:
-        """The user's metrics and the mean loss over all samples, all under the prefix. To be asked once."""
+        """Return the user's metrics and the mean loss over all samples, all with the prefix. Call it once."""
         self.predictions, self.label_ids = self._logits.result(), self._labels.result()
         measured = self._compute_held(last=True) if self.options.by_batch else self._compute()
         named = {name: _plain(value) for name, value in measured.items()}
@@ -234,14 +329,14 @@ class TorchEvaluator:
         """Put every module back in the mode that it was in, unless the caller does that."""
         self._own_modes.restore()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.samples = self._batches = 0
         self.predictions = self.label_ids = self._held = None
         self._losses = BatchLosses()
-        self._logits, self._labels, self._inputs = (self.options.collected() for _ in range(3))
+        self._logits, self._labels, self._inputs = (self.options.collector() for _ in range(3))
 
     def _inputs_of(self, batch: Any) -> Any:
-        """What of the batch the metrics are to have."""
+        """Return the inputs that the metrics get."""
         if "inputs" not in self.options.include:
             return None
         if self.options.by_batch:
@@ -249,7 +344,7 @@ class TorchEvaluator:
         return batch.get(self.options.main_input) if isinstance(batch, Mapping) else None
 
     def _take(self, logits: Any, labels: Any, inputs: Any, loss: Tensor | None, rows: int) -> None:
-        """Enter what one process has of a batch."""
+        """Add what one rank has of a batch."""
         if loss is not None:
             self._losses.add(loss, rows)
         if self.options.by_batch:
@@ -267,7 +362,7 @@ class TorchEvaluator:
             self._inputs.add(main, rows)
 
     def _measure(self, inputs: Any, loss: Tensor | None, logits: Any, labels: Any, rows: int) -> None:
-        """Hand the batch before this one to the metrics, as it was not the last."""
+        """Compute the metrics of the previous batch, which was not the last, and hold this one."""
         if self.compute_metrics is None or logits is None or labels is None:
             return
         self._compute_held(last=False)
@@ -297,15 +392,15 @@ def _checked(measured: Any) -> dict[str, Any]:
     if not isinstance(measured, dict):
         raise ConfigurationError(
             [
-                f"compute_metrics returned {type(measured).__name__}, but metrics go by names; "
-                "let it return a dictionary of names to numbers."
+                f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
+                "numbers."
             ]
         )
     return measured
 
 
 def _plain(value: Any) -> Any:
-    """Plain numbers and lists for scalars and arrays of numpy and torch, whatever they are nested in."""
+    """Convert nested scalars and arrays of numpy and torch to plain numbers and lists."""
     if isinstance(value, Tensor):
         value = value.detach().float() if value.dtype == torch.bfloat16 else value.detach()
         value = value.cpu().numpy()
@@ -316,87 +411,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return list(map(_plain, value))
     return value
-
-
-def _detached(values: Any) -> Any:
-    """Without their graphs, in what they came in."""
-    if isinstance(values, Tensor):
-        return values.detach()
-    if isinstance(values, Mapping):
-        return mapping_like(values, {name: _detached(value) for name, value in values.items()})
-    if isinstance(values, tuple | list):
-        return sequence_like(values, list(map(_detached, values)))
-    return values
-
-
-@frozen
-class PredictionStep:
-    """Predicts one batch without gradients.
-
-    compute_loss: from (model, inputs, return_outputs) to the loss, or to (loss, outputs).
-    wrap: puts a forward pass under the run's number format.
-    label_names: the inputs that are labels. ignored: outputs that are no predictions, unless a call names others.
-    loss_without_labels: the model has a loss although it takes no labels; a batch's `return_loss` goes before that.
-    """
-
-    compute_loss: Callable[..., Any]
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-    label_names: Sequence[str] = ("labels",)
-    ignored: Sequence[str] = ()
-    loss_without_labels: bool = False
-
-    def __call__(
-        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
-    ) -> tuple[Tensor | None, Any, Any]:
-        """The mean loss, the logits and the labels of the batch, each None where there is none or it is not asked for.
-
-        A single logits or labels tensor comes as it is, several as a tuple.
-        """
-        ignored = self.ignored if ignore_keys is None else ignore_keys
-        labels = self._labels(inputs)
-        loss: Tensor | None = None
-        with torch.no_grad():
-            if labels is not None:
-                computed, outputs = self.wrap(self.compute_loss)(model, inputs, return_outputs=True)
-                loss = computed.detach()
-                loss = loss.mean() if loss.ndim else loss
-                logits = _predictions(outputs, {*ignored, "loss"}, skip_first=True)
-            else:
-                logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)
-        if prediction_loss_only:
-            return loss, None, None
-        logits = tuple(map(_detached, logits))
-        return loss, logits[0] if len(logits) == 1 else logits, labels
-
-    def _labels(self, inputs: Any) -> Any:
-        """The labels; None where there is one missing, and with it the loss.
-
-        Of several tensors without names the last one is the labels.
-        """
-        if not isinstance(inputs, Mapping):
-            return _detached(inputs[-1]) if isinstance(inputs, tuple | list) and len(inputs) > 1 else None
-        if not self.label_names:
-            asked = inputs.get("return_loss")
-            return () if (self.loss_without_labels if asked is None else asked) else None
-        found = tuple(inputs.get(name) for name in self.label_names)
-        if any(value is None for value in found):
-            return None
-        labels = tuple(map(_detached, found))
-        return labels[0] if len(labels) == 1 else labels
-
-
-def _forward(model: Callable[..., Any], inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-
-
-def _predictions(outputs: Any, ignored: set[str], skip_first: bool) -> tuple[Any, ...]:
-    """What the model returned besides its loss, in order. `skip_first`: a tuple begins with the loss."""
-    if isinstance(outputs, Mapping):
-        return tuple(value for name, value in outputs.items() if name not in ignored)
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    if isinstance(outputs, tuple | list):
-        return tuple(outputs[1:] if skip_first else outputs)
-    return tuple(value for name, value in vars(outputs).items() if name not in ignored)

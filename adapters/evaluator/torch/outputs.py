@@ -1,4 +1,4 @@
-"""What an evaluation gives: predictions, labels, metrics."""
+"""The results of an evaluation: predictions, labels and metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 
 class EvalPrediction:
-    """What `compute_metrics` is given: arrays of shape (samples, ...), or tuples and dictionaries of them.
+    """The argument of `compute_metrics`: arrays of shape (samples, ...), or tuples and dictionaries of them.
 
-    predictions: what the model returned besides its loss. label_ids: the labels. inputs, losses: where
+    predictions: the model's outputs except its loss. label_ids: the labels. inputs, losses: present if
     `include_for_metrics` asks for them. Uneven second dimensions are padded with -100. Unpacks as
     `(predictions, label_ids[, inputs][, losses])`.
     """
@@ -22,7 +22,7 @@ class EvalPrediction:
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """Predictions and labels, and inputs and losses where there are any."""
+        """Predictions and labels, and inputs and losses if there are any."""
         further = tuple(value for value in (self.inputs, self.losses) if value is not None)
         return (self.predictions, self.label_ids, *further)
 
@@ -31,12 +31,12 @@ class EvalPrediction:
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self.elements):
-            raise IndexError(f"There are {len(self.elements)} parts of an evaluation's predictions, and no {index}.")
+            raise IndexError(f"Index {index} is out of range: EvalPrediction has {len(self.elements)} elements.")
         return self.elements[index]
 
 
 class EvalLoopOutput(NamedTuple):
-    """What `Trainer.evaluation_loop` gives."""
+    """The result of `Trainer.evaluation_loop`."""
 
     predictions: Any
     label_ids: Any
@@ -45,7 +45,7 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `Trainer.predict` gives."""
+    """The result of `Trainer.predict`."""
 
     predictions: Any
     label_ids: Any

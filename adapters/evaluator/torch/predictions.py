@@ -1,4 +1,4 @@
-"""Collecting what many batches gave into arrays."""
+"""Collects the predictions and labels of many batches into arrays."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from hexloop.adapters.evaluator.torch.arrays import Array, ArrayStore, MemoryArr
 from hexloop.domain.errors import DataError
 
 NUMBERS = np.ndarray | np.generic | int | float
-"""What goes into an array, besides tensors."""
+"""The types, besides tensors, that are collected into arrays."""
 
 MOST_BYTES = 1 << 26
-"""So much of a tensor waits on the device before it is moved to the host, where nobody says after how many batches."""
+"""The bytes of tensors that may wait on the device before they are moved to the host, unless `to_host` decides."""
 
 MOST_TENSORS = 4096
-"""As many tensors wait on the device at most, however small; each takes an allocation."""
+"""The number of tensors that may wait on the device, however small; each takes an allocation."""
 
 
-class Collected(Protocol):
-    """What each batch gave: a tensor of shape (rows, ...), or tuples, lists and mappings of them."""
+class Collector(Protocol):
+    """Collects a value of each batch: a tensor of shape (rows, ...), or tuples, lists and mappings of them."""
 
     def add(self, batch: Any, samples: int) -> None:
-        """Keep what a batch of so many samples gave. Raises DataError where it is unlike what earlier ones gave."""
+        """Add the value of a batch of `samples` rows. Raises DataError if it cannot be joined with earlier ones."""
         ...
 
     def to_host(self) -> None:
-        """Move what is still on the device, and free the device of it."""
+        """Move to the host what is still on the device."""
         ...
 
     def result(self) -> Any:
-        """Everything, in arrays; None where there was nothing. To be asked once."""
+        """Return everything as arrays; None if nothing was added. Call it once."""
         ...
 
 
-class Joined:
-    """Everything in arrays of shape (samples, ...), in the tuples, lists and mappings in which the first batch came.
+class JoinedCollector:
+    """Collects arrays of shape (samples, ...), in the same structure of tuples, lists and mappings as the first batch.
 
-    What is no tensor, array or number is kept in a list: an entry a batch, or an entry a row where a batch gives a list
-    of such things. expected: how many samples there will be; 0 where nobody knows. room: where the arrays are kept.
-    waits: tensors stay on their device until `to_host`, however many they are.
+    Values other than tensors, arrays and numbers are collected in a list: one entry per batch, or one per row if the
+    batch has a list of such values. store: where the arrays are stored. expected: the number of samples; 0 if unknown.
+    waits: tensors stay on their device until `to_host` is called, however many there are.
     """
 
-    def __init__(self, room: ArrayStore | None = None, expected: int = 0, waits: bool = False) -> None:
-        self._room, self._expected, self._waits = room or MemoryArrays(), expected, waits
-        self._parts: Collected | None = None
+    def __init__(self, store: ArrayStore | None = None, expected: int = 0, waits: bool = False) -> None:
+        self._store, self._expected, self._waits = store or MemoryArrays(), expected, waits
+        self._parts: Collector | None = None
 
     def add(self, batch: Any, samples: int) -> None:
-        """Keep one batch."""
+        """Add the value of one batch."""
         if self._parts is None:
             self._parts = self._parts_for(batch, samples)
         self._parts.add(batch, samples)
 
     def to_host(self) -> None:
-        """Move what is still on the device."""
+        """Move to the host what is still on the device."""
         if self._parts is not None:
             self._parts.to_host()
 
     def result(self) -> Any:
-        """All arrays."""
+        """Return all arrays."""
         return None if self._parts is None else self._parts.result()
 
-    def _parts_for(self, value: Any, samples: int) -> Collected:
+    def _parts_for(self, value: Any, samples: int) -> Collector:
         if isinstance(value, Tensor | NUMBERS):
             rows = len(value) if isinstance(value, Tensor | np.ndarray) and value.ndim else 1
-            return _Tensors(RowBuffer(self._room, self._expected if rows == samples else 0), self._waits)
+            return _Tensors(RowBuffer(self._store, self._expected if rows == samples else 0), self._waits)
         if isinstance(value, Mapping):
             return _Named({name: self._parts_for(each, samples) for name, each in value.items()}, value)
         if isinstance(value, tuple | list) and not _is_row_of_objects(value):
@@ -76,25 +76,25 @@ class Joined:
         return _Objects()
 
 
-class InBatches:
-    """A list with what each batch gave, in arrays of its own."""
+class BatchCollector:
+    """Collects a list with the arrays of each batch."""
 
     def __init__(self) -> None:
         self._batches: list[Any] = []
         self._moved = 0
 
     def add(self, batch: Any, samples: int) -> None:
-        """Keep one batch where it is."""
+        """Add the value of one batch, and leave it on its device."""
         self._batches.append(batch)
 
     def to_host(self) -> None:
-        """Make arrays of what was added since."""
+        """Convert what was added since the last call to arrays."""
         for index in range(self._moved, len(self._batches)):
             self._batches[index] = to_arrays(self._batches[index])
         self._moved = len(self._batches)
 
     def result(self) -> Any:
-        """The list."""
+        """Return the list."""
         self.to_host()
         return self._batches or None
 
@@ -110,7 +110,7 @@ class _Tensors:
     def add(self, batch: Any, samples: int) -> None:
         if not isinstance(batch, Tensor):
             if not isinstance(batch, NUMBERS):
-                raise _unlike(batch, np.empty(0))
+                raise _mismatch(batch, np.empty(0))
             self._rows.add(np.atleast_1d(np.asarray(batch)))
             return
         if batch.is_cpu:
@@ -124,7 +124,7 @@ class _Tensors:
     def to_host(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if len({(each.shape[1:], each.dtype) for each in waiting}) == 1:
-            waiting = [torch.cat(waiting)]  # moved at once
+            waiting = [torch.cat(waiting)]  # one copy instead of many
         for tensor in waiting:
             self._rows.add(to_array(tensor))
 
@@ -136,12 +136,12 @@ class _Tensors:
 class _Several:
     """A tuple or a list."""
 
-    def __init__(self, parts: list[Collected], like: Any) -> None:
+    def __init__(self, parts: list[Collector], like: Any) -> None:
         self._parts, self._like = parts, like
 
     def add(self, batch: Any, samples: int) -> None:
         if type(batch) is not type(self._like) or len(batch) != len(self._parts):
-            raise _unlike(batch, self._like)
+            raise _mismatch(batch, self._like)
         for part, value in zip(self._parts, batch, strict=True):
             part.add(value, samples)
 
@@ -156,12 +156,12 @@ class _Several:
 class _Named:
     """A mapping."""
 
-    def __init__(self, parts: dict[Any, Collected], like: Any) -> None:
+    def __init__(self, parts: dict[Any, Collector], like: Any) -> None:
         self._parts, self._like = parts, like
 
     def add(self, batch: Any, samples: int) -> None:
         if not isinstance(batch, Mapping) or batch.keys() != self._parts.keys():
-            raise _unlike(batch, self._like)
+            raise _mismatch(batch, self._like)
         for name, part in self._parts.items():
             part.add(batch[name], samples)
 
@@ -174,7 +174,7 @@ class _Named:
 
 
 class _Objects:
-    """What is in no tensor. Nothing but None comes out as None."""
+    """Values that are not tensors or numbers. If all are None, the result is None."""
 
     def __init__(self) -> None:
         self._found: list[Any] = []
@@ -193,7 +193,7 @@ class _Objects:
 
 
 def to_arrays(batch: Any) -> Any:
-    """The batch with arrays of one dimension or more in place of tensors."""
+    """Return the batch with its tensors converted to arrays with at least one dimension."""
     if isinstance(batch, Tensor):
         return to_array(batch)
     if isinstance(batch, Mapping):
@@ -204,7 +204,7 @@ def to_arrays(batch: Any) -> Any:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """An array of one dimension or more, (rows, ...); bfloat16, which numpy does not have, becomes float32."""
+    """Return an array of shape (rows, ...); a scalar becomes one row, and bfloat16, which numpy lacks, float32."""
     tensor = tensor.detach()
     if not tensor.is_cpu:
         tensor = tensor.cpu()
@@ -215,29 +215,29 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def _is_row_of_objects(values: Any) -> bool:
-    """Whether a tuple or list, not empty, holds one thing a row that is no tensor, and holds nothing else."""
+    """Return whether a tuple or list is not empty and contains one plain object per row, and nothing else."""
     return len(values) > 0 and not any(
         isinstance(each, Tensor | np.ndarray | Mapping | tuple | list) for each in values
     )
 
 
 def sequence_like(like: Any, values: list[Any]) -> Any:
-    """A tuple or list of the kind of `like`."""
+    """Return the values in a tuple or list of the same type as `like`."""
     return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
 
 
 def mapping_like(like: Any, values: dict[Any, Any]) -> Any:
-    """A mapping of the kind of `like`, where that can be made from a dictionary."""
+    """Return the values in a mapping of the same type as `like`, if that can be built from a dictionary."""
     try:
         return type(like)(values)
     except TypeError:
         return values
 
 
-def _unlike(batch: Any, like: Any) -> DataError:
+def _mismatch(batch: Any, like: Any) -> DataError:
     return DataError(
-        f"A batch gave {_described(batch)}, and an earlier one {_described(like)}, which cannot be joined; let the "
-        "model return the same of every batch, or set eval_do_concat_batches=False."
+        f"A batch returned {_described(batch)}, and an earlier one {_described(like)}, which cannot be joined; let the "
+        "model return the same structure for every batch, or set eval_do_concat_batches=False."
     )
 
 

@@ -1,4 +1,4 @@
-"""Torch's learning-rate schedulers: one that a user supplies, driven as it is, and the making of them by name."""
+"""Learning-rate schedulers of torch: those that a user passes, and factories by name."""
 
 from hexloop.adapters.scheduler.torch.scheduler import TorchScheduler
 

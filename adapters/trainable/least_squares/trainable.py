@@ -1,4 +1,4 @@
-"""A number that knows its derivatives."""
+"""Least squares by gradient descent with momentum, on lists of floats: model, loss, optimizer and training step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,86 @@ from attrs import frozen
 
 from hexloop.ports.state import Part
 
+Row: TypeAlias = tuple[tuple[float, ...], float]
+"""Features and target."""
+
+# The state of lists of floats
+
+
+@frozen
+class ValueSlice:
+    """A slice of a named value: its elements from `offset` on are `values[first : first + length]`.
+
+    size: the number of elements of the whole value. exported: False if another rank exports the slice.
+    """
+
+    name: str
+    size: int
+    values: list[float]
+    first: int
+    length: int
+    offset: int = 0
+    exported: bool = True
+
+    def read(self) -> memoryview:
+        """Return the current elements as little-endian doubles."""
+        return memoryview(struct.pack(f"<{self.length}d", *self.values[self.first : self.first + self.length]))
+
+    def fill_from(self, whole: Sequence[float]) -> None:
+        """Copy the elements from the whole value."""
+        self.values[self.first : self.first + self.length] = whole[self.offset : self.offset + self.length]
+
+
+def export_slices(slices: Iterable[ValueSlice]) -> Iterator[Part]:
+    """Yield a part for each slice that is exported and not empty."""
+    for each in slices:
+        if each.exported and each.length > 0:
+            yield Part(each.name, "F64", (each.size,), each.offset, each.length, each.read)
+
+
+Piece: TypeAlias = "tuple[str, str, tuple[int, ...], int, tuple[float, ...]]"
+"""The name, dtype, shape, offset and elements of a part."""
+
+
+def piece_of(part: Part) -> Piece:
+    """Return a part with its elements read; without elements if they are not doubles."""
+    elements = struct.unpack(f"<{part.length}d", part.read()) if part.dtype == "F64" else ()
+    return part.name, part.dtype, part.shape, part.offset, elements
+
+
+def load_slices(slices: Iterable[ValueSlice], pieces: Iterable[Piece]) -> None:
+    """Fill the slices from pieces, which together cover every value; a piece may occur more than once.
+
+    Raises ValueError if a value is missing, unknown or of a different shape; then nothing is changed.
+    """
+    expected = {each.name: each for each in slices}
+    wholes: dict[str, dict[int, float]] = {name: {} for name in expected}
+    problems: list[str] = []
+    for name, dtype, shape, offset, elements in pieces:
+        if name not in expected:
+            problems.append(f"{name!r} is unknown")
+        elif (dtype, tuple(shape)) != ("F64", (expected[name].size,)):
+            problems.append(f"{name!r} is {dtype} {list(shape)} and should be F64 [{expected[name].size}]")
+        else:
+            wholes[name] |= dict(enumerate(elements, offset))
+    for name, each in expected.items():
+        lacking = each.size - len(wholes[name])
+        if lacking:
+            problems.append(f"{name!r} is missing, {lacking} of its {each.size} elements")
+    if problems:
+        raise ValueError(f"The saved state does not fit: {'; '.join(problems)}.")
+    for name, each in expected.items():
+        each.fill_from([wholes[name][index] for index in range(each.size)])
+
+
+# The loss
+
 Accumulate = Callable[[Sequence[float]], None]
-"""Adds derivatives, one for each parameter, to the gradients of the window."""
+"""Adds derivatives, one per parameter, to the gradients."""
 
 
 class Scalar:
-    """A loss: its value, its derivative by each parameter, and where `backward` adds those."""
+    """A loss: its value and its derivative with respect to each parameter, which `backward` passes to `accumulate`."""
 
     __slots__ = ("_accumulate", "_derivatives", "value")
 
@@ -26,11 +100,11 @@ class Scalar:
         self._accumulate = accumulate
 
     def backward(self) -> None:
-        """Add the derivatives to the gradients of the window."""
+        """Add the derivatives to the gradients."""
         self._accumulate(self._derivatives)
 
     def __mul__(self, factor: float) -> Scalar:
-        """The loss times a number, as loss scaling needs it."""
+        """Return the loss times a number, as loss scaling needs it."""
         return Scalar(self.value * factor, [slope * factor for slope in self._derivatives], self._accumulate)
 
     def __float__(self) -> float:
@@ -40,17 +114,14 @@ class Scalar:
         return f"Scalar({self.value!r})"
 
 
-def _refuse(derivatives: Sequence[float]) -> None:
+def _no_gradients(derivatives: Sequence[float]) -> None:
     raise RuntimeError("A detached loss has no gradients; call backward on the loss itself.")
 
 
 def detached(loss: Scalar) -> Scalar:
-    """The bare value. Raises RuntimeError on `backward`."""
-    return Scalar(loss.value, (), _refuse)
+    """Return the value without derivatives. Its `backward` raises RuntimeError."""
+    return Scalar(loss.value, (), _no_gradients)
 
-
-Row: TypeAlias = tuple[tuple[float, ...], float]
-"""Features and target."""
 
 SquaredError: TypeAlias = Callable[[Sequence[float], Sequence[Row], int], tuple[float, Sequence[float]]]
 """From parameters (the weights, then the bias), rows and a divisor n to the loss and its derivatives.
@@ -60,7 +131,7 @@ With the error e = w . x + b - y of a row, the loss is sum(e^2) / n, its derivat
 
 
 def squared_error(features: int) -> SquaredError:
-    """The function for rows of so many features; one feature needs no inner loops, which is three times as fast."""
+    """Return the function for rows with this number of features; for one feature it is three times as fast."""
     return _one_feature if features == 1 else _many_features
 
 
@@ -89,82 +160,19 @@ def _many_features(parameters: Sequence[float], rows: Sequence[Row], divisor: in
 
 
 def predict(weights: Sequence[float], bias: float, features: Sequence[float]) -> float:
-    """The sum w . x + b. Raises ValueError where there are not as many features as weights."""
+    """Return w . x + b. Raises ValueError if the numbers of features and weights differ."""
     products = (weight * feature for weight, feature in zip(weights, features, strict=True))
     return sum(products) + bias
 
 
-@frozen
-class ValueSlice:
-    """The elements `first` to `first + length` of `values` are those from `offset` on of the value `name`.
-
-    size: the elements of the whole value. exported: False where it only loads, because somebody else exports it.
-    """
-
-    name: str
-    size: int
-    values: list[float]
-    first: int
-    length: int
-    offset: int = 0
-    exported: bool = True
-
-    def read(self) -> memoryview:
-        """The elements as they are now, as little-endian doubles."""
-        return memoryview(struct.pack(f"<{self.length}d", *self.values[self.first : self.first + self.length]))
-
-    def fill_from(self, whole: Sequence[float]) -> None:
-        """Take the elements from the whole value."""
-        self.values[self.first : self.first + self.length] = whole[self.offset : self.offset + self.length]
-
-
-def export_slices(stretches: Iterable[ValueSlice]) -> Iterator[Part]:
-    """One part for each stretch that is exported and not empty."""
-    for stretch in stretches:
-        if stretch.exported and stretch.length > 0:
-            yield Part(stretch.name, "F64", (stretch.size,), stretch.offset, stretch.length, stretch.read)
-
-
-Piece: TypeAlias = "tuple[str, str, tuple[int, ...], int, tuple[float, ...]]"
-"""Name, dtype, shape and offset of a part, and its elements."""
-
-
-def piece_of(part: Part) -> Piece:
-    """A part with its elements read (none where it holds no doubles)."""
-    elements = struct.unpack(f"<{part.length}d", part.read()) if part.dtype == "F64" else ()
-    return part.name, part.dtype, part.shape, part.offset, elements
-
-
-def load_slices(stretches: Iterable[ValueSlice], pieces: Iterable[Piece]) -> None:
-    """Fill the stretches from pieces, which cover every value between them; a piece may come more than once.
-
-    Raises ValueError, naming them, where one is missing, unknown or of another shape; nothing is changed then.
-    """
-    wanted = {stretch.name: stretch for stretch in stretches}
-    wholes: dict[str, dict[int, float]] = {name: {} for name in wanted}
-    problems: list[str] = []
-    for name, dtype, shape, offset, elements in pieces:
-        if name not in wanted:
-            problems.append(f"{name!r} is unknown")
-        elif (dtype, tuple(shape)) != ("F64", (wanted[name].size,)):
-            problems.append(f"{name!r} is {dtype} {list(shape)} and should be F64 [{wanted[name].size}]")
-        else:
-            wholes[name] |= dict(enumerate(elements, offset))
-    for name, stretch in wanted.items():
-        lacking = stretch.size - len(wholes[name])
-        if lacking:
-            problems.append(f"{name!r} is missing, {lacking} of its {stretch.size} elements")
-    if problems:
-        raise ValueError(f"The saved state does not fit: {'; '.join(problems)}.")
-    for name, stretch in wanted.items():
-        stretch.fill_from([wholes[name][index] for index in range(stretch.size)])
+# Model, optimizer and training step
 
 
 class LinearModel:
-    """y = weight . x + bias. `parameters` holds the weights and then the bias, all zero at first.
+    """y = weight . x + bias. `parameters` holds the weights and then the bias, all initially zero.
 
-    `training` is a switch without effect, as a model without dropout has it; tests can see who turned it.
-    Answers the Exportable port with the values "weight" and "bias".
+    `training` has no effect, as in a model without dropout; tests check who sets it.
+    Implements the Exportable port with the values "weight" and "bias".
     """
 
     exports_shared = True
@@ -176,36 +184,36 @@ class LinearModel:
 
     @property
     def features(self) -> int:
-        """How many numbers make the input of one prediction."""
+        """The number of features of a row."""
         return len(self.parameters) - 1
 
     def predict(self, features: Sequence[float]) -> float:
-        """The model's y for one row's features. Raises ValueError for another number of them."""
+        """Return the model's y for one row. Raises ValueError for a wrong number of features."""
         *weights, bias = self.parameters
         return predict(weights, bias, features)
 
     def train(self, mode: bool = True) -> None:
-        """Switch to training, or to evaluation."""
+        """Switch to training mode, or to evaluation mode."""
         self.training = mode
 
-    def stretches(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
-        """All weights, and the bias."""
+    def slices(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
+        """Return the slices of `values`, one value per parameter: all weights, and the bias."""
         return (
             ValueSlice(f"weight{suffix}", self.features, values, 0, self.features),
             ValueSlice(f"bias{suffix}", 1, values, self.features, 1),
         )
 
     def pieces(self, parts: Iterable[Part]) -> list[Piece]:
-        """The parts that this process was handed: there is no other."""
+        """Return the parts that were passed to this process, the only one."""
         return [piece_of(part) for part in parts]
 
     def export(self) -> Iterator[Part]:
-        """The weights and the bias."""
-        return export_slices(self.stretches(self.parameters))
+        """Export the weights and the bias."""
+        return export_slices(self.slices(self.parameters))
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Take exported weights; see `Exportable.load`."""
-        load_slices(self.stretches(self.parameters), self.pieces(parts))
+        """Load exported weights; see `Exportable.load`."""
+        load_slices(self.slices(self.parameters), self.pieces(parts))
 
 
 class Parameterized(Protocol):
@@ -215,19 +223,19 @@ class Parameterized(Protocol):
     gradients: list[float]
     exports_shared: bool
 
-    def stretches(self, values: list[float], suffix: str = "") -> Sequence[ValueSlice]:
-        """How `values`, one for each parameter here, fall into named values; `suffix` follows the parameters' names."""
+    def slices(self, values: list[float], suffix: str = "") -> Sequence[ValueSlice]:
+        """Return the named slices of `values`, one value per parameter here; `suffix` is appended to the names."""
         ...
 
     def pieces(self, parts: Iterable[Part]) -> list[Piece]:
-        """The parts that all ranks were handed."""
+        """Return the parts that were passed to any rank."""
         ...
 
 
 class MomentumOptimizer:
-    """v <- momentum * v + gradient, parameter <- parameter - rate * v, where v starts at zero.
+    """v <- momentum * v + gradient, parameter <- parameter - rate * v, where v is initially zero.
 
-    The learning rate of the one parameter group is `rates[0]`. Answers the Optimizer and the Exportable port.
+    The learning rate of the only parameter group is `rates[0]`. Implements the Optimizer and the Exportable port.
     """
 
     def __init__(self, model: Parameterized, learning_rate: float = 0.1, momentum: float = 0.9) -> None:
@@ -235,33 +243,33 @@ class MomentumOptimizer:
         self.velocity = [0.0] * len(model.parameters)
         self.rates = [learning_rate]
         self.momentum = momentum
-        self.stretches = (
-            *model.stretches(self.velocity, ".momentum_buffer"),
+        self.slices = (
+            *model.slices(self.velocity, ".momentum_buffer"),
             ValueSlice("learning_rate", 1, self.rates, 0, 1, exported=model.exports_shared),
         )
         self._model = model
 
     def step(self) -> None:
-        """Change every parameter once."""
+        """Update every parameter once."""
         parameters, velocity, momentum, rate = self._model.parameters, self.velocity, self.momentum, self.rates[0]
         for index, gradient in enumerate(self.gradients):
             velocity[index] = moved = momentum * velocity[index] + gradient
             parameters[index] -= rate * moved
 
     def export(self) -> Iterator[Part]:
-        """The velocities, as "<parameter>.momentum_buffer", and the learning rate."""
-        return export_slices(self.stretches)
+        """Export the velocities, as "<parameter>.momentum_buffer", and the learning rate."""
+        return export_slices(self.slices)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an export; see `Exportable.load`."""
-        load_slices(self.stretches, self._model.pieces(parts))
+        """Resume from an export; see `Exportable.load`."""
+        load_slices(self.slices, self._model.pieces(parts))
 
 
 class LeastSquares:
-    """Answers the Trainable port, and the Exportable port for model and optimizer together.
+    """Implements the Trainable port, and the Exportable port for model and optimizer together.
 
-    A batch is a list of rows, the window's loss the mean of their squared errors. Each row weighs the same however the
-    window is cut into batches, so accumulation changes nothing but the rounding.
+    A batch is a list of rows. The loss of a window is the mean of the squared errors of its rows, so the number of
+    batches in a window changes only the rounding.
     """
 
     detached = staticmethod(detached)
@@ -269,21 +277,21 @@ class LeastSquares:
     def __init__(self, model: LinearModel, optimizer: MomentumOptimizer) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._squares = squared_error(model.features)
-        self._accumulate = self._add_to_gradients  # bound once: the loop asks at every step
+        self._squared_error = squared_error(model.features)
+        self._accumulate = self._add_to_gradients  # bound once, because the loop uses it at every step
         self._zeros = [0.0] * len(model.parameters)
 
     def count_items(self, window: Sequence[Sequence[Row]]) -> int:
-        """The rows of the window."""
+        """Return the number of rows in the window."""
         return sum(map(len, window))
 
     def loss(self, batch: Sequence[Row], window_items: Any) -> Scalar:
-        """The batch's squared errors over the rows of the window. Raises ValueError for another number of features."""
-        value, derivatives = self._squares(self.model.parameters, batch, window_items)
+        """Return the batch's squared errors divided by `window_items`. Raises ValueError for a wrong row length."""
+        value, derivatives = self._squared_error(self.model.parameters, batch, window_items)
         return Scalar(value, derivatives, self._accumulate)
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradients down to `max_norm` (0: leave them), and give back their norm before."""
+        """Scale the gradients to a norm of at most `max_norm` (0: do not scale), and return the norm before."""
         gradients = self.model.gradients
         norm = math.hypot(*gradients)
         if 0 < max_norm < norm:
@@ -291,21 +299,21 @@ class LeastSquares:
         return norm
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Put the rate of the one parameter group in force."""
+        """Set the rate of the only parameter group."""
         (self.optimizer.rates[0],) = rates
 
     def clear_gradients(self) -> None:
-        """Set them to zero."""
+        """Set the gradients to zero."""
         self.model.gradients[:] = self._zeros
 
     def export(self) -> Iterator[Part]:
-        """The weights, the bias, their velocities and the learning rate."""
-        return export_slices((*self.model.stretches(self.model.parameters), *self.optimizer.stretches))
+        """Export the weights, the bias, their velocities and the learning rate."""
+        return export_slices((*self.model.slices(self.model.parameters), *self.optimizer.slices))
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an export; see `Exportable.load`."""
-        stretches = (*self.model.stretches(self.model.parameters), *self.optimizer.stretches)
-        load_slices(stretches, self.model.pieces(parts))
+        """Resume from an export; see `Exportable.load`."""
+        slices = (*self.model.slices(self.model.parameters), *self.optimizer.slices)
+        load_slices(slices, self.model.pieces(parts))
 
     def _add_to_gradients(self, derivatives: Sequence[float]) -> None:
         gradients = self.model.gradients
@@ -314,6 +322,6 @@ class LeastSquares:
 
 
 def least_squares(features: int = 1, learning_rate: float = 0.1, momentum: float = 0.9) -> LeastSquares:
-    """A model of so many features, all weights zero, and its optimizer."""
+    """Return a model with this number of features and all weights zero, and its optimizer."""
     model = LinearModel(features)
     return LeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))

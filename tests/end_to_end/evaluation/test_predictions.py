@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hexloop.adapters.evaluator.torch import predictions
-from hexloop.adapters.evaluator.torch.predictions import InBatches, Joined
+from hexloop.adapters.evaluator.torch.predictions import BatchCollector, JoinedCollector
 from hexloop.domain.errors import DataError
 from tests.end_to_end.evaluation.both import assert_equal
 
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 
 def joined(*batches: Any, samples: int = 2) -> Any:
-    collected = Joined(expected=samples * len(batches))
+    collected = JoinedCollector(expected=samples * len(batches))
     for batch in batches:
         collected.add(batch, samples)
     return collected.result()
@@ -67,13 +67,13 @@ def test_tensors_with_a_graph_are_kept_without_it() -> None:
 
 def test_nothing_collected_is_none() -> None:
     """An evaluation without predictions has no arrays."""
-    assert Joined().result() is None
-    assert InBatches().result() is None
+    assert JoinedCollector().result() is None
+    assert BatchCollector().result() is None
 
 
 def test_a_buffer_that_a_model_uses_again_is_no_danger() -> None:
     """What is kept is a copy: the next batch may be computed where this one was."""
-    collected, buffer = Joined(expected=4), torch.zeros(2)
+    collected, buffer = JoinedCollector(expected=4), torch.zeros(2)
     for value in (1.0, 2.0):
         collected.add(buffer.fill_(value), 2)
 
@@ -135,7 +135,7 @@ def test_tensors_wait_on_their_device_until_they_are_many(form: str, monkeypatch
     }
     tensors = [make[form](index) for index in range(21)]
     every = sum(tensor.numel() for tensor in tensors)
-    plain, many, asked = Joined(), Joined(), Joined(waits=True)
+    plain, many, asked = JoinedCollector(), JoinedCollector(), JoinedCollector(waits=True)
     for tensor in tensors:
         plain.add(tensor, 2)
     moved.clear()
@@ -157,7 +157,7 @@ def test_tensors_wait_on_their_device_until_they_are_many(form: str, monkeypatch
 
 def test_batches_apart_are_moved_when_that_is_asked_for() -> None:
     """And all the others at the end."""
-    apart = InBatches()
+    apart = BatchCollector()
     for value in (1.0, 2.0):
         apart.add({"a": to_another_device(torch.full((2,), value))}, 2)
         if value == 1.0:

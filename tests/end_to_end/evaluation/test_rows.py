@@ -34,13 +34,13 @@ class Counted(MemoryArrays):
         self.results: list[Shape] = []
         self.blocks: list[Shape] = []
 
-    def lasting(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    def allocate_result(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         self.results.append(shape)
-        return super().lasting(shape, dtype)
+        return super().allocate_result(shape, dtype)
 
-    def passing(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    def allocate_block(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         self.blocks.append(shape)
-        return super().passing(shape, dtype)
+        return super().allocate_block(shape, dtype)
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -128,8 +128,8 @@ def test_blocks_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
     copy = joining._pad_into
 
     class Watched(MemoryArrays):
-        def passing(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-            pages = super().passing(shape, dtype)
+        def allocate_block(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+            pages = super().allocate_block(shape, dtype)
             blocks.append(weakref.ref(pages.base))
             return pages
 
@@ -183,13 +183,13 @@ def test_rows_in_a_folder_are_mapped_and_leave_no_file(tmp_path: Path) -> None:
     assert isinstance(joined, np.memmap)
     assert (joined == 1).all()
     assert list(tmp_path.iterdir()) == []
-    assert FileArrays(str(tmp_path)).lasting((0, 3), np.dtype("f4")).shape == (0, 3)
+    assert FileArrays(str(tmp_path)).allocate_result((0, 3), np.dtype("f4")).shape == (0, 3)
 
 
 def test_a_folder_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """A disk that cannot promise the bytes says so at once; a mapped write would end the process later."""
     with pytest.raises(StorageFullError, match="choose a folder on a disk with more room"):
-        FileArrays(str(tmp_path)).lasting((1 << 45, 1 << 10), np.dtype("f8"))
+        FileArrays(str(tmp_path)).allocate_result((1 << 45, 1 << 10), np.dtype("f8"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Watching a model for numbers that are not finite, module by module."""
+"""Forward hooks that training arguments add to a model: overflow detection, embedding noise and past outputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 from hexloop.domain.errors import ConfigurationError, NotFiniteError
 
+# Overflow detection (debug="underflow_overflow")
+
 FRAMES = 21
-"""How many frames are kept; the reference library's."""
+"""The number of forward passes that are kept for the report, as in transformers."""
 
 
 @frozen
 class Range:
-    """The smallest and the largest absolute value of a tensor, by the name of what it is in its frame.
+    """The smallest and the largest absolute value of a tensor.
 
-    A tensor with nan has nan for both; one without elements has none.
+    name: the tensor's name in its frame. If the tensor contains nan, both values are nan. Empty tensors have no range.
     """
 
     name: str
@@ -31,17 +33,17 @@ class Range:
 
     @property
     def finite(self) -> bool:
-        """Whether every element is."""
+        """Whether every element is finite."""
         return math.isfinite(self.largest)
 
     def __str__(self) -> str:
-        told = f"{self.smallest:9.2e} {self.largest:9.2e}  {self.name}"
-        return told if self.finite else f"{told}  <-- not finite"
+        line = f"{self.smallest:9.2e} {self.largest:9.2e}  {self.name}"
+        return line if self.finite else f"{line}  <-- not finite"
 
 
 @frozen
 class Frame:
-    """The forward pass of one module: its weights, what went in, what came out."""
+    """The forward pass of one module: the ranges of its weights, inputs and outputs."""
 
     module: str
     kind: str
@@ -49,7 +51,7 @@ class Frame:
 
     @property
     def finite(self) -> bool:
-        """Whether everything in it is."""
+        """Whether every element is finite."""
         return all(each.finite for each in self.ranges)
 
     def __str__(self) -> str:
@@ -59,45 +61,45 @@ class Frame:
 
 @define
 class OverflowWatch:
-    """Ends a run at the first module whose weights, inputs or outputs are not all finite.
+    """Stops a run with NotFiniteError at the first module with weights, inputs or outputs that are not finite.
 
-    frames: the last forward passes, one a module, the innermost first, as they end. Every one waits for the device.
+    frames: the last forward passes, one per module, in the order in which they finish. Each waits for the device.
     """
 
     frames: deque[Frame] = field(factory=lambda: deque(maxlen=FRAMES))
     _passes: int = field(default=0, init=False)
 
     def watch(self, model: nn.Module) -> Callable[[], None]:
-        """Look at every forward pass of the model's modules; gives what ends that."""
+        """Check every forward pass of the model's modules. Returns a function that removes the hooks."""
         hooks = [
-            module.register_forward_hook(self._looking(name, module is model), with_kwargs=True)
+            module.register_forward_hook(self._check(name, module is model), with_kwargs=True)
             for name, module in model.named_modules()
         ]
 
-        def end() -> None:
+        def remove() -> None:
             for hook in hooks:
                 hook.remove()
 
-        return end
+        return remove
 
-    def _looking(self, name: str, outermost: bool) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, keywords: Any, outputs: Any) -> None:
+    def _check(self, name: str, is_root: bool) -> Callable[..., None]:
+        def check(module: nn.Module, inputs: Any, keywords: Any, outputs: Any) -> None:
             frame = Frame(name, type(module).__name__, _ranges(module, inputs, keywords, outputs))
             self.frames.append(frame)
             if not frame.finite:
                 raise NotFiniteError(self._report(frame))
-            self._passes += outermost
+            self._passes += is_root
 
-        return look
+        return check
 
     def _report(self, frame: Frame) -> str:
         where = ", ".join(each.name for each in frame.ranges if not each.finite)
         listed = "\n".join(map(str, self.frames))
         return (
-            f"Numbers that are not finite in forward pass {self._passes} of the model, at {frame.module or 'the model'}"
-            f" ({frame.kind}): {where}. The last {len(self.frames)} modules, each with the smallest and the largest "
+            f"Values that are not finite in forward pass {self._passes} of the model, at {frame.module or 'the model'} "
+            f"({frame.kind}): {where}. The last {len(self.frames)} modules, each with the smallest and the largest "
             f"absolute value of its weights, inputs and outputs:\n{listed}\n"
-            "Lower the learning rate, clip gradients, or compute in a format with a wider range where the values grow."
+            "Lower the learning rate, clip gradients, or use a number format with a wider range where the values grow."
         )
 
 
@@ -113,7 +115,7 @@ def _ranges(module: nn.Module, *values: Any) -> tuple[Range, ...]:
 
 
 def _tensors(title: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in `value`, whatever it is nested in, by where it is."""
+    """Yield every tensor nested in `value`, with its path."""
     if isinstance(value, Tensor):
         yield title, value
     elif isinstance(value, Mapping):
@@ -124,13 +126,16 @@ def _tensors(title: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{title}[{index}]", each)
 
 
-def add_embedding_noise(model: nn.Module, alpha: float) -> Callable[[], None]:
-    """Add uniform noise to the output of the model's input embeddings, in training mode only; gives what ends that.
+# Noise on input embeddings (neftune_noise_alpha)
 
-    For embeddings of shape (batch, length, size) it lies within alpha / sqrt(length * size), as in the paper's
-    section 2, and comes from torch's stream of their device, so that it is part of the run's state. Neither the
-    weights nor the module's attributes change.
-    Raises ConfigurationError where the model does not say which module its input embeddings are.
+
+def add_embedding_noise(model: nn.Module, alpha: float) -> Callable[[], None]:
+    """Add uniform noise to the output of the model's input embeddings, in training mode only (NEFTune).
+
+    Returns a function that removes the hook. For embeddings of shape (batch, length, size) the noise is within
+    alpha / sqrt(length * size) (Jain et al. 2023, arXiv 2310.05914, section 2). It comes from torch's generator of
+    their device, so it is part of the run's state. Neither the weights nor the module's attributes change.
+    Raises ConfigurationError if the model does not say which module its input embeddings are.
     """
     embeddings = _input_embeddings(model)
 
@@ -153,21 +158,23 @@ def _input_embeddings(model: nn.Module) -> nn.Module:
         raise ConfigurationError(
             [
                 f"You chose neftune_noise_alpha, but {type(inner).__name__} does not say which module its input "
-                "embeddings are; give it a method get_input_embeddings, or leave the argument out."
+                "embeddings are; define its method get_input_embeddings, or leave the argument out."
             ]
         )
     return found
 
 
+# The model's memory of earlier batches (past_index)
+
 KEYWORD = "mems"
-"""The keyword under which models take their memory."""
+"""The keyword argument of forward by which models take their memory."""
 
 
 class PastOutputs:
-    """Hands the output at a place to the next forward pass, under the keyword `mems` and without its graph.
+    """Passes one of the model's outputs to the next forward pass, as the keyword `mems` and without its graph.
 
-    index: the place among the outputs, where the loss, if there is one, is the first.
-    training: whether the passes of training are meant, or those of evaluation; each has a memory of its own.
+    index: the position of that output; if the model returns a loss, the loss is at position 0.
+    training: whether to use the forward passes of training or those of evaluation; each has its own memory.
     """
 
     def __init__(self, index: int, training: bool) -> None:
@@ -176,23 +183,23 @@ class PastOutputs:
         self.past: Any = None
 
     def forget(self) -> None:
-        """Hand nothing to the next pass."""
+        """Pass nothing to the next forward pass."""
         self.past = None
 
     def attach(self, model: nn.Module) -> Callable[[], None]:
-        """Begin with the next pass of `model`; gives what ends it.
+        """Start with the next forward pass of `model`. Returns a function that removes the hooks.
 
-        Raises ConfigurationError where the model takes no memory, and in a pass that gives fewer outputs.
+        Raises ConfigurationError if the model takes no memory; so does a forward pass that returns too few outputs.
         """
         taken = inspect.signature(model.forward).parameters.values()
         if not any(each.name == KEYWORD or each.kind is each.VAR_KEYWORD for each in taken):
             raise ConfigurationError(
                 [
-                    f"You chose past_index={self.index}, but {type(model).__name__} takes no memory; give its forward "
-                    f"a parameter {KEYWORD}, or leave the argument out."
+                    f"You chose past_index={self.index}, but {type(model).__name__} takes no memory; add a parameter "
+                    f"{KEYWORD} to its forward, or leave the argument out."
                 ]
             )
-        before = model.register_forward_pre_hook(self._hand_on, with_kwargs=True)
+        before = model.register_forward_pre_hook(self._pass_on, with_kwargs=True)
         after = model.register_forward_hook(self._keep)
 
         def remove() -> None:
@@ -201,7 +208,7 @@ class PastOutputs:
 
         return remove
 
-    def _hand_on(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _pass_on(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if model.training is self.training and self.past is not None:
             named = {**named, KEYWORD: self.past}
         return inputs, named
@@ -214,8 +221,8 @@ class PastOutputs:
             count = len(values) if isinstance(values, tuple | list) else 1
             raise ConfigurationError(
                 [
-                    f"You chose past_index={self.index}, but {type(model).__name__} gives {count} outputs; choose the "
-                    "place of its memory among them, counted from 0, or leave the argument out."
+                    f"You chose past_index={self.index}, but {type(model).__name__} returns {count} outputs; choose "
+                    "the position of its memory among them, counted from 0, or leave the argument out."
                 ]
             )
         self.past = _detached(values[self.index])
