@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from hexloop.adapters.scheduler.torch import TorchScheduler
-from hexloop.adapters.trainable.torch.model_patches import OverflowWatch, PastOutputs, add_embedding_noise
+from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.domain.errors import ConfigurationError

@@ -39,9 +39,7 @@ def get_scheduler(
     if name == "greedy":
         return get_greedy_schedule(optimizer, **options)
     if name in SHAPES and name not in NEEDS_NO_WARMUP and num_warmup_steps is None:
-        raise ConfigurationError(
-            [f"The schedule {name!r} starts with a warmup, but num_warmup_steps is not set; set it, to 0 for none."]
-        )
+        raise ConfigurationError([f"The schedule {name!r} starts with a warmup; set num_warmup_steps (0 for none)."])
     return lambda_of_shape(name, optimizer, num_warmup_steps or 0, num_training_steps, -1, **options)
 
 

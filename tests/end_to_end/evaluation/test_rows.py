@@ -188,7 +188,7 @@ def test_rows_in_a_folder_are_mapped_and_leave_no_file(tmp_path: Path) -> None:
 
 def test_a_folder_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """A disk that cannot promise the bytes says so at once; a mapped write would end the process later."""
-    with pytest.raises(StorageFullError, match="choose a folder on a disk with more room"):
+    with pytest.raises(StorageFullError, match="choose a folder on a disk with more space"):
         FileArrays(str(tmp_path)).allocate_result((1 << 45, 1 << 10), np.dtype("f8"))
     assert list(tmp_path.iterdir()) == []
 
