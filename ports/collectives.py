@@ -63,9 +63,7 @@ class Collectives(Protocol):
         ...
 
     def tell_failure(self, cause: str) -> None:
-        """Report to the other ranks why this one fails, as they would wait for it in vain. Never raises or blocks for
-        them.
-        """
+        """Report to the other ranks why this one fails. Never raises, and waits for no rank."""
         ...
 
     def explain(self, error: BaseException) -> BaseException:

@@ -178,6 +178,14 @@ class StorageContract:
         assert storage.capabilities.publication in Publication
         assert storage.capabilities.location
 
+    def test_the_time_of_a_write_is_reported_or_unknown(self, storage: Storage) -> None:
+        """The capability `modified` returns seconds since the epoch or None; None for a file that does not exist."""
+        storage.write("folder/file", CHUNKS)
+        written = storage.capabilities.modified("folder/file")
+
+        assert written is None or written > 1e9
+        assert storage.capabilities.modified("folder/missing") is None
+
 
 def content(files: Iterator[File]) -> dict[str, bytes]:
     """Return the bytes of each file by path."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pytest
+from attrs import evolve
 
 from hexloop.ports.files import File
 from hexloop.ports.hub import Hub
-from hexloop.ports.storage import Entry, Storage, Stored
+from hexloop.ports.storage import Entry, Storage, StorageCapabilities, Stored
 from hexloop.testing import (
     HubContract,
     MemoryHub,
@@ -34,6 +35,17 @@ class Overwriting(MemoryStorage):
 class TestOverwriting(StorageTest):
     broken = "test_a_file_is_never_overwritten"
     kind = Overwriting
+
+
+class WritingAtTheEpoch(MemoryStorage):
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        return evolve(super().capabilities, modified=lambda path: 0.0)
+
+
+class TestWritingAtTheEpoch(StorageTest):
+    broken = "test_the_time_of_a_write_is_reported_or_unknown"
+    kind = WritingAtTheEpoch
 
 
 class LeavingRests(MemoryStorage):
