@@ -1,7 +1,7 @@
 """The model, its loss and its optimizer as the loop sees them: two indivisible actions.
 
-So few because nothing else may come between them: a hook, an engine or a compiler may own a whole action, and the loop
-neither knows nor cares how many kernels, processes or machines it takes.
+There are only two so that a user's hook, an engine or a compiler may own a whole action. The loop does not know how
+many kernels, processes or machines an action takes.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ Loss_co = TypeVar("Loss_co", covariant=True)
 
 
 class Learner(Protocol[Batch_contra, Loss_co]):
-    """Learns from windows of micro-batches; a window ends in one update."""
+    """Learns from windows of micro-batches. Each window ends in one update."""
 
     def count_items(self, window: Sequence[Batch_contra]) -> object:
-        """How many items (label tokens, rows) the window's loss is the mean of, left on the device.
+        """Return the number of items (label tokens, rows) that the window's loss averages over, on the device.
 
-        None where the learner needs no count: then each micro-batch of the window weighs the same.
+        None if the learner needs no count, because every micro-batch of the window has the same weight.
         """
         ...
 
     def micro_step(self, batch: Batch_contra, window_items: object, last_of_window: bool) -> Loss_co:
-        """Forward and backward of one micro-batch. The handle is its share of the window's loss, left on the device."""
+        """Run forward and backward of one micro-batch. Return its share of the window's loss, on the device."""
         ...
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
-        """Clip the gradients to `max_norm` (0: leave them) and take one optimizer step.
+        """Clip the gradients to `max_norm` (0: do not clip) and take one optimizer step.
 
-        The handle is the gradient norm before clipping (None where it was not measured); False says that the step was
-        not safe to take (an overflow under loss scaling) and that weights and moments are unchanged.
+        Return the gradient norm before clipping (None if it was not measured), and whether the step was taken. It is
+        skipped after an overflow under loss scaling; weights and moments are unchanged then.
         """
         ...
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Put these rates in force for the next update, one for each parameter group."""
+        """Set the learning rates of the next update, one for each parameter group."""
         ...

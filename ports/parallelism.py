@@ -1,4 +1,8 @@
-"""How one model is spread over processes, and how their gradients meet."""
+"""How a model is spread over processes, and how their gradients are reduced.
+
+The port has five methods. What else an engine can do is a capability, plain data; each optional ability has a Protocol
+of its own below, which the app uses only if the capability is set.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ Loss = TypeVar("Loss")
 
 @frozen
 class ParallelismCapabilities:
-    """What combines with an adapter; the app's table of combinations reads nothing else.
+    """What an adapter can do. The app's table of combinations reads nothing else.
 
-    `name` is the adapter's usual name, `processes` whether it spans several, `sharded` whether a process holds only a
-    part of the weights, `compiles` whether the prepared model may be compiled afterwards, `owns_update` whether the
-    prepared model clips its gradients and takes the optimizer's step itself (the adapter has `OwnUpdate`),
-    `owns_state` whether weights or moments are kept elsewhere than in the model and its optimizer (the adapter has
-    `OwnState`), `several_devices` whether a process computes on all devices that it sees, each a part of the batch.
+    name: the adapter's usual name. processes: it spans several processes. sharded: a process holds only a part of the
+    weights; the adapter is `Sharding`. compiles: the prepared model may be compiled. owns_update: the prepared model
+    clips its gradients and takes the optimizer step itself; the adapter is `OwnUpdate`. several_devices: a process
+    computes on all devices that it sees, a part of the batch on each. owns_state: weights or moments are kept outside
+    the model and its optimizer; the adapter is `OwnState`.
     """
 
     name: str
@@ -41,26 +45,26 @@ class ParallelismCapabilities:
 
 
 class Parallelism(Protocol[Loss_contra]):
-    """One way of spreading a model.
+    """One way of spreading a model. Model and optimizer are opaque.
 
-    The model and optimizer are opaque. `synchronise` comes before a micro-batch's forward pass and not around its
-    backward pass, because the usual engines decide in forward whether the gradients of that pass will meet.
+    `synchronise` is called before a micro-batch's forward pass, not around its backward pass, because the usual engines
+    decide in the forward pass whether gradients will be reduced.
     """
 
     @property
     def capabilities(self) -> ParallelismCapabilities:
-        """What this adapter can and cannot do."""
+        """What this adapter can do."""
         ...
 
     def prepare(self, model: Model, make_optimizer: Callable[[Model], Optimizer]) -> tuple[Model, Optimizer]:
-        """Wrap the model, then make the optimizer over the parameters that the wrapped model really has.
+        """Wrap the model, then create the optimizer of the wrapped model's parameters. Return both.
 
-        An engine that was told to make the optimizer itself gives its own, and does not call `make_optimizer`.
+        An engine that is configured to create the optimizer itself does not call `make_optimizer`.
         """
         ...
 
     def synchronise(self, last_of_window: bool) -> None:
-        """Say whether the gradients of the coming micro-batch meet (the window's last) or only pile up."""
+        """Set whether the gradients of the next micro-batch are reduced (the window's last) or only accumulated."""
         ...
 
     def backward(self, loss: Loss_contra) -> None:
@@ -68,16 +72,16 @@ class Parallelism(Protocol[Loss_contra]):
         ...
 
     def unwrap(self, model: Model) -> Model:
-        """The model as the user passed it in."""
+        """Return the model as the user passed it."""
         ...
 
 
 @frozen
 class Spread:
-    """A tensor of which each process holds a run of the flattened elements.
+    """How the flattened elements of a sharded tensor are distributed: each rank holds a contiguous run of them.
 
-    `shape` is the whole's. `runs` says for each process, by rank, the first element that it holds and how many; one
-    that holds a copy of another's run counts as holding none. `own` is what this process holds, copy or not.
+    shape: of the whole tensor. runs: for each rank, the first element that it holds and how many; a rank that holds a
+    replica of another's run counts as holding none. own: the run that this rank holds, replica or not.
     """
 
     shape: tuple[int, ...]
@@ -86,63 +90,63 @@ class Spread:
 
 
 class Layout(Protocol[Model_contra, Array]):
-    """Where the tensors of a prepared model lie, and what they are called in the model that the user passed in."""
+    """The tensors of a prepared model: how they are distributed, and their names in the user's model."""
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """The number of this process, from 0."""
         ...
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         ...
 
     @property
     def uneven(self) -> bool:
-        """Whether a process may hold nothing of a parameter, and then has no moments of it."""
+        """Whether a rank may hold no element of a parameter, and then has no moments of it."""
         ...
 
     def state(self, model: Model_contra) -> Mapping[str, Array]:
-        """Parameters and buffers as they lie here; one that goes by several names comes under each. Collective."""
+        """Return this rank's parameters and buffers; a tied tensor appears under each of its names. Collective."""
         ...
 
     def parameters(self, model: Model_contra) -> Mapping[str, Array]:
-        """The parameters as they lie here, each under one name."""
+        """Return this rank's parameters, each under one name."""
         ...
 
     def spread(self, tensor: Array, parameter: Array) -> Spread | None:
-        """How a tensor lies that is a parameter, or one of its moments; None where every process has the whole."""
+        """Return how a parameter, or a moment of it, is distributed; None if every rank holds all of it."""
         ...
 
     def local(self, tensor: Array) -> Array:
-        """What this process holds of a tensor that is spread, flat; writing to it writes to the tensor."""
+        """Return the elements of a sharded tensor that this rank holds, as a flat view of the tensor."""
         ...
 
     def like(self, parameter: Array, local: Array) -> Array:
-        """A tensor that is spread as a parameter is, made of what this process holds of it, flat."""
+        """Return a tensor that is distributed like a parameter, from this rank's elements of it, flat."""
         ...
 
     def norm(self, own: Array) -> Array:
-        """The norm of gradients that are spread, from what a norm of this process's comes to. Collective."""
+        """Return the norm of sharded gradients, from the norm of this rank's elements. Collective."""
         ...
 
 
 class Sharding(Parallelism[Loss_contra], Protocol[Loss_contra, Model_contra, Array]):
-    """What an adapter answers besides, where its capabilities say that it is sharded."""
+    """An adapter whose capability `sharded` is set."""
 
     def spreads(self, model: Model_contra) -> bool:
-        """Whether this model, as the user passed it in, is prepared: no process holds the whole of it."""
+        """Return whether the user's model is prepared, so that no rank holds all of it."""
         ...
 
     @property
     def layout(self) -> Layout[Model_contra, Array]:
-        """Where the tensors of the model lie that was prepared last."""
+        """The layout of the model that was prepared last."""
         ...
 
 
 class OwnUpdate(Parallelism[Loss_contra], Protocol[Loss_contra]):
-    """What an adapter has besides, where its capabilities say that it owns the update."""
+    """An adapter whose capability `owns_update` is set."""
 
     def learner(
         self,
@@ -155,7 +159,7 @@ class OwnUpdate(Parallelism[Loss_contra], Protocol[Loss_contra]):
         ...
 
 
-class ModelState(Exportable, Protocol):
+class ExportableModel(Exportable, Protocol):
     """The weights of a model, which can be compared with saved ones."""
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
@@ -164,14 +168,14 @@ class ModelState(Exportable, Protocol):
 
 
 class OwnState(Parallelism[Loss_contra], Protocol[Loss_contra]):
-    """What an adapter has besides, where its capabilities say that it owns the state. `model` is the prepared one.
+    """An adapter whose capability `owns_state` is set. `model` is the prepared one.
 
-    Parts have the names and the form in which one process exports a plain model and its optimizer, so that a run may
-    resume under another engine.
+    The exported parts have the names and the form in which one process exports a plain model and its optimizer, so that
+    a run may resume with another engine.
     """
 
-    def model_state(self, model: object, writers: int) -> ModelState:
-        """Return what exports and loads the weights; `writers`: from how many processes tensors leave."""
+    def model_state(self, model: object, writers: int) -> ExportableModel:
+        """Return what exports and loads the weights. writers: how many ranks export tensors of sharded weights."""
         ...
 
     def optimizer_state(self, model: object, optimizer: object) -> Exportable:

@@ -1,4 +1,4 @@
-"""A Trainer's model where no process holds the whole of it."""
+"""The state of a Trainer's model and optimizer, whole or sharded over the processes, as the engine keeps it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hexloop.adapters.contents.checkpoint.contents import sharded_files_of
 from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
-from hexloop.adapters.trainable.torch import model_state as torch_model
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
+from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import RunStateError
-from hexloop.ports.parallelism import ModelState, OwnState, Parallelism, Sharding
+from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
 from hexloop.ports.state import Exportable
 
-DEALT = frozenset({"model", "optimizer"})
-"""What no process has the whole of."""
+SHARDED = frozenset({"model", "optimizer"})
+"""The files whose tensors are sharded together with the weights."""
 
 LARGEST = 5_000_000_000
-"""Bytes: no file of a model's weights is larger, unless a single tensor is."""
+"""The size in bytes of the largest file of weights, unless a single tensor is larger."""
 
 
 def is_sharded(parallelism: Parallelism[Any], model: Any) -> bool:
@@ -42,20 +42,20 @@ def refuse_unprepared(adapters: Adapters, model: Any) -> None:
         raise RunStateError(reason)
     if any(parameter.is_meta for parameter in parameters):
         raise RunStateError(
-            "You asked to evaluate or save a model that lies on torch's meta device, and has no weights here before a "
-            "run has prepared it; train first, or make it on a real device."
+            "The model is on torch's meta device, and no run has prepared it yet, so this process has no weights to "
+            "evaluate or save; train first, or create it on a real device."
         )
 
 
 def layout_of(parts: TrainerParts) -> TorchLayout:
-    """Where the tensors of the trainer's model lie."""
+    """Return how the tensors of the model are distributed over the processes."""
     if not is_sharded(parts.adapters.parallelism, parts.model):
         return WHOLE
     return cast("Sharding[Any, Any, Any]", parts.adapters.parallelism).layout
 
 
 def writers_of(parts: TrainerParts) -> int:
-    """How many processes write the weights where they are spread: all, or one that is asked to put them together."""
+    """Return how many processes write sharded weights: all, or one if the weights are to be consolidated."""
     adapters = parts.adapters
     return 1 if adapters.engine.consolidates(parts.args) else adapters.collectives.world_size
 
@@ -66,28 +66,28 @@ def own_class(model: Any) -> type[Any]:
 
 
 def save_sharded(parts: TrainerParts, folder: str) -> None:
-    """Write the weights, as several files with an index where they are several; each process its own. Collective."""
+    """Write sharded weights, each process its own file, with an index if there are several. Collective."""
     collectives = parts.adapters.collectives
     writers = writers_of(parts)
-    state = torch_model.ModelState(parts.adapters.parallelism.unwrap(parts.model), layout_of(parts), writers)
+    state = ModelState(parts.adapters.parallelism.unwrap(parts.model), layout_of(parts), writers)
     tensors = list(state.export())
     if collectives.rank == 0:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
-    collectives.barrier("no weights of before are left")
+    collectives.barrier("earlier weights are removed")
     for file in sharded_files_of(MODEL, tensors, LARGEST, MIGRATIONS, collectives.rank, writers):
         with open(os.path.join(folder, file.path), "wb") as written:
             written.writelines(file.chunks)
     collectives.barrier("the weights are written")
 
 
-def model_state(parts: TrainerParts) -> ModelState:
-    """Return what exports and loads the weights that the trainer trains, or has trained."""
+def model_state(parts: TrainerParts) -> ExportableModel:
+    """Return what exports and loads the weights."""
     writers = writers_of(parts)
     if engine := _own_state(parts):
         return engine.model_state(parts.model_wrapped, writers)
     model = parts.adapters.parallelism.unwrap(parts.model)
-    return torch_model.ModelState(model, layout_of(parts), writers)
+    return ModelState(model, layout_of(parts), writers)
 
 
 def optimizer_state(parts: TrainerParts) -> Exportable:
@@ -106,13 +106,13 @@ def group_sizes(parts: TrainerParts) -> Sequence[int]:
 
 
 def rank_files(parts: TrainerParts) -> RankFiles:
-    """Return which process writes what: of what is spread each writes some, of the rest the first writes all."""
+    """Return which process writes which files: every process some of the sharded ones, rank 0 all others."""
     collectives, engine = parts.adapters.collectives, _own_state(parts)
-    dealt = DEALT if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
+    sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
     if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
-        dealt |= {"optimizer"}
-    together = frozenset({"model"}) if writers_of(parts) == 1 else frozenset[str]()
-    return RankFiles(collectives.rank, collectives.world_size, sharded=dealt, gathered=together)
+        sharded |= {"optimizer"}
+    gathered = frozenset({"model"}) if writers_of(parts) == 1 else frozenset[str]()
+    return RankFiles(collectives.rank, collectives.world_size, sharded=sharded, gathered=gathered)
 
 
 def _own_state(parts: TrainerParts) -> OwnState[Any] | None:

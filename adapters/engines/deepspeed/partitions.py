@@ -11,7 +11,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.layouts import communicating
+from hexloop.adapters.trainable.torch.layouts import communication_device
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.parallelism import Spread
 
@@ -127,7 +127,7 @@ class ZeroPartitions:
         """Gather the ranks' fragments of each parameter."""
         parameters = [parameter for group in self.groups for parameter in group]
         fragments = [self._fragments[id(parameter)] for parameter in parameters]
-        own = torch.tensor([[each.start, each.length] for each in fragments], device=communicating())
+        own = torch.tensor([[each.start, each.length] for each in fragments], device=communication_device())
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, own)
         for parameter, rows in zip(parameters, torch.stack(gathered, 1).tolist(), strict=True):

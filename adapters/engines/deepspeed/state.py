@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hexloop.adapters.engines.deepspeed.partitions import Fragment, ZeroPartitions, whole_shape
 from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues
-from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, dealt_part
+from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.moment_checks import Expected, refuse_unfit_moments
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
@@ -156,7 +156,7 @@ class ZeroOptimizerState:
         for flat, together in groupby(zip(outgoing, owners, strict=True), lambda pair: pair[0].flat):
             with self._partitions.loaded(flat):
                 for each, owner in together:
-                    yield dealt_part(each.entry, self._own(each), owner, self._layout.rank)
+                    yield assigned_part(each.entry, self._own(each), owner, self._layout.rank)
 
     def _own(self, outgoing: Outgoing) -> Tensor | None:
         """Return the elements that this rank has of a tensor to export."""

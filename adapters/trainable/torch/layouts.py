@@ -1,4 +1,4 @@
-"""Where a module's tensors lie, and bringing those that are spread over processes together, each on one of them."""
+"""How a module's tensors are distributed over the ranks, and gathering each distributed tensor on one of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from hexloop.adapters.trainable.torch.serialization import DTYPES, tensor_part
+from hexloop.adapters.trainable.torch.serialization import DTYPES, TYPES, tensor_names, tensor_part
 from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.parallelism import Layout, Spread
 from hexloop.ports.state import Part
@@ -23,7 +23,7 @@ TorchLayout: TypeAlias = Layout[nn.Module, Tensor]
 
 @frozen
 class WholeLayout:
-    """Answers `hexloop.ports.parallelism.Layout` for a module that every process holds whole."""
+    """Layout of a module that every rank holds whole."""
 
     rank: int = 0
     world_size: int = 1
@@ -31,27 +31,27 @@ class WholeLayout:
     uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """The state dict."""
+        """Return the state dict."""
         return model.state_dict(keep_vars=True)
 
     def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """As the model names them."""
+        """Return the parameters under the model's names."""
         return dict(model.named_parameters())
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
-        """No tensor is."""
+        """Return None: no tensor is distributed."""
         return None
 
     def local(self, tensor: Tensor) -> Tensor:
-        """All of it."""
+        """Return the whole tensor, flat."""
         return tensor.detach().view(-1)
 
     def like(self, parameter: Tensor, local: Tensor) -> Tensor:
-        """What every process holds is the whole."""
+        """Return the whole tensor in the parameter's shape."""
         return local.view(parameter.shape)
 
     def norm(self, own: Tensor) -> Tensor:
-        """It is that of the whole already."""
+        """Return the norm as it is."""
         return own
 
 
@@ -60,9 +60,9 @@ WHOLE = WholeLayout()
 
 @frozen
 class Entry:
-    """A tensor that leaves under a name: as this process holds it, None where it holds nothing of it.
+    """A tensor to export under a name. tensor: this rank's elements of it; None if it has none.
 
-    shape, dtype: the whole's. spread: how it lies, None where it is whole on every process.
+    shape, dtype: of the whole tensor. spread: how it is distributed, None if every rank has the whole.
     """
 
     name: str
@@ -73,91 +73,138 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """In bytes, of the whole."""
+        """The size of the whole tensor, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def entry_of(name: str, tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> Entry:
-    """A parameter, or a moment of one."""
+    """Return the entry of a parameter, or of a moment of one."""
     spread = layout.spread(tensor, parameter)
     return Entry(name, tensor, tuple(tensor.shape) if spread is None else spread.shape, tensor.dtype, spread)
 
 
-def dealt_parts(entries: Sequence[Entry], layout: TorchLayout, writers: int | None = None) -> Iterator[Part]:
-    """A part for each tensor: the whole on the process that it falls to by `deal`, and nothing of it on the others.
+def entries_of(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], layout: TorchLayout) -> list[Entry]:
+    """Return the entries of an optimizer's tensors by name; `parameters` has those that are state of a parameter."""
+    return [
+        entry_of(name, tensor, parameters[name], layout)
+        if name in parameters
+        else Entry(name, tensor, tuple(tensor.shape), tensor.dtype)
+        for name, tensor in tensors.items()
+    ]
 
-    They fall to the first `writers` processes, to all where it is None.
-    The tensors come together one at a time, in the host memory of the process that each falls to. Collective.
+
+def shape_of(tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> tuple[int, ...]:
+    """Return the shape of the whole tensor."""
+    spread = layout.spread(tensor, parameter)
+    return tuple(tensor.shape) if spread is None else spread.shape
+
+
+def assigned_parts(entries: Sequence[Entry], layout: TorchLayout, writers: int | None = None) -> Iterator[Part]:
+    """Yield a part for each tensor: the whole tensor on the rank that it is assigned to, an empty one on the others.
+
+    Tensors are assigned by `assign_to_ranks` to the first `writers` ranks, to all ranks if None. They are gathered one
+    at a time, in the host memory of their rank. Collective.
     """
     owners = assign_to_ranks([entry.size for entry in entries], writers or layout.world_size)
     for entry, owner in zip(entries, owners, strict=True):
         own = entry.tensor
         if own is not None and entry.spread is not None:
             own = layout.local(own)
-        yield dealt_part(entry, own, owner, layout.rank)
+        yield assigned_part(entry, own, owner, layout.rank)
 
 
-def dealt_part(entry: Entry, own: Tensor | None, owner: int, rank: int) -> Part:
-    """The part that the process `rank` has of a tensor that falls to `owner`; `own` is what it holds. Collective."""
+def assigned_part(entry: Entry, own: Tensor | None, owner: int, rank: int) -> Part:
+    """Return rank `rank`'s part of a tensor that is assigned to `owner`; `own`: its elements, flat. Collective."""
     if entry.spread is not None:
-        whole = _gathered(entry, entry.spread, own, owner, rank)
+        whole = _gather(entry, entry.spread, own, owner, rank)
     else:
-        whole = _copied(own) if owner == rank else None
+        whole = _copy_to_host(own) if owner == rank else None
     if whole is not None:
         return tensor_part(entry.name, whole)
-    return Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _nothing)
+    return Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _no_bytes)
 
 
-def _copied(tensor: Tensor | None) -> Tensor | None:
-    """In host memory of its own: what leaves stays as it is now."""
+def _copy_to_host(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy in host memory, which later updates do not change."""
     return None if tensor is None else tensor.detach().to("cpu", copy=True)
 
 
-def _nothing() -> memoryview:
+def _no_bytes() -> memoryview:
     return memoryview(b"")
 
 
-def _gathered(entry: Entry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:
-    """The whole tensor in host memory on rank `owner`, None on the others, each of which sends it what it holds."""
-    runs, device = spread.runs, communicating()
+def _gather(entry: Entry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:
+    """Return the whole tensor in host memory on rank `owner`; None on the others, which send their elements."""
+    runs, device = spread.runs, communication_device()
     if owner != rank:
         if runs[rank][1] and own is not None:
             dist.send(own.to(device).view(torch.uint8), owner)
         return None
     whole = torch.empty(prod(entry.shape), dtype=entry.dtype, device=device)
-    coming = []
+    received = []
     for sender, (begin, length) in enumerate(runs):
         if length == 0:
             continue
-        place = whole[begin : begin + length]
+        target = whole[begin : begin + length]
         if sender != owner:
-            coming.append(dist.irecv(place.view(torch.uint8), sender))
+            received.append(dist.irecv(target.view(torch.uint8), sender))
         elif own is not None:
-            place.copy_(own)
-    for each in coming:
+            target.copy_(own)
+    for each in received:
         if each is not None:
             each.wait()
     return whole.cpu().view(entry.shape)
 
 
-def communicating() -> torch.device:
-    """The device whose tensors the default group carries."""
+def merge_uneven_state(
+    state: Mapping[str, Any], entries: list[Entry], parameters: Mapping[str, Tensor], layout: TorchLayout
+) -> tuple[dict[str, Any], list[Entry]]:
+    """Return the state of all parameters and its tensors, if a rank only has that of parameters it holds a part of.
+
+    state: for each parameter's name its state, as JSON that mentions tensors. The first rank that holds a part of a
+    parameter describes its state to the others. Collective.
+    """
+    own, described = {entry.name: entry for entry in entries}, {}
+    for name, kept in state.items():
+        if _first_holder(parameters[name], layout) == layout.rank:
+            tensors = [own[tensor] for tensor in tensor_names(kept)]
+            fields = [[each.name, DTYPES[each.dtype], each.shape, each.spread is None] for each in tensors]
+            described[name] = [kept, fields]
+    by_rank = gather_json(described)
+    merged: dict[str, Any] = {}
+    of_parameters = {tensor for kept in state.values() for tensor in tensor_names(kept)}
+    found = {name: entry for name, entry in own.items() if name not in of_parameters}
+    for name, parameter in parameters.items():
+        first = _first_holder(parameter, layout)
+        if name not in by_rank[first]:
+            continue
+        merged[name], tensors = by_rank[first][name]
+        for tensor, dtype, shape, is_whole in tensors:
+            held, size = own.get(tensor), prod(shape)
+            runs = tuple((0, size if rank == first else 0) for rank in range(layout.world_size))
+            spread = Spread(tuple(shape), runs, runs[layout.rank]) if is_whole else layout.spread(parameter, parameter)
+            found[tensor] = Entry(tensor, None if held is None else held.tensor, tuple(shape), TYPES[dtype], spread)
+    return merged, list(found.values())
+
+
+def _first_holder(parameter: Tensor, layout: TorchLayout) -> int:
+    """Return the first rank that holds a part of a parameter."""
+    spread = layout.spread(parameter, parameter)
+    return 0 if spread is None else next((rank for rank, (_, length) in enumerate(spread.runs) if length), 0)
+
+
+def communication_device() -> torch.device:
+    """Return a device whose tensors the default process group can send."""
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
 
 
-def of_all(value: Any) -> list[Any]:
-    """What every process says, a JSON-like value, by rank. Collective."""
-    device, size = communicating(), dist.get_world_size()
-    said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+def gather_json(value: Any) -> list[Any]:
+    """Return the JSON-like values of all ranks, by rank. Collective."""
+    device, size = communication_device(), dist.get_world_size()
+    encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([said.numel()], device=device))
+    dist.all_gather(lengths, torch.tensor([encoded.numel()], device=device))
     longest = max(int(length) for length in lengths)
-    heard = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
-    dist.all_gather(heard, pad(said, (0, longest - said.numel())))
-    return [json.loads(bytes(each[: int(n)].cpu().numpy())) for each, n in zip(heard, lengths, strict=True)]
-
-
-def shape_of(tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> tuple[int, ...]:
-    """The shape of the whole."""
-    spread = layout.spread(tensor, parameter)
-    return tuple(tensor.shape) if spread is None else spread.shape
+    padded = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
+    dist.all_gather(padded, pad(encoded, (0, longest - encoded.numel())))
+    return [json.loads(bytes(each[: int(n)].cpu().numpy())) for each, n in zip(padded, lengths, strict=True)]

@@ -8,14 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.layouts import (
-    WHOLE,
-    TorchLayout,
-    WholeLayout,
-    dealt_parts,
-    entry_of,
-    shape_of,
-)
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, WholeLayout, assigned_parts, entry_of, shape_of
 from hexloop.adapters.trainable.torch.serialization import (
     DTYPES,
     StateDecoder,
@@ -55,7 +48,7 @@ class ModelState:
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
-            yield from dealt_parts(entries, self._layout, self._writers)
+            yield from assigned_parts(entries, self._layout, self._writers)
         yield from self.extra_parts()
 
     def extra_parts(self) -> Iterator[Part]:

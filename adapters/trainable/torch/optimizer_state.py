@@ -15,11 +15,12 @@ from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
     WholeLayout,
-    dealt_parts,
+    assigned_parts,
+    entries_of,
+    merge_uneven_state,
     shape_of,
 )
 from hexloop.adapters.trainable.torch.moment_checks import Expected, refuse_unfit_moments
-from hexloop.adapters.trainable.torch.moments import agreed, entries_of
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
 from hexloop.adapters.trainable.torch.serialization import (
     StateDecoder,
@@ -85,8 +86,10 @@ class OptimizerState:
         else:
             entries = entries_of(flattening.tensors, flattening.parameters, self._layout)
             if self._layout.uneven:
-                document["state"], entries = agreed(document["state"], entries, dict(named.values()), self._layout)
-            yield from dealt_parts(entries, self._layout)
+                document["state"], entries = merge_uneven_state(
+                    document["state"], entries, dict(named.values()), self._layout
+                )
+            yield from assigned_parts(entries, self._layout)
         yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
