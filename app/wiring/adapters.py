@@ -81,7 +81,7 @@ class Adapters:
     background: Background
     interrupts: Interrupts
     journal: Journal
-    engine: Engine[TrainingArguments, Any]
+    engine: Engine[Any, Any]
     """The engine that the arguments choose, even if another parallelism was passed."""
 
 
@@ -129,7 +129,7 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
 
 
 def _parallelism(
-    engine: Engine[TrainingArguments, Any], args: TrainingArguments, device: Device, problems: list[str]
+    engine: Engine[Any, Any], args: TrainingArguments, device: Device, problems: list[str]
 ) -> Parallelism[Any]:
     """Return the engine's adapter. If it cannot be created, add the reasons to `problems` and return a placeholder."""
     try:

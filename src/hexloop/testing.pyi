@@ -47,6 +47,7 @@ from .app.testing.contracts.data import BatchesContract as BatchesContract
 from .app.testing.contracts.environment import ClockContract as ClockContract
 from .app.testing.contracts.processes import CollectivesContract as CollectivesContract
 from .app.testing.contracts.devices import DeviceContract as DeviceContract
+from .app.testing.contracts.engines import EngineContract as EngineContract
 from .app.testing.contracts.data import EvaluatorContract as EvaluatorContract
 from .app.testing.contracts.state import ExportableContract as ExportableContract
 from .app.testing.contracts.storage import HubContract as HubContract

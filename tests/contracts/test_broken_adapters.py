@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-FILES = ("state", "steps", "storage", "surroundings")
+FILES = ("engines", "state", "steps", "storage", "surroundings")
 ROOT = Path(__file__).parents[2]
 
 TWO_STORAGES = """

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: every process holds the whole model, and gradients meet in buckets."""
+"""The DDP engine: torch's `DistributedDataParallel`. Every rank holds the whole model; gradients are averaged."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hexloop.ports.engine import Engine
 from hexloop.ports.parallelism import ParallelismCapabilities
 
 Hook = tuple[object, Callable[..., Any]]
-"""A communication hook as torch takes it: its state, and the function."""
+"""A communication hook of torch: its state, and the function."""
 
 
 @frozen
 class DdpOptions:
-    """What DistributedDataParallel is told. None leaves it as torch has it.
+    """The options of `DistributedDataParallel`. None is torch's default.
 
-    find_unused_parameters: look in each step for parameters that took no part in the loss. None, as the reference
-        library has it: unless the model computes its activations anew, which does not go together with looking.
-    bucket_cap_mb: MiB of gradients that meet at once. hook: how they meet instead of by a sum.
+    find_unused_parameters: look in each step for parameters that do not contribute to the loss. None, as in
+        transformers: only if the model does not use activation checkpointing, which excludes it.
+    bucket_cap_mb: the size of a gradient bucket in MiB. hook: a communication hook that replaces the sum.
     """
 
     find_unused_parameters: bool | None = None
@@ -36,7 +36,7 @@ class DdpOptions:
     hook: Hook | None = None
 
     def named(self) -> dict[str, Any]:
-        """As keyword arguments."""
+        """Return the options as keyword arguments, `find_unused_parameters` and the hook excepted."""
         given = {
             "bucket_cap_mb": self.bucket_cap_mb,
             "broadcast_buffers": self.broadcast_buffers,
@@ -49,11 +49,12 @@ class DdpOptions:
 
 @frozen
 class Ddp:
-    """Answers the Parallelism port. The processes of torch.distributed's default group hold a copy of the model each.
+    """Parallelism adapter for the ranks of torch.distributed's default group.
 
-    Each process computes its share of the window's loss; torch takes the mean of the gradients, so the shares are
-    multiplied by the number of processes first.
-    device: where the module lies. world_size: how many processes there are.
+    Each rank computes its share of the window's loss. torch averages the gradients over the ranks, so the shares are
+    multiplied by the number of ranks first.
+
+    device: where the module is. world_size: the number of ranks.
     """
 
     device: torch.device
@@ -64,7 +65,7 @@ class Ddp:
     capabilities = ParallelismCapabilities("ddp", processes=True)
 
     def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Wrap the module; every process begins with the weights of the first."""
+        """Wrap the module, which copies the weights of rank 0 to every rank."""
         ids = None if self.device.type == "cpu" else [self.device.index]
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model, make_optimizer(model)
@@ -75,40 +76,39 @@ class Ddp:
         if self.options.hook is not None:
             wrapped.register_comm_hook(*self.options.hook)
         self._wrapped[:] = [wrapped]
-        if not looks and not self.options.static_graph:  # elsewhere the layout stays, or is of the first step's graph
-            settle_buckets(wrapped)
+        if not looks and not self.options.static_graph:  # otherwise torch does not rebuild them, or by the graph
+            rebuild_buckets(wrapped)
         return wrapped, make_optimizer(wrapped)
 
     def synchronise(self, last_of_window: bool) -> None:
-        """Let gradients meet in the window's last backward pass alone."""
+        """Reduce gradients in the window's last backward pass only."""
         for wrapped in self._wrapped:
             wrapped.require_backward_grad_sync = last_of_window
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the mean over all processes of world_size times their shares: of the sum of these."""
+        """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""
         (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
 
     def unwrap(self, model: Any) -> Any:
-        """The module within."""
+        """Return the wrapped module."""
         return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def recomputes(model: Any) -> bool:
-    """Whether a model says that it computes its activations anew, by the flag's present name or by its former one."""
+    """Return whether a transformers model uses activation checkpointing, by the flag's current or former name."""
     for name in ("is_activation_checkpointing", "is_gradient_checkpointing"):
         if hasattr(model, name):
             return bool(getattr(model, name))
     return False
 
 
-def settle_buckets(wrapped: DistributedDataParallel) -> None:
-    """Bring the buckets into the layout that they keep.
+def rebuild_buckets(wrapped: DistributedDataParallel) -> None:
+    """Make DistributedDataParallel rebuild its buckets before the first step, so that resumed runs are bit-identical.
 
-    After its first backward pass DistributedDataParallel lays its buckets out anew, in the order in which gradients
-    came. A run that is taken up again would take its first step with the layout of the beginning, and so add up in
-    another order than the run that was not interrupted. A backward pass through a chain of all parameters, the last
-    one first, as it comes about in most models, makes the layout the same whenever the run begins. It leaves no
-    gradient, draws no random number, and touches no buffer.
+    After its first backward pass it rebuilds the buckets in the order in which gradients arrived. A resumed run would
+    take its first step with the initial buckets, and sum in another order than the run that was not interrupted. A
+    backward pass through a chain of all parameters, the last one first as in most models, makes the buckets the same
+    whenever a run starts. It leaves no gradients, draws no random numbers, and changes no buffers.
     """
     module = wrapped.module
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -125,7 +125,7 @@ def settle_buckets(wrapped: DistributedDataParallel) -> None:
     module._forward_hooks.clear()
     module._forward_pre_hooks.clear()
     try:
-        for _ in range(2):  # the layout changes at the beginning of the second forward pass
+        for _ in range(2):  # buckets are rebuilt at the start of the second forward pass
             module.forward = chain
             wrapped().backward()
     finally:

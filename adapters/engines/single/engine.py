@@ -16,31 +16,31 @@ Optimizer = TypeVar("Optimizer")
 
 
 class Differentiable(Protocol):
-    """A loss that can send gradients back."""
+    """A loss with a backward pass."""
 
     def backward(self) -> object:
-        """Add this loss's gradients to those there are."""
+        """Add the gradients of this loss to the accumulated ones."""
         ...
 
 
 class SingleProcess:
-    """Answers the Parallelism port where there is nothing to spread and nobody to meet."""
+    """Parallelism adapter for one process on one device: nothing is spread."""
 
     capabilities = ParallelismCapabilities("single")
 
     def prepare(self, model: Model, make_optimizer: Callable[[Model], Optimizer]) -> tuple[Model, Optimizer]:
-        """The model itself, and its optimizer."""
+        """Return the model itself, and its optimizer."""
         return model, make_optimizer(model)
 
     def synchronise(self, last_of_window: bool) -> None:
-        """Gradients meet by being there."""
+        """No-op: there are no other processes."""
 
     def backward(self, loss: Differentiable) -> None:
-        """The loss's own backward."""
+        """Run the backward pass of the loss."""
         loss.backward()
 
     def unwrap(self, model: Model) -> Model:
-        """The model itself."""
+        """Return the model itself."""
         return model
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hexloop.adapters.trainable.least_squares.trainable import Row, Scalar
@@ -23,7 +22,6 @@ from hexloop.testing import (
 )
 from tests.contracts.least_squares import small_trainable
 from tests.contracts.test_learner import OnLeastSquares as LearnerTest
-from tests.contracts.test_parallelism import OnLeastSquares as ParallelismTest
 from tests.contracts.test_precision import OnLeastSquares as PrecisionTest
 from tests.contracts.test_scheduler import Groups, OfGroups
 from tests.contracts.test_trainable import OfOneFeature as TrainableTest
@@ -149,46 +147,6 @@ class TestLosingTheScale(PrecisionTest):
 
     def make(self) -> SimulatedScaling:
         return LosingTheScale(growth_interval=2)
-
-
-class OptimizingACopy(SingleProcess):
-    def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        return model, make_optimizer(copy.deepcopy(model))
-
-
-class UnwrappingACopy(SingleProcess):
-    def unwrap(self, model: Any) -> Any:
-        return copy.deepcopy(model)
-
-
-class KeepingTheFirst(SingleProcess):
-    done = False
-
-    def backward(self, loss: Any) -> None:
-        if not self.done:
-            loss.backward()
-            self.done = True
-
-
-class TestOptimizingACopy(ParallelismTest):
-    broken = "test_the_optimizer_is_made_of_the_wrapped_model"
-
-    def make(self) -> SingleProcess:
-        return OptimizingACopy()
-
-
-class TestUnwrappingACopy(ParallelismTest):
-    broken = "test_the_users_model_can_be_had_back"
-
-    def make(self) -> SingleProcess:
-        return UnwrappingACopy()
-
-
-class TestKeepingTheFirst(ParallelismTest):
-    broken = "test_gradients_pile_up_over_a_window"
-
-    def make(self) -> SingleProcess:
-        return KeepingTheFirst()
 
 
 class ObservingInSecret(AdaptiveRates):
