@@ -13,7 +13,7 @@ from attrs.validators import ge
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.collectives.simulated.world
+__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.collectives.simulated
 
 REDUCERS: dict[Reduction, Callable[[Sequence[float]], float]] = {
     Reduction.SUM: sum,

@@ -16,7 +16,7 @@ from hexloop.domain.checkpoints.names import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.storage.local.storage
+__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.storage.local
 
 CHUNK = 1 << 22
 """Bytes read at a time."""
