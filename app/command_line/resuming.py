@@ -1,4 +1,4 @@
-"""Where a run goes on from, and the command that makes it do so."""
+"""The option `--resume`: which checkpoint a run resumes from, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -16,68 +16,61 @@ from hexloop.domain.checkpoints.selection import runs_in
 RESUME = ("resume", "resume_from_checkpoint")
 
 AUTO = "auto"
-"""Says to go on where there is something to go on from, and to start where there is not."""
-
+"""The value of `--resume` that resumes if there is a checkpoint, and starts a new run otherwise."""
 
 LAUNCHED_AS = "HEXLOOP_LAUNCHED_AS"
-"""The variable in which the workers of `hexloop launch` find its own words, up to the recipe."""
+"""The environment variable in which `hexloop launch` passes its own arguments, up to the recipe, to its workers."""
 
 
-def command_line(words: Sequence[str]) -> str:
-    """What a person types to have `words` done as this process does them."""
+def command_text(words: Sequence[str]) -> str:
+    """Return the shell command for the arguments `words`, through `hexloop launch` if it started this process."""
     if words[:1] == ["train"] and (launched := os.environ.get(LAUNCHED_AS)):
         return f"{launched} {shlex.join(words[1:])}"
     return shlex.join(["hexloop", *words])
 
 
-def source_of_resume(options: Namespace, arguments: TrainingArguments) -> str | bool | None:
-    """What `--resume` says, else what the argument `resume_from_checkpoint` does."""
+def resume_source(options: Namespace, arguments: TrainingArguments) -> str | bool | None:
+    """Return the value of `--resume`, or of the argument `resume_from_checkpoint` if the option is not given."""
     chosen: str | bool | None = options.resume
     return arguments.resume_from_checkpoint if chosen is None else chosen
 
 
-def nothing_to_resume(source: str | bool | None, arguments: TrainingArguments) -> Iterator[str]:
-    """A problem where there is no checkpoint to go on from, or none may be there as a restart would go on from it."""
+def resume_problems(source: str | bool | None, arguments: TrainingArguments) -> Iterator[str]:
+    """Report a checkpoint to resume from that is missing, or existing ones that a restart would take for the run's."""
     folder = str(arguments.output_dir)
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if source in (None, False) and restarts != "0" and checkpoint_steps(storage_for(folder)):
         yield (
-            f"--resume: You chose to start anew, with up to {restarts} restarts, but a restart could not tell the "
-            f"checkpoints that are in {folder} from the new run's; choose --resume auto to go on from them, or set "
-            "another output_dir."
+            f"--resume: You chose to start a new run with up to {restarts} restarts, but {folder} already contains "
+            "checkpoints, from which a restart would resume; use --resume auto to resume from them, or choose another "
+            "output_dir."
         )
     if source is True and not checkpoint_steps(storage_for(folder)):
         yield (
-            f"--resume: You chose to go on from the newest checkpoint, but there is none in {folder}; leave --resume "
+            f"--resume: You chose to resume from the newest checkpoint, but there is none in {folder}; leave --resume "
             "out to train from the start, or set output_dir."
         )
     elif isinstance(source, str) and source != AUTO and is_missing(source):
-        yield f"--resume: You chose to go on from {source!r}, but there is no such folder; name a checkpoint's folder."
+        yield f"--resume: You chose to resume from {source!r}, but there is no such folder; name a checkpoint's folder."
 
 
 def resume_command(words: Sequence[str], arguments: TrainingArguments, step: int, finished: bool) -> str:
-    """The command line `words`, made to go on from the checkpoint of `step`, the last of its run.
+    """Return the command `words`, changed so that it resumes from the run's last checkpoint, that of `step`.
 
-    The checkpoint is named where another run has some in the same folder. A run that has `finished` gets twice its
-    length, as there is nothing left to do of the one that it had.
+    The checkpoint is named only if the folder contains checkpoints of another run. For a run that has `finished`, the
+    number of steps or epochs is doubled, as there is nothing left to do otherwise.
     """
     folder = str(arguments.output_dir)
     alone = len(runs_in(storage_for(folder))) <= 1
     source = ["--resume", *([] if alone else [joined(folder, checkpoint_name(step))])]
     if not finished:
-        return command_line([*without(words, RESUME), *source])
+        return command_text([*without_options(words, RESUME), *source])
     longer, value = _twice_the_length(arguments)
-    return command_line([*without(words, (*RESUME, longer)), *source, f"--{longer}", value])
+    return command_text([*without_options(words, (*RESUME, longer)), *source, f"--{longer}", value])
 
 
-def _twice_the_length(arguments: TrainingArguments) -> tuple[str, str]:
-    if arguments.max_steps > 0:
-        return "max_steps", str(2 * arguments.max_steps)
-    return "num_train_epochs", f"{2 * arguments.num_train_epochs:g}"
-
-
-def without(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """The words without the options `names`, in whatever spelling, and without the values of these."""
+def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the arguments without the options `names`, however they are spelled, and without their values."""
     kept, left = [], list(words)
     while left:
         word = left.pop(0)
@@ -87,3 +80,9 @@ def without(words: Sequence[str], names: Collection[str]) -> list[str]:
         elif not equals and left and not left[0].startswith("--"):
             left.pop(0)
     return kept
+
+
+def _twice_the_length(arguments: TrainingArguments) -> tuple[str, str]:
+    if arguments.max_steps > 0:
+        return "max_steps", str(2 * arguments.max_steps)
+    return "num_train_epochs", f"{2 * arguments.num_train_epochs:g}"

@@ -1,80 +1,171 @@
-"""`hexloop train`: a recipe's run, to its end or until somebody stops it."""
+"""`hexloop train`: train what a recipe describes, and report how the run ended and how to resume it."""
 
 from __future__ import annotations
 
 import io
+import os
+import shlex
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 
+from attrs import define, frozen
+
+import hexloop
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.command_line.closing import results, summary, where_to_go_on
-from hexloop.app.command_line.driving import Progress, drive
-from hexloop.app.command_line.exit_codes import ExitCode
-from hexloop.app.command_line.resuming import AUTO, nothing_to_resume, source_of_resume
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
 from hexloop.app.recipe import read_recipe
+from hexloop.app.run.resume import FINISHED, finished_at
+from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts
+from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of, storage_for
+from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
+from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.events import AnyEvent, CheckpointPublished, Paused, TrainEnded
+from hexloop.ports.interrupts import Interrupts
 
-if TYPE_CHECKING:
-    from hexloop.app.trainer import Trainer
+SIGNALS = ("SIGINT", "SIGTERM")
+"""The signals that stop a run if its arguments do not name any."""
+
+INTERNAL_FILES = (JOURNAL, FINISHED)
+"""Files in the output folder that are not results to look at."""
+
+
+@define
+class Progress:
+    """The progress of the run named `run`. `published`: the step and name of the last checkpoint it reported."""
+
+    started: bool = False
+    step: int = 0
+    run: str = ""
+    published: tuple[int, str] | None = None
+    ended: TrainEnded | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run stopped on request before its last step."""
+        return self.ended is not None and self.ended.stopped
+
+    @property
+    def reason(self) -> str:
+        """Why the run was stopped; empty if no reason was given."""
+        return next(filter(None, self.ended.reasons), "") if self.ended is not None else ""
+
+    @property
+    def saved_last_step(self) -> bool:
+        """Whether a checkpoint of the last step exists."""
+        return self.published is not None and self.published[0] == self.step
+
+    def update(self, event: AnyEvent) -> None:
+        """Record an event of the run."""
+        self.started = True
+        if isinstance(event, CheckpointPublished):
+            self.published = event.step, event.name
+            return
+        self.step = event.step
+        if isinstance(event, TrainEnded):
+            self.ended = event
+
+
+@frozen
+class AnnouncedInterrupts:
+    """Interrupts that print a message as soon as a request arrives."""
+
+    source: Interrupts
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """Start listening to the source."""
+
+        def announce_and_ask(reason: str) -> None:
+            again = " a second one stops immediately." if reason.startswith("signal") else ""
+            # os.write and not print: a signal may arrive in the middle of a print.
+            os.write(2, f"\nhexloop: {reason}: saving and stopping;{again}".rstrip(";").encode() + b"\n")
+            ask(reason)
+
+        self.source.start(announce_and_ask)
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self.source.stop()
 
 
 def run(options: Namespace) -> ExitCode:
-    """Train, and say at the end where everything is and how to go on."""
+    """Train, and print at the end where everything is and how to resume."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that a log that goes into a file or a pipe can be followed
+        sys.stdout.reconfigure(line_buffering=True)  # so that logs in a file or pipe can be followed
 
     def problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
-        yield from _nothing_to_evaluate(arguments, given)
-        yield from nothing_to_resume(source_of_resume(options, arguments), arguments)
+        yield from _evaluation_problems(arguments, given)
+        yield from resume_problems(resume_source(options, arguments), arguments)
 
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
-    source = source_of_resume(options, recipe.arguments)
-    if source == AUTO and (step := _finished_at(recipe.arguments)) is not None:
+    source = resume_source(options, recipe.arguments)
+    if source == AUTO and (step := _finished_step(recipe.arguments)) is not None:
         if recipe.arguments.process_index == 0:
             print(
-                f"{options.recipe}: this run is finished, after {step:,} steps; its checkpoints are in "
-                f"{recipe.arguments.output_dir}. Give it more steps to go on, or another output_dir to start anew."
+                f"{options.recipe}: this run finished after {step:,} steps; its checkpoints are in "
+                f"{recipe.arguments.output_dir}. Increase the number of steps to continue it, or choose another "
+                "output_dir to start a new run."
             )
         return ExitCode.DONE
     trainer = recipe.make_trainer(("train_dataset", "eval_dataset"))
-    first = trainer.is_world_process_zero()  # which speaks for all
-    if first:
-        print(_opening(trainer, options.recipe), flush=True)
-    progress, began = Progress(), time.time()
+    prints = trainer.is_world_process_zero()
+    if prints:
+        print(_opening_line(trainer, options.recipe), flush=True)
+    progress, started = Progress(), time.time()
     try:
         drive(trainer, source, progress)
     except BaseException as error:
-        if progress.began:
-            where = where_to_go_on(trainer, options, progress)
-            error.add_note(f"The run ended after step {trainer.state.global_step:,}. {where}")
+        if progress.started:
+            closing_line = _closing_line(trainer, options, progress)
+            error.add_note(f"The run ended after step {trainer.state.global_step:,}. {closing_line}")
         raise
-    if first:
-        print(summary(trainer, progress))
-        print(where_to_go_on(trainer, options, progress, results(str(trainer.args.output_dir), began)), flush=True)
+    if prints:
+        print(_summary(trainer, progress))
+        print(
+            _closing_line(trainer, options, progress, _written_since(str(trainer.args.output_dir), started)), flush=True
+        )
     return ExitCode.DONE if trainer.outcome is None else ExitCode(trainer.outcome.exit_code)
 
 
-def _finished_at(arguments: TrainingArguments) -> int | None:
-    """The step at which the run in the output folder came to its end; None where it has not."""
-    from hexloop.app.run.resume import finished_at
-    from hexloop.app.wiring.storage import storage_for
+def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progress) -> None:
+    """Train to the end. The interrupts named in the arguments, by default SIGINT and SIGTERM, save and stop the run."""
+    from hexloop.app.trainer import session_of
 
+    adapters = trainer.adapters
+    if trainer.args.interrupts is None:
+        adapters.interrupts = choose_interrupts(trainer.args, adapters.clock, [], default_signals=SIGNALS)
+    adapters.interrupts = AnnouncedInterrupts(adapters.interrupts)
+    with closing(trainer.stream(resume)) as events:
+        for event in events:
+            session = session_of(trainer)
+            if not progress.started and session is not None:
+                progress.run = session.run.state.run
+            progress.update(event)
+            if isinstance(event, Paused) and session is not None:
+                session.wait_while_paused()
+
+
+def _finished_step(arguments: TrainingArguments) -> int | None:
+    """Return the step at which the run in the output folder finished; None if it has not."""
     return finished_at(storage_for(str(arguments.output_dir)), arguments)
 
 
-def _nothing_to_evaluate(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
+def _evaluation_problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
     strategy = getattr(arguments.eval_strategy, "value", arguments.eval_strategy)
     if strategy != "no" and "eval_dataset" not in given:
         yield (
-            f"You chose eval_strategy={strategy!r}, but the recipe has no eval_dataset; give it one, or set "
+            f"You chose eval_strategy={strategy!r}, but the recipe has no eval_dataset; add one, or set "
             "eval_strategy='no'."
         )
 
 
-def _opening(trainer: Trainer, recipe: str) -> str:
-    """What is about to be trained, on what."""
+def _opening_line(trainer: hexloop.Trainer, recipe: str) -> str:
+    """Describe what is trained, and on what."""
     model = trainer.model
     weights = sum(parameter.numel() for parameter in model.parameters())
     try:
@@ -86,3 +177,77 @@ def _opening(trainer: Trainer, recipe: str) -> str:
         f"{recipe}: {type(model).__name__} with {weights:,} weights, {samples}, on {adapters.device.name} in "
         f"{adapters.precision.name}; checkpoints go to {trainer.args.output_dir}"
     )
+
+
+def _summary(trainer: hexloop.Trainer, progress: Progress) -> str:
+    """Describe how the run ended, with the best metric if there is one."""
+    state = trainer.state
+    how = "Done"
+    if progress.stopped:
+        how = f"Stopped by {progress.reason}" if progress.reason else "Stopped on request"
+    elif progress.step < state.max_steps:
+        how = "Done early,"
+    text = f"{how} after {progress.step:,} of {state.max_steps:,} steps"
+    if state.best_metric is not None:
+        name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+        text += f"; the best eval_{name} was {state.best_metric:.4g}, at step {state.best_global_step:,}"
+    if (progress.stopped and not progress.saved_last_step) or _save_failed(trainer):
+        text += "; the steps after the last checkpoint are not saved"
+    return f"{text}."
+
+
+def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progress, look_at: Sequence[str] = ()) -> str:
+    """Return one line with the checkpoints' folder, the files to look at, and the exact command to resume."""
+    args = trainer.args
+    finished = progress.ended is not None and progress.step >= trainer.state.max_steps and not _save_failed(trainer)
+    if resume_source(options, args) == AUTO and not finished:
+        command = command_text(options.words)
+    elif (step := _last_saved(trainer, progress)) is not None:
+        command = resume_command(options.words, args, step, finished)
+    elif resume_source(options, args):
+        command = command_text(options.words)
+    else:
+        command = ""
+    parts = [f"Checkpoints are in {args.output_dir}" if command else "No checkpoint was written"]
+    if look_at:
+        parts.append(f"look at {', '.join(look_at)}")
+    if command:
+        parts.append(f"{'train longer' if finished else 'resume'} with: {command}")
+    return "; ".join(parts)
+
+
+def _save_failed(trainer: hexloop.Trainer) -> bool:
+    return trainer.outcome is not None and trainer.outcome.save_failed
+
+
+def _last_saved(trainer: hexloop.Trainer, progress: Progress) -> int | None:
+    """Return the step of the run's last checkpoint.
+
+    A run that ended in an error may not have reported it, nor does a run that had nothing left to do.
+    """
+    if progress.ended is not None and progress.published is not None:
+        return progress.published[0]
+    storage = trainer.adapters.storage
+    try:
+        found = (read_manifest(storage, name) for name in map(checkpoint_name, checkpoint_steps(storage)))
+        return next((manifest.step for manifest in found if manifest.run == progress.run), None)
+    except (CheckpointError, StorageError):
+        return progress.published[0] if progress.published is not None else None
+
+
+def _written_since(folder: str, since: float) -> list[str]:
+    """Return the result files that were written to a folder after `since`, in seconds since the epoch.
+
+    Returns none if the folder is not on this machine.
+    """
+    if is_elsewhere(folder):
+        return []
+    folder = as_location(folder) if scheme_of(folder) else folder
+    found = [
+        str(path)
+        for path in sorted(Path(folder).glob("*"))
+        if path.is_file() and path.name not in INTERNAL_FILES and not path.name.startswith(".")
+        if path.stat().st_mtime >= since - 1
+    ]
+    events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]
+    return found + [f"`tensorboard --logdir {shlex.quote(folder)}`"] * bool(events)

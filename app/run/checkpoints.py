@@ -199,9 +199,9 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     if resume_from is None or resume_from is False:
         return
     if resume_from is not True:
-        from hexloop.app.foreign.names import refuse_foreign
+        from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
 
-        refuse_foreign(str(resume_from))
+        refuse_transformers_checkpoint(str(resume_from))
     store.exclusive = resume_from == AUTO
     newest = resume_from in (True, AUTO)
     state = store.resume() if newest else _resume_folder(parts, store, str(resume_from))
@@ -245,11 +245,11 @@ def restore_callbacks(
 
 def _refuse_foreign_ones(storage: Storage) -> None:
     """Raise CheckpointError, with the command that reads it, for the newest checkpoint of another library."""
-    from hexloop.app.foreign.names import refuse_foreign
+    from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
 
     folder = storage.capabilities.local_folder
     for step in checkpoint_steps(storage) if folder is not None else []:
-        refuse_foreign(os.path.join(folder or "", checkpoint_name(step)))
+        refuse_transformers_checkpoint(os.path.join(folder or "", checkpoint_name(step)))
 
 
 def _resume_folder(parts: TrainerParts, store: CheckpointStore, folder: str) -> RunState | None:

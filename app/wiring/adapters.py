@@ -41,7 +41,7 @@ from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
 from hexloop.ports.hub import Hub
 from hexloop.ports.interrupts import Interrupts
-from hexloop.ports.journal import Journal
+from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.logger import Logger
 from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
@@ -261,6 +261,13 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
     if not writes or folder is None or args.process_index != 0:
         return NoJournal()
     return JsonLinesJournal(os.path.join(folder, JOURNAL))
+
+
+def read_journal(path: str) -> list[dict[str, Fact]]:
+    """Return the entries of a journal file. Raises OSError if it cannot be read."""
+    from hexloop.adapters.journal.json_lines import read
+
+    return read(path)
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:

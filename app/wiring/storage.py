@@ -13,7 +13,6 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP, RUN_STATE
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.domain.checkpoints.names import checkpoint_name, step_of
@@ -122,6 +121,13 @@ def _problem_of_fsspec(scheme: str) -> str | None:
     return None
 
 
+def has_unsent_files(storage: Storage) -> bool:
+    """Return whether a storage is the fast tier of a tiered storage with files that the slow tier does not have yet."""
+    from hexloop.adapters.storage.tiered.outbox import OUTBOX
+
+    return bool(storage.list(OUTBOX))
+
+
 def _path_of(location: str) -> str:
     """Return the path of a path or file:// URL. Raises ConfigurationError if the URL names another machine."""
     if scheme_of(location) != "file":
@@ -156,16 +162,3 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         names = [entry.name for entry in os.scandir(as_location(folder)) if entry.is_dir()]
     steps = [step for step in map(step_of, names) if step is not None]
     return joined(folder, checkpoint_name(max(steps))) if steps else None
-
-
-KEEPERS = ("optimizer", "scheduler", "scaler", "losses", "data", "random")
-"""The parts of a run, besides the model, that have state in a checkpoint."""
-
-TRAINER_STATE = "trainer_state.json"
-
-_KEPT = re.compile(rf"({'|'.join(KEEPERS)})(-rank-\d{{5}}|-\d{{5}}-of-\d{{5}})?\.(json|safetensors)")
-
-
-def is_of_run(path: str) -> bool:
-    """Return whether a checkpoint's file contains the state of the run rather than the model."""
-    return path in (RUN_STATE, RUN_SETUP, TRAINER_STATE) or _KEPT.fullmatch(path) is not None

@@ -26,7 +26,7 @@ from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgress
 from .app.callbacks.progress import PrinterCallback as PrinterCallback
 from .app.callbacks.progress import ProgressCallback as ProgressCallback
 from .app.wiring.zero3 import zero3_init as zero3_init
-from .app.foreign import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
+from .app.transformers_checkpoints import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
 from .app.run.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed

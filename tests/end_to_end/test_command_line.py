@@ -61,7 +61,7 @@ def test_sigterm_saves_and_resume_goes_on(folder: Path) -> None:
     assert stop is not None, output
     step = int(stop[1].replace(",", ""))
     assert [path.name for path in (folder / "out").glob("checkpoint-*")] == [f"checkpoint-{step}"]
-    command = output.splitlines()[-1].partition("go on with: ")[2]
+    command = output.splitlines()[-1].partition("resume with: ")[2]
     resumed = hexloop(*shlex.split(command)[1:], "--max_steps", str(step + 5), folder=folder)
     assert resumed.returncode == 0, resumed.stderr
     assert f"Done after {step + 5:,} of {step + 5:,} steps." in resumed.stdout
@@ -73,7 +73,7 @@ def test_ctrl_c_reaches_the_loaders_workers_too_and_still_saves(folder: Path) ->
         code, output, errors = stopped(process, signal.SIGINT, to_group=True)
     assert code == 3, errors
     assert errors.count("signal SIGINT: saving and stopping") == 1
-    assert "go on with: hexloop train recipe.yaml --dataloader_num_workers 1 --resume" in output.splitlines()[-1]
+    assert "resume with: hexloop train recipe.yaml --dataloader_num_workers 1 --resume" in output.splitlines()[-1]
 
 
 def test_a_bad_recipe_exits_with_2_and_prints_nothing_else(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_block_that_is_wrong_is_found(tmp_path: Path) -> None:
     page.write_text("```text\n$ hexloop checkpoints list .\nNo checkpoint is anywhere.\n```\n")
     ended = run_python(tmp_path, ROOT / "tests/end_to_end/pages.py", page)
     assert ended.returncode == 1
-    assert "No checkpoint is in ." in ended.stderr
+    assert "There is no checkpoint in ." in ended.stderr
 
     for wrong in (
         "make trian",

@@ -180,7 +180,7 @@ def test_loss_scale_and_streams_come_along(tmp_path: Path) -> None:
 
     import numpy as np
 
-    from hexloop.app.foreign.pickled import read_pickled
+    from hexloop.app.transformers_checkpoints.files import read_pickled
     from tests.end_to_end.small.trainers import small_trainer
 
     small_trainer(tmp_path / "ours", fp16=True, save_strategy="steps", save_steps=2).train()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import hexloop
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.foreign.names import SIGNS
+from hexloop.app.transformers_checkpoints.files import SIGNS
 from hexloop.domain.checkpoints.manifest import Manifest, seal
 from hexloop.domain.errors import HexloopError
 from hexloop.ports.storage import Stored

@@ -1,53 +1,136 @@
-"""`hexloop checkpoints diff`: what two checkpoints differ in."""
+"""`hexloop checkpoints diff`: compare two checkpoints, with at most one tensor of each in memory."""
 
 from __future__ import annotations
 
-import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
-from hexloop.app.command_line.exit_codes import ExitCode
+from attrs import define, field
 
-if TYPE_CHECKING:
-    from hexloop.app.command_line.checkpoints.comparison import Comparison
+from hexloop.app.command_line.checkpoints.differences import (
+    MISSING,
+    FieldDifference,
+    FileDifference,
+    TensorDifference,
+    compare_tensors,
+    fields_of,
+)
+from hexloop.app.command_line.checkpoints.reading import CheckpointLocation, open_checkpoints
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.wiring.checkpoint_files import CheckpointFiles
+from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.reading import verify
+from hexloop.domain.checkpoints.selection import STATE
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 
-HELP = "name the first tensor or field in which two checkpoints differ, and by how much"
+Difference: TypeAlias = TensorDifference | FieldDifference | FileDifference
 
-DESCRIPTION = """\
-Compares two checkpoints: weights, optimizer, other tensors, then every field of the JSON
-documents. Both are verified first; of what differs one tensor at a time is in memory.
+NEVER_READ = ("trainer_state.json", "training_args.json")
+"""Files that are written for people and tools and never read back."""
 
-What only tells two runs apart is left out: their names and sessions, readings of the
-clock and of memory, and the two files that are never read back. --strict compares it, too.
+IDENTITY = {
+    MANIFEST: ("run", "session", "ancestors", "parent"),
+    STATE: ("run", "parent_checkpoint"),
+}
+"""Fields that identify a run or its processes."""
 
-Exits with 0 where they are equal, with 1 where they differ, with 2 where one of them
-cannot be compared."""
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
-    for name in ("one", "other"):
-        parser.add_argument(name, metavar="CHECKPOINT", help="a checkpoint's folder or URL")
-    parser.add_argument("--all", action="store_true", help="name everything that differs, and count what was compared")
-    parser.add_argument("--strict", action="store_true", help="compare what only tells two runs apart, too")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+CLOCK = ("runtime", "per_second")
+MEMORY = ("_mem_cpu_", "_mem_gpu_")
+"""Suffixes and substrings of the names of time and memory readings."""
 
 
-def run(options: argparse.Namespace) -> ExitCode:
-    """Print what differs; FAILED where anything does."""
-    from hexloop.app.command_line.checkpoints.comparison import Comparison, contents_of
-    from hexloop.app.command_line.checkpoints.places import open_checkpoints
-    from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+@define
+class CheckpointComparison:
+    """The comparison of two verified checkpoints. strict: also compare values that only identify a run.
 
+    compared, different: how many tensors, fields and other files were compared, and how many of them differ.
+    """
+
+    one: tuple[CheckpointFiles, Manifest]
+    other: tuple[CheckpointFiles, Manifest]
+    strict: bool = False
+    compared: dict[str, int] = field(factory=lambda: dict.fromkeys(("tensors", "fields", "files"), 0), init=False)
+    different: dict[str, int] = field(factory=lambda: dict.fromkeys(("tensors", "fields", "files"), 0), init=False)
+
+    def differences(self, only_first: bool = False) -> Iterator[Difference]:
+        """Yield each difference: tensors, JSON documents, other files, manifests.
+
+        Raises CheckpointError and StorageError if a file cannot be read.
+        """
+        for compare in (self._tensors, self._documents, self._other_files, self._manifests):
+            for difference in compare():
+                yield difference
+                if only_first:
+                    return
+
+    def _tensors(self) -> Iterator[Difference]:
+        one, other = self.one[0], self.other[0]
+        groups = one.tensor_files(), other.tensor_files()
+        for name in groups[0] | groups[1]:
+            mine, theirs = groups[0].get(name, []), groups[1].get(name, [])
+            equal = [one.files[path] for path in mine] == [other.files[path] for path in theirs]
+            first = {part.name: part for path in mine for part in one.tensors(path)}
+            second = first if equal else {part.name: part for path in theirs for part in other.tensors(path)}
+            for tensor in first | second:
+                self.compared["tensors"] += 1
+                if equal:
+                    continue
+                difference = compare_tensors(name, tensor, first.get(tensor), second.get(tensor))
+                if difference is not None:
+                    self.different["tensors"] += 1
+                    yield difference
+
+    def _documents(self) -> Iterator[Difference]:
+        skipped = () if self.strict else NEVER_READ
+        one, other = self.one[0], self.other[0]
+        for path in dict.fromkeys([*one.document_files(), *other.document_files()]):
+            if path in skipped:
+                continue
+            try:
+                values = [files.json(path) if path in files.files else MISSING for files in (one, other)]
+            except CheckpointError:  # not written by hexloop
+                yield from self._bytes(path)
+            else:
+                yield from self._fields(path, *values)
+
+    def _other_files(self) -> Iterator[Difference]:
+        for path in sorted({*self.one[0].other_files(), *self.other[0].other_files()}):
+            yield from self._bytes(path)
+
+    def _manifests(self) -> Iterator[Difference]:
+        yield from self._fields(MANIFEST, _manifest_values(self.one[1]), _manifest_values(self.other[1]))
+
+    def _fields(self, path: str, one: Any, other: Any) -> Iterator[Difference]:
+        """Compare two documents field by field; a missing document counts as one field."""
+        for name, first, second in fields_of(one, other):
+            if self.strict or not _identifies_run(path, name):
+                self.compared["fields"] += 1
+                if not _same(first, second):
+                    self.different["fields"] += 1
+                    yield FieldDifference(path, name, first, second)
+
+    def _bytes(self, path: str) -> Iterator[Difference]:
+        one, other = self.one[0].files.get(path), self.other[0].files.get(path)
+        self.compared["files"] += 1
+        if one != other:
+            self.different["files"] += 1
+            yield FileDifference(path, None if one is None else one.size, None if other is None else other.size)
+
+
+def run(options: Namespace) -> ExitCode:
+    """Print the differences. Return FAILED if there are any."""
     problems, contents = [], []
-    for place in open_checkpoints([options.one, options.other]):
+    for location in open_checkpoints([options.one, options.other]):
         try:
-            contents.append(contents_of(place))
+            contents.append(_verified(location))
         except (CheckpointError, StorageError) as error:
-            problems.append(f"You chose to compare {place.given}, but it cannot be read: {error}")
+            problems.append(f"You chose to compare {location.given}, but it cannot be read: {error}")
     if problems:
         raise ConfigurationError(problems)
-    comparison = Comparison(contents[0], contents[1], options.strict)
+    comparison = CheckpointComparison(contents[0], contents[1], options.strict)
     try:
         differences = list(comparison.differences(only_first=not options.all))
     except (CheckpointError, StorageError) as error:
@@ -61,12 +144,37 @@ def run(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED if differences else ExitCode.DONE
 
 
-def _document(comparison: Comparison, differences: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+def _verified(location: CheckpointLocation) -> tuple[CheckpointFiles, Manifest]:
+    manifest = verify(location.storage, location.name).manifest
+    return CheckpointFiles(location.storage, location.name, manifest.files), manifest
+
+
+def _manifest_values(manifest: Manifest) -> dict[str, Any]:
+    names = ("run", "session", "ancestors", "parent", "step", "world_size", "environment")
+    return {name: getattr(manifest, name) for name in names}
+
+
+def _identifies_run(path: str, name: tuple[str | int, ...]) -> bool:
+    if not name:
+        return False
+    last = str(name[-1])
+    reading = last.endswith(CLOCK) or any(part in last for part in MEMORY)
+    return name[0] in IDENTITY.get(path, ()) or (path == STATE and reading)
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether both are equal and of the same type (1 is not True); NaN equals NaN."""
+    return type(one) is type(other) and bool(one == other or (one != one and other != other))
+
+
+def _document(
+    comparison: CheckpointComparison, differences: list[dict[str, Any]], options: Namespace
+) -> dict[str, Any]:
     counts = {"compared": comparison.compared, "different": comparison.different} if options.all else {}
     return {"checkpoints": [options.one, options.other], "differences": differences, **counts}
 
 
-def _lines(comparison: Comparison, differences: list[str], options: argparse.Namespace) -> list[str]:
+def _lines(comparison: CheckpointComparison, differences: list[str], options: Namespace) -> list[str]:
     both = f"{options.one} and {options.other}"
     lines = (
         [f"{both} differ{'' if options.all else ', first in'}:", *differences]

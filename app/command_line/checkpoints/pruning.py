@@ -1,46 +1,25 @@
-"""`hexloop checkpoints prune`: removing a run's checkpoints that are not needed any more."""
+"""`hexloop checkpoints prune`: remove a run's checkpoints that are no longer needed."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import Namespace
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from hexloop.app.command_line.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from hexloop.domain.checkpoints.reading import Checkpoint
-    from hexloop.ports.storage import Storage
-
-HELP = "remove a run's older checkpoints"
-
-DESCRIPTION = """\
-Removes checkpoints of one run: of those that led to its newest one, all but the last N.
-The newest is verified first; where it is not good, nothing is removed. Those of other
-runs, of a past that the run gave up, and those with a file named "protected" in them
-are never touched. Asks nothing, and says what it removed.
-
-Do not use --leftovers while the run is being trained: its save under way is unfinished,
-too, and would fail."""
+from hexloop.app.command_line.checkpoints.reading import best_of, open_folder, read_state
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.wiring.storage import has_unsent_files
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
+from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover, surplus
+from hexloop.domain.checkpoints.reading import Checkpoint
+from hexloop.domain.checkpoints.selection import runs_in
+from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.ports.storage import Storage
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
-    parser.add_argument("folder", metavar="FOLDER", help="the folder or URL that the checkpoints are in")
-    parser.add_argument("--keep", type=_at_least_one, metavar="N", help="how many checkpoints are to stay")
-    parser.add_argument("--keep-best", action="store_true", help="keep the one with the best metric, too")
-    parser.add_argument("--leftovers", action="store_true", help="remove what the run left unfinished")
-    parser.add_argument("--run", metavar="NAME", help="the run, or how its name begins; needed where there are several")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-
-
-def run(options: argparse.Namespace) -> ExitCode:
-    """Remove, and say what."""
-    from hexloop.app.command_line.checkpoints.places import open_folder
-    from hexloop.domain.errors import ConfigurationError
-
+def run(options: Namespace) -> ExitCode:
+    """Remove what the options say, and print what was removed."""
     if options.keep is None and not options.leftovers:
         raise ConfigurationError(["You chose to prune, but not what; give --keep N, --leftovers, or both."])
     storage = open_folder(options.folder)
@@ -54,35 +33,21 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.json:
         print(json.dumps({"run": name, **gone, "dry_run": options.dry_run}, indent=2))
     elif not any(gone.values()):
-        print(f"Nothing of the run {name} in {options.folder} is to be removed.")
+        print(f"There is nothing to remove of the run {name} in {options.folder}.")
     return ExitCode.DONE
 
 
-def _at_least_one(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least one checkpoint is kept")
-    return number
-
-
 def _refuse_unsent(storage: Storage, folder: str) -> None:
-    """Raise CheckpointError where a folder is a fast tier with something in it that the slow one does not have."""
-    from hexloop.adapters.storage.tiered.outbox import OUTBOX
-    from hexloop.domain.errors import CheckpointError
-
-    if storage.list(OUTBOX):
+    """Raise CheckpointError if a folder is a fast tier with files that are not yet in the slow tier."""
+    if has_unsent_files(storage):
         raise CheckpointError(
-            f"You chose to prune {folder}, but it is the fast tier of two, and something in it is still to be sent to "
-            "the slow one; let the run that has both send it, and prune afterwards."
+            f"You chose to prune {folder}, but it is the fast tier of a tiered storage and has files that are still to "
+            "be sent to the slow tier; let the run that uses both send them, and prune afterwards."
         )
 
 
 def _run_in(storage: Storage, folder: str, named: str | None) -> str:
-    """The run that is meant. Raises ConfigurationError where that is not clear."""
-    from hexloop.domain.checkpoints.names import MANIFEST
-    from hexloop.domain.checkpoints.selection import runs_in
-    from hexloop.domain.errors import ConfigurationError
-
+    """Return the name of the run to prune. Raises ConfigurationError if it is ambiguous."""
     runs = sorted(runs_in(storage))
     fitting = [run for run in runs if run.startswith(named or "")]
     if named in runs:
@@ -92,22 +57,20 @@ def _run_in(storage: Storage, folder: str, named: str | None) -> str:
     if not runs:
         if MANIFEST in {entry.name for entry in storage.list("")}:
             raise ConfigurationError(
-                [f"You chose to prune {folder}, but that is a checkpoint itself; name the folder that it is in."]
+                [f"You chose to prune {folder}, but that is a checkpoint itself; name the folder that contains it."]
             )
         if named:
             return named
         raise ConfigurationError(
-            [f"You chose {folder}, but no checkpoint there says of which run it is; name the whole run by --run."]
+            [f"You chose {folder}, but no checkpoint in it states its run; give the full name of the run with --run."]
         )
     chosen = f"the run {named} in {folder}" if named else folder
-    several = f"{len(fitting)} of them begin so" if named and fitting else f"it holds those of {', '.join(runs)}"
+    several = f"{len(fitting)} runs start with that name" if named and fitting else f"it has the runs {', '.join(runs)}"
     raise ConfigurationError([f"You chose to prune {chosen}, but {several}; name one run with --run."])
 
 
-def _remove(storage: Storage, run: str, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Remove what the options say; gives the kind and name of each once it is gone, on a dry run of what would be."""
-    from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover
-
+def _remove(storage: Storage, run: str, options: Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the kind and name of each folder after removing it, or instead of removing it in a dry run."""
     if options.keep is not None:
         newest = newest_to_keep(storage, run)
         names = _surplus(storage, newest, options)
@@ -118,13 +81,8 @@ def _remove(storage: Storage, run: str, options: argparse.Namespace) -> Iterator
         yield "leftovers", name
 
 
-def _surplus(storage: Storage, newest: Checkpoint, options: argparse.Namespace) -> list[str]:
-    """The checkpoints to remove. Raises CheckpointError where the best is to be kept and nobody knows which it is."""
-    from hexloop.app.command_line.checkpoints.metrics import best_of, read_state
-    from hexloop.domain.checkpoints.commit import CheckpointPolicy
-    from hexloop.domain.checkpoints.pruning import surplus
-    from hexloop.domain.errors import CheckpointError
-
+def _surplus(storage: Storage, newest: Checkpoint, options: Namespace) -> list[str]:
+    """Return the checkpoints to remove. Raises CheckpointError if the best is to be kept and is unknown."""
     state = read_state(storage, newest.name)
     if options.keep_best and state is None:
         raise CheckpointError(

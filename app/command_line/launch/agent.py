@@ -1,7 +1,8 @@
-"""torch's elastic agent, which starts the workers of one machine, watches them, and starts them again together.
+"""torch's elastic agent, which starts the workers of one machine, monitors them, and restarts them together.
 
-Added to it: who failed first, and how, in one line; signals that reach the workers and leave them time to save; ends
-after which nothing is to be restarted (a run that was stopped, a wrong configuration); no process that is left behind.
+This agent additionally reports in one line which worker failed first and how, forwards signals to the workers and
+gives them time to save, does not restart after exits for which that is useless (a stopped run, an invalid
+configuration), and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -20,30 +21,29 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from hexloop.app.command_line.exit_codes import ExitCode
-from hexloop.app.command_line.launch.output import Output
-from hexloop.app.command_line.launch.plan import Plan, words_of
-from hexloop.app.command_line.launch.rendezvous import InOrder, meeting
-from hexloop.app.command_line.launch.screen import Screen
-from hexloop.app.command_line.launch.signals import ENDING, Signals
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line.launch.output import Screen, WorkerOutput
+from hexloop.app.command_line.launch.plan import LaunchPlan, escaped
+from hexloop.app.command_line.launch.rendezvous import OrderedRendezvous, rendezvous_handler
+from hexloop.app.command_line.launch.signals import ENDING, ReceivedSignals
 
 WORKER = Path(__file__).with_name("worker.py")
 INTERVAL = 0.1
-"""Seconds between two looks at the workers."""
+"""Seconds between checks of the workers."""
 
 AFTER_FAILURE = 10.0
-"""Seconds that the others have when one failed: most wait for it in a collective operation and cannot save any more."""
+"""Seconds that the others have after one failed: most wait for it in a collective operation and cannot save."""
 
-AT_ONCE = 5.0
-"""Seconds after a second signal, by which hexloop's runs stop at once."""
+AFTER_SECOND_SIGNAL = 5.0
+"""Seconds that workers have after a second signal, at which hexloop's runs stop immediately."""
 
 SUDDEN = {-getattr(signal, name) for name in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")}
-"""How nobody ends because another rank did."""
+"""Exit codes of workers that did not fail because of another rank."""
 
 
 @frozen
-class Ended:
-    """How a worker ended. code: negative for a signal."""
+class WorkerExit:
+    """The exit of a worker. code: negative for a signal."""
 
     rank: int
     process: int
@@ -51,7 +51,7 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        """As a shell would give it."""
+        """The exit code as a shell returns it."""
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
@@ -62,13 +62,13 @@ class Ended:
 
 
 class Agent(LocalElasticAgent):
-    """Runs what `plan` says on this machine. `failure` is the worker that failed first in the last attempt."""
+    """The agent of this machine. `failure` is the worker that failed first in the last attempt."""
 
-    def __init__(self, plan: Plan, screen: Screen, signals: Signals) -> None:
+    def __init__(self, plan: LaunchPlan, screen: Screen, signals: ReceivedSignals) -> None:
         self.plan, self.screen, self.signals = plan, screen, signals
-        self.output = Output(screen, plan.log_folder)
-        self.failure: Ended | None = None
-        self.handler = meeting(plan)
+        self.output = WorkerOutput(screen, plan.log_folder)
+        self.failure: WorkerExit | None = None
+        self.handler = rendezvous_handler(plan)
         spec = WorkerSpec(
             role="hexloop",
             local_world_size=plan.processes,
@@ -83,19 +83,19 @@ class Agent(LocalElasticAgent):
         self._killed: list[int] = []
 
     def close(self) -> None:
-        """Leave the rendezvous, and show what has not been shown.
+        """Leave the rendezvous, and print all remaining output.
 
-        The other machines go on after a signal to this one, where there may be fewer of them.
+        After a signal to this machine, the others continue if the number of machines may vary.
         """
         self.output.close()
-        fewer_go_on = self.plan.nodes[0] < self.plan.nodes[1]
-        if self.signals.ending is not None and fewer_go_on and isinstance(self.handler, InOrder):
+        others_continue = self.plan.nodes[0] < self.plan.nodes[1]
+        if self.signals.ending is not None and others_continue and isinstance(self.handler, OrderedRendezvous):
             self.handler.leave()
         else:
             self.handler.shutdown()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Meet the other machines, and agree with them on whether workers start anew or go on."""
+        """Join the other machines, and agree with them on whether workers start or resume."""
         with self.signals.raising():
             super()._rendezvous(worker_group)
         store = worker_group.store
@@ -104,7 +104,7 @@ class Agent(LocalElasticAgent):
             store.set("attempt", str(store.underlying_store.add("hexloop/attempts", 1) - 1))
         again = int(store.get("attempt")) > 0
         command = [sys.executable, *self.plan.command(again)]
-        worker_group.spec.args = tuple(words_of(["-I", "-S", str(WORKER), str(os.getpid()), *command]))
+        worker_group.spec.args = tuple(escaped(["-I", "-S", str(WORKER), str(os.getpid()), *command]))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.failure, self._stopped_since, self._killed = None, None, []
@@ -117,14 +117,14 @@ class Agent(LocalElasticAgent):
         ended = self._ended()
         failed = [each for each in ended if each.code not in (ExitCode.DONE, ExitCode.STOPPED)]
         if failed:
-            self.failure = self._first(failed)
+            self.failure = self._first_failure(failed)
             self._end_workers(signal.SIGTERM, min(self.plan.grace, AFTER_FAILURE))
         elif self.signals.ending is not None and len(ended) < self.plan.processes:
-            self._end_for_signal(self.signals.ending)
+            self._end_workers_for_signal(self.signals.ending)
         elif self._are_stopping(ended):
             return RunResult(state=WorkerState.HEALTHY)
         else:
-            self._pass_on()
+            self._forward_signals()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._conclude()
@@ -134,117 +134,118 @@ class Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if self.failure is None:
-            self.screen.say("machines join or leave; all workers are started again")
+            self.screen.report("machines join or leave; restarting all workers")
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """End the workers that are still there, as machines join or leave."""
+        """End the workers that are still running, as machines join or leave."""
         self._end_workers(signal.SIGTERM, self.plan.grace)
         self.output.end(self.failure.rank if self.failure is not None else None)
         super()._stop_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Wait for the workers of other machines to end, unless somebody wants this one to."""
+        """Wait for the workers of other machines to exit, unless a signal ends the launch."""
         if self.signals.ending is not None:
             return
         with self.signals.raising():
             super()._exit_barrier()  # type: ignore[no-untyped-call]
 
-    def _are_stopping(self, ended: list[Ended]) -> bool:
-        """Whether some have stopped and saved, as nobody failed, and the others may be about to.
+    def _are_stopping(self, ended: list[WorkerExit]) -> bool:
+        """Return whether some workers have stopped and saved, without a failure, and the others may be about to.
 
-        After the grace period they are ended.
+        The others are ended after the grace period.
         """
         if not any(each.code == ExitCode.STOPPED for each in ended) or len(ended) == self.plan.processes:
             return False
         now = time.monotonic()
         self._stopped_since = now if self._stopped_since is None else self._stopped_since
         if now - self._stopped_since < self.plan.grace:
-            self._pass_on()
+            self._forward_signals()
             return True
         self._end_workers(signal.SIGTERM, min(self.plan.grace, AFTER_FAILURE))
         return False
 
     def _conclude(self) -> None:
-        """All workers of an attempt have ended, and not all of them well: say so, and whether they start again."""
+        """Report the failure of an attempt after all workers have exited, and decide whether they are restarted."""
         if self.failure is None:
             failed = [each for each in self._ended() if each.code != ExitCode.DONE]
-            self.failure = self._first([each for each in failed if each.code != ExitCode.STOPPED] or failed)
+            self.failure = self._first_failure([each for each in failed if each.code != ExitCode.STOPPED] or failed)
         self.output.end(self.failure.rank)
         code, ending = self.failure.code, self.signals.ending
         if ending is not None:
             self._remaining_restarts = 0
             if code not in (ExitCode.STOPPED, -ending, 128 + ending) and self.failure.rank not in self._killed:
-                self.screen.say(str(self.failure))
-        elif code == ExitCode.STOPPED:  # which it has told itself
+                self.screen.report(str(self.failure))
+        elif code == ExitCode.STOPPED:  # the worker has reported it
             self._remaining_restarts = 0
         elif code == ExitCode.USAGE:
             self._remaining_restarts = 0
-            self.screen.say(f"{self.failure}: its configuration is wrong, so nothing is restarted")
+            self.screen.report(f"{self.failure}: its configuration is invalid; workers are not restarted")
         elif self._remaining_restarts > 0:
             number = self.plan.restarts - self._remaining_restarts + 1
-            self.screen.say(f"{self.failure}; all workers are started again (restart {number} of {self.plan.restarts})")
+            self.screen.report(f"{self.failure}; restarting all workers (restart {number} of {self.plan.restarts})")
         elif self.plan.restarts:
-            self.screen.say(f"{self.failure}, and no restart is left of {self.plan.restarts}")
+            self.screen.report(f"{self.failure}; all {self.plan.restarts} restarts are used up")
         else:
-            self.screen.say(str(self.failure))
+            self.screen.report(str(self.failure))
 
-    def _first(self, failed: list[Ended]) -> Ended:
-        """Which of those that were found ended at the same time made the others fail."""
+    def _first_failure(self, failed: list[WorkerExit]) -> WorkerExit:
+        """Return the worker that made the others fail, of those that were found to have exited at the same time."""
         now = time.monotonic()
 
-        def order(each: Ended) -> tuple[bool, float]:
+        def order(each: WorkerExit) -> tuple[bool, float]:
             reported = self.output.attempt.reported(each.rank) if self.output.attempt is not None else None
             return each.code not in SUDDEN, now if reported is None else reported
 
         return min(failed, key=order)
 
     def _processes(self) -> dict[int, subprocess.Popen[bytes]]:
-        """The local workers by their rank."""
+        """Return the local workers by rank."""
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return {self._worker_group.workers[local].global_rank: handler.proc for local, handler in handlers.items()}
 
-    def _ended(self) -> list[Ended]:
-        """The workers that have ended."""
+    def _ended(self) -> list[WorkerExit]:
+        """Return the workers that have exited."""
         return [
-            Ended(rank, process.pid, code)
+            WorkerExit(rank, process.pid, code)
             for rank, process in self._processes().items()
             if (code := process.poll()) is not None
         ]
 
-    def _pass_on(self) -> list[signal.Signals]:
-        """Pass on to the workers what signals came; to them alone, as their loaders' processes are theirs to end."""
+    def _forward_signals(self) -> list[signal.Signals]:
+        """Forward signals to the workers, but not to the processes of their data loaders, and return the signals."""
         signals = self.signals.take()
         for number in signals:
             for process in self._processes().values():
                 process.send_signal(number)
         return signals
 
-    def _end_for_signal(self, ending: signal.Signals) -> None:
-        self.screen.say(
-            f"{ending.name}: the workers have {self.plan.grace:g} s to save and end; a second signal stops them at once"
+    def _end_workers_for_signal(self, ending: signal.Signals) -> None:
+        self.screen.report(
+            f"{ending.name}: the workers have {self.plan.grace:g} s to save and exit; a second signal stops them "
+            "immediately"
         )
         self._end_workers(None, self.plan.grace)
 
     def _end_workers(self, number: signal.Signals | None, grace: float) -> None:
-        """Send the workers a signal, wait for them to end, then kill them and whatever is left of their groups."""
+        """Send the workers a signal, wait for them to exit, then kill the rest and their process groups."""
         processes = self._processes()
         if number is not None:
             for process in processes.values():
                 process.send_signal(number)
         deadline = time.monotonic() + grace
-        while living := [rank for rank, process in processes.items() if process.poll() is None]:
-            if set(self._pass_on()) & set(ENDING) and self.signals.count > 1:
-                deadline = min(deadline, time.monotonic() + AT_ONCE)
+        while alive := [rank for rank, process in processes.items() if process.poll() is None]:
+            if set(self._forward_signals()) & set(ENDING) and self.signals.count > 1:
+                deadline = min(deadline, time.monotonic() + AFTER_SECOND_SIGNAL)
             if time.monotonic() >= deadline:
-                self._killed = living
-                names = ", ".join(map(str, living))
-                self.screen.say(f"killed after {grace:g} s in which they did not end: rank {names}")
+                self._killed = alive
+                names = ", ".join(map(str, alive))
+                self.screen.report(f"killed because they did not exit within {grace:g} s: rank {names}")
                 break
             time.sleep(INTERVAL / 4)
         for process in processes.values():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         for process in processes.values():
-            with suppress(subprocess.TimeoutExpired):  # of one that the kernel does not let go of
-                process.wait(AT_ONCE)
+            with suppress(subprocess.TimeoutExpired):  # the kernel may not release a process
+                process.wait(AFTER_SECOND_SIGNAL)

@@ -1,4 +1,4 @@
-"""What is to be launched, from the words of the command line, with everything that is wrong told at once."""
+"""The plan of a launch, parsed from the options, with all problems reported at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from attrs import field, frozen
 
-from hexloop.app.command_line.resuming import AUTO, RESUME, without
+from hexloop.app.command_line.resuming import AUTO, RESUME, without_options
 from hexloop.domain.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
@@ -20,12 +20,13 @@ Value = TypeVar("Value")
 
 
 @frozen
-class Plan:
+class LaunchPlan:
     """What to start, and where.
 
-    processes: on this machine. nodes: the fewest and the most machines. rendezvous: "host:port"; None on one machine,
-    which finds a free port. node_rank: None where the order of machines does not matter. address: by which the others
-    reach this one; None for its own name. grace, join_timeout: in seconds.
+    words: the arguments of the program. processes: the number on this machine. nodes: the minimum and maximum number of
+    machines. rendezvous: "host:port"; None for a single machine, which uses a free port. node_rank: None if the order
+    of machines does not matter. address: the address of this machine for the others; None for its host name. grace,
+    join_timeout: in seconds.
     """
 
     program: str
@@ -41,44 +42,44 @@ class Plan:
     log_folder: str | None = None
 
     def command(self, again: bool) -> list[str]:
-        """What follows the interpreter in each worker's command; `again`: it is to go on where others were stopped.
+        """Return a worker's command without the interpreter. again: whether it is a restart.
 
-        A recipe then resumes from its newest checkpoint. A script is started as ever: it is to say
+        A restarted recipe resumes from its newest checkpoint. A script is always started the same way and should use
         `resume_from_checkpoint="auto"` itself.
         """
         if self.program.endswith(SCRIPT):
             return ["-u", self.program, *self.words]
-        words = [*without(self.words, RESUME), "--resume", AUTO] if again else self.words
+        words = [*without_options(self.words, RESUME), "--resume", AUTO] if again else self.words
         return ["-u", "-P", "-m", "hexloop", "train", self.program, *words]
 
     @property
     def threads(self) -> int:
-        """How many threads each process may compute with, so that all of them share the cores."""
+        """The number of compute threads of each process, so that all processes share the cores."""
         return max(1, cores() // self.processes)
 
 
 @frozen
 class _Reader:
-    """Reads values that may be wrong, and keeps what is wrong with them."""
+    """Parses values and collects problems with them."""
 
     problems: list[str] = field(factory=list)
 
     def number(self, option: str, text: str, kind: Callable[[str], Value], least: float, wanted: str) -> Value | None:
-        """The value of `text`; None, with a problem, where it is none or less than `least`."""
+        """Return the value of `text`; None, with a problem added, if it is invalid or less than `least`."""
         try:
             value = kind(text)
             if not least <= float(str(value)) < float("inf"):
                 raise ValueError(text)
         except ValueError:
-            self.problems.append(f"{option}: You chose {text!r}, but it has to be {wanted}.")
+            self.problems.append(f"{option}: You chose {text!r}, but it must be {wanted}.")
             return None
         return value
 
 
-def read_plan(options: Namespace) -> Plan:
-    """What the options say; warns where the machine has less than they take for granted.
+def read_plan(options: Namespace) -> LaunchPlan:
+    """Parse the options. Warns if the machine has fewer GPUs or cores than processes.
 
-    Raises ConfigurationError with everything that is wrong.
+    Raises ConfigurationError with all problems.
     """
     reader = _Reader()
     processes = _processes(options.processes, reader)
@@ -94,7 +95,7 @@ def read_plan(options: Namespace) -> Plan:
     if reader.problems:
         raise ConfigurationError(reader.problems)
     _warn_of_too_many(processes)
-    return Plan(
+    return LaunchPlan(
         program=options.program,
         words=tuple(options.words_of_program),
         processes=processes,
@@ -110,7 +111,7 @@ def read_plan(options: Namespace) -> Plan:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -125,7 +126,7 @@ def _processes(text: str | None, reader: _Reader) -> int | None:
         return reader.number("--processes", text, int, 1, "a whole number, 1 or more")
     if gpus := _gpus():
         return gpus
-    reader.problems.append("--processes is missing, and there is no GPU to count; say how many, as in --processes 2.")
+    reader.problems.append("--processes is missing, and there is no GPU to count; set it, as in --processes 2.")
     return None
 
 
@@ -137,7 +138,7 @@ def _nodes(text: str, reader: _Reader) -> tuple[int, int] | None:
     if low is None or high is None:
         return None
     if high < low:
-        reader.problems.append(f"--nodes: You chose {text!r}, but a range is MIN:MAX; turn it round.")
+        reader.problems.append(f"--nodes: You chose {text!r}, but a range is MIN:MAX; swap the two numbers.")
         return None
     return low, high
 
@@ -148,7 +149,7 @@ def _node_rank(text: str | None, nodes: tuple[int, int] | None, reader: _Reader)
     rank = reader.number("--node-rank", text, int, 0, "a whole number, 0 or more")
     if rank is not None and nodes is not None and rank >= nodes[1]:
         reader.problems.append(
-            f"--node-rank: You chose {rank}, but of {nodes[1]} nodes the last is {nodes[1] - 1}, as they count from 0."
+            f"--node-rank: You chose {rank}, but node ranks start at 0, so the last of {nodes[1]} is {nodes[1] - 1}."
         )
     return rank
 
@@ -157,13 +158,13 @@ def _check_rendezvous(text: str | None, nodes: tuple[int, int] | None, problems:
     if text is None:
         if nodes is not None and nodes[1] > 1:
             problems.append(
-                "--rendezvous is missing: several nodes have to know where to meet; say the same on each of them, "
+                "--rendezvous is missing, and several nodes need it to connect; set the same value on each of them, "
                 "as in --rendezvous node0:29400."
             )
         return
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        problems.append(f"--rendezvous: You chose {text!r}, but it has to be HOST:PORT, as in node0:29400.")
+        problems.append(f"--rendezvous: You chose {text!r}, but it must be HOST:PORT, as in node0:29400.")
 
 
 def _check_files(program: str, log_folder: str | None, problems: list[str]) -> None:
@@ -180,11 +181,11 @@ def _warn_of_too_many(processes: int) -> None:
     have, what = (gpus, "GPUs") if gpus else (cores(), "cores")
     if processes > have:
         warnings.warn(
-            f"You chose --processes {processes}, but there are {have} {what}, which they will have to share.",
+            f"You chose --processes {processes}, but there are only {have} {what}, which the processes share.",
             stacklevel=2,
         )
 
 
-def words_of(command: Sequence[str]) -> list[str]:
-    """The words of a command in the spelling of the agent, which would put values for what begins with a dollar."""
+def escaped(command: Sequence[str]) -> list[str]:
+    """Escape a command's arguments for torch's agent, which substitutes variables after a dollar sign."""
     return [word.replace("$", "$$") for word in command]

@@ -1,4 +1,4 @@
-"""Where machines meet: torch's rendezvous over a TCP store, in the order that the command line gives to machines."""
+"""The rendezvous of machines: torch's, over a TCP store, with machines ordered by their node ranks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousE
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
-from hexloop.app.command_line.launch.plan import LOOPBACK, Plan
+from hexloop.app.command_line.launch.plan import LOOPBACK, LaunchPlan
 
-SHARED = "hexloop"
-"""The name of a launch on several machines, which all of them have to know; a port holds one launch."""
+RUN_ID = "hexloop"
+"""The name of a launch on several machines, which all must know; a port serves one launch."""
 
 PAUSE = 0.5
-"""Seconds between two tries to find the others."""
+"""Seconds between two attempts to connect."""
 
-PATIENCE = 5.0
-"""Seconds in which the others hear that a machine leaves."""
+LEAVE_TIMEOUT = 5.0
+"""Seconds for telling the others that this machine leaves."""
 
 LAST = sys.maxsize
-"""The place of a machine that was given none."""
+"""The node rank of a machine that was given none."""
 
 
-def meeting(plan: Plan) -> RendezvousHandler:
-    """The rendezvous of this machine with the others, or with itself alone, at a free port."""
+def rendezvous_handler(plan: LaunchPlan) -> RendezvousHandler:
+    """Return the rendezvous of this machine with the others; for a single machine, at a free port."""
     alone = plan.rendezvous is None
     endpoint = plan.rendezvous or f"{LOOPBACK}:0"
     host, _, port = endpoint.rpartition(":")
@@ -44,36 +44,36 @@ def meeting(plan: Plan) -> RendezvousHandler:
         _wait_for(host.strip("[]"), int(port), plan.join_timeout)
     address = plan.address or (LOOPBACK if host in (LOOPBACK, "localhost") else None)
     parameters = RendezvousParameters(
-        "c10d", endpoint, uuid.uuid4().hex if alone else SHARED, *plan.nodes, local_addr=address, **options
+        "c10d", endpoint, uuid.uuid4().hex if alone else RUN_ID, *plan.nodes, local_addr=address, **options
     )
     handler = get_rendezvous_handler(parameters)
-    return handler if alone else InOrder(handler, plan.node_rank, address)
+    return handler if alone else OrderedRendezvous(handler, plan.node_rank, address)
 
 
 def _wait_for(host: str, port: int, timeout: float) -> None:
-    """Wait until somebody listens there: torch would not do it in silence. Raises TimeoutError, which says why."""
+    """Wait until the port accepts connections; torch would log while waiting. Raises TimeoutError with the reason."""
     deadline = time.monotonic() + timeout
     while True:
         try:
             socket.create_connection((host, port), timeout=PAUSE).close()
             return
-        except OSError as error:  # nobody there yet, or no such name yet
+        except OSError as error:  # nothing is listening yet, or the name does not resolve yet
             if time.monotonic() > deadline:
                 raise TimeoutError(str(error)) from error
         time.sleep(PAUSE)
 
 
-class InOrder(RendezvousHandler):
-    """A rendezvous whose machines come in the order of their node ranks, those without one after them.
+class OrderedRendezvous(RendezvousHandler):
+    """A rendezvous that orders machines by node rank, those without one last.
 
-    torch's own orders them by name. Each machine writes one value and reads one, and the first reads all.
+    torch orders them by name. Each machine writes one value and reads one, and the first one reads all.
     """
 
     def __init__(self, inner: RendezvousHandler, node_rank: int | None, address: str | None) -> None:
         self._inner, self._node_rank, self._address = inner, node_rank, address
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet, and take the place that is one's own; the address of the new first one is that of rank 0."""
+        """Join the rendezvous and return it with this machine's rank; the first machine's address is that of rank 0."""
         met = self._inner.next_rendezvous()
         store = PrefixStore("order", met.store)
         store.set(f"given/{met.rank}", str(LAST if self._node_rank is None else self._node_rank))
@@ -81,44 +81,44 @@ class InOrder(RendezvousHandler):
             given = store.multi_get([f"given/{index}" for index in range(met.world_size)])
             order = sorted(range(met.world_size), key=lambda index: (int(given[index]), index))
             store.multi_set(  # type: ignore[attr-defined]  # torch's types leave it out
-                [f"place/{index}" for index in order], [json.dumps(place) for place in range(met.world_size)]
+                [f"place/{index}" for index in order], [json.dumps(rank) for rank in range(met.world_size)]
             )
-        place = int(json.loads(store.get(f"place/{met.rank}")))
-        first = RendezvousStoreInfo.build(place, store, self._address)
-        return RendezvousInfo(met.store, place, met.world_size, first)
+        rank = int(json.loads(store.get(f"place/{met.rank}")))
+        first = RendezvousStoreInfo.build(rank, store, self._address)
+        return RendezvousInfo(met.store, rank, met.world_size, first)
 
     def get_backend(self) -> str:
-        """The name of torch's rendezvous."""
+        """Return the name of torch's rendezvous backend."""
         return self._inner.get_backend()
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers share its store: they do not, as rank 0 may be on another machine than the store."""
+        """Whether workers share the store: no, because rank 0 may be on another machine than the store."""
         return False
 
     def is_closed(self) -> bool:
-        """Whether nobody can join any more."""
+        """Return whether the rendezvous no longer accepts machines."""
         return self._inner.is_closed()
 
     def set_closed(self) -> None:
-        """Let nobody join any more."""
+        """Accept no more machines."""
         self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
-        """How many machines wait to join."""
+        """Return how many machines are waiting to join."""
         return self._inner.num_nodes_waiting()
 
     def get_run_id(self) -> str:
-        """The name of the launch."""
+        """Return the name of the launch."""
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:
-        """Leave, and let nobody join any more."""
+        """Leave, and accept no more machines."""
         return self._inner.shutdown()
 
     def leave(self) -> None:
-        """Leave, so that the others can go on. Where that fails, they miss this machine's sign of life within 15 s."""
+        """Leave, so that the others can continue. If that fails, they notice missing heartbeats within 15 s."""
         inner: Any = self._inner
-        with suppress(Exception):  # torch shows no way to do so; the store may be gone, too
+        with suppress(Exception):  # torch has no public way to do this, and the store may be gone
             inner._stop_heartbeats()
-            inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + PATIENCE)
+            inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + LEAVE_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Signals to the launcher, which are for its workers."""
+"""Signals to the launcher, which it forwards to its workers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from attrs import define, field
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
-"""What ends a launch, after the grace period at the latest."""
+"""The signals that end a launch, after the grace period at the latest."""
 
-PASSED_ON = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-"""What workers may know what to do with."""
+FORWARDED = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Other signals that are forwarded, as workers may handle them."""
 
 
 @define
-class Signals:
-    """The signals that came.
+class ReceivedSignals:
+    """The signals received so far.
 
-    ending: the first one that ends the launch. count: how many of those came. waiting: those not yet passed on.
+    ending: the first one that ends the launch. count: the number of such signals. waiting: signals not yet forwarded.
     """
 
     ending: signal.Signals | None = None
@@ -31,10 +31,10 @@ class Signals:
     _raising: bool = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Hear them; the handlers that were there before are put back. For the main thread only."""
+    def handled(self) -> Iterator[None]:
+        """Install the signal handlers, and restore the previous ones afterwards. Only for the main thread."""
         before: dict[signal.Signals, Any] = {
-            number: signal.signal(number, self._hear) for number in (*ENDING, *PASSED_ON)
+            number: signal.signal(number, self._handle) for number in (*ENDING, *FORWARDED)
         }
         try:
             yield
@@ -44,7 +44,7 @@ class Signals:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """While waiting for other machines, with no worker at hand: one that ends the launch raises SignalException."""
+        """Raise SignalException for a signal that ends the launch, while waiting for other machines without workers."""
         if self.ending is not None:
             raise SignalException(self.ending.name, self.ending)
         self._raising = True
@@ -54,15 +54,15 @@ class Signals:
             self._raising = False
 
     def take(self) -> list[signal.Signals]:
-        """Those that are to be passed on now."""
+        """Return the signals to forward now."""
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        heard = signal.Signals(number)
-        self.waiting.append(heard)
-        if heard in ENDING:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        self.waiting.append(received)
+        if received in ENDING:
             self.count += 1
-            self.ending = self.ending or heard
+            self.ending = self.ending or received
             if self._raising:
-                raise SignalException(heard.name, heard)
+                raise SignalException(received.name, received)

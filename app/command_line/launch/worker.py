@@ -1,9 +1,9 @@
-"""Becomes the worker that its words say, and sees to it that this dies with the process that launched it.
+"""Replace this process with a worker that dies together with its launcher.
 
     python worker.py LAUNCHER COMMAND ...
 
-LAUNCHER is a process id. A launcher that is killed cannot end its workers; on Linux the kernel does it then. What
-a worker has saved is whole whenever it dies.
+LAUNCHER is a process id. A launcher that is killed cannot stop its workers; on Linux the kernel kills them then. A
+worker may be killed at any time: checkpoints are always complete.
 """
 
 import os
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(launcher: int, command: list[str]) -> None:
-    """Become `command`, or end where the launcher is gone already."""
+    """Execute `command` in this process, or exit if the launcher is already dead."""
     if sys.platform == "linux":
         import ctypes
 

@@ -14,7 +14,7 @@ import pytest
 
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.command_line.checkpoints.text import told_age, told_bytes
+from hexloop.app.command_line.formatting import format_age, format_bytes
 from hexloop.domain.checkpoints.names import Owner, new_session
 from hexloop.domain.checkpoints.selection import quarantine
 from hexloop.ports.storage import Storage
@@ -192,7 +192,7 @@ def test_prune_keeps_the_last_and_the_best(commands: Commands, folder: str) -> N
     assert outcome.output.splitlines() == [f"Removed checkpoint-{step}" for step in (10, 30, 40)]
     assert names(storage) == ["checkpoint-20", "checkpoint-50"]
     assert commands("checkpoints", "verify", folder).code == 0
-    assert commands(*words).output == f"Nothing of the run run in {folder} is to be removed.\n"
+    assert commands(*words).output == f"There is nothing to remove of the run run in {folder}.\n"
     told = json.loads(commands("checkpoints", "prune", folder, "--keep", "1", "--json").output)
     assert told == {"run": "run", "removed": ["checkpoint-20"], "leftovers": [], "dry_run": False}
 
@@ -204,7 +204,7 @@ def test_prune_touches_one_run_only_and_asks_which(commands: Commands, folder: s
     saved(storage, "banana", 20, 40)
     outcome = commands("checkpoints", "prune", folder, "--keep", "1")
     assert outcome.code == 2
-    assert "it holds those of apple, banana; name one run with --run" in outcome.errors
+    assert "it has the runs apple, banana; name one run with --run" in outcome.errors
     assert commands("checkpoints", "prune", folder, "--keep", "1", "--run", "cherry").code == 2
     assert len(names(storage)) == 5
     assert commands("checkpoints", "prune", folder, "--keep", "1", "--run", "ap").code == 0
@@ -226,7 +226,7 @@ def test_prune_of_a_checkpoint_asks_for_its_folder(commands: Commands, folder: s
     saved(storage_of(folder), "run", 10, 20)
     outcome = commands("checkpoints", "prune", f"{folder}/checkpoint-20", "--keep", "1")
     assert outcome.code == 2
-    assert "that is a checkpoint itself; name the folder that it is in" in outcome.errors
+    assert "that is a checkpoint itself; name the folder that contains it" in outcome.errors
 
 
 def test_prune_leaves_a_past_that_was_given_up(commands: Commands) -> None:
@@ -308,7 +308,7 @@ def test_what_is_not_there_is_told(commands: Commands) -> None:
         assert outcome.code == 2
         assert "You chose nowhere, but there is no such folder" in outcome.errors
     listing = commands("checkpoints", "list", "empty")
-    assert (listing.code, listing.output) == (0, "No checkpoint is in empty.\n")
+    assert (listing.code, listing.output) == (0, "There is no checkpoint in empty.\n")
     assert commands("checkpoints", "verify", "empty").code == 1
     assert commands("checkpoints", "show", "empty").code == 1
     assert commands("checkpoints", "prune", "empty").code == 2
@@ -340,7 +340,7 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
 
 def test_sizes_and_ages_are_told_in_their_unit() -> None:
     """Three digits at most, and the largest unit of which there is one."""
-    assert [told_bytes(size) for size in (None, 0, 999, 1000, 999_600, 1_500_000_000)] == [
+    assert [format_bytes(size) for size in (None, 0, 999, 1000, 999_600, 1_500_000_000)] == [
         "-", "0 B", "999 B", "1 kB", "1 MB", "1.5 GB",
     ]  # fmt: skip
-    assert [told_age(age) for age in (None, -1, 59, 60, 7200, 200_000)] == ["-", "0 s", "59 s", "1 min", "2 h", "2 d"]
+    assert [format_age(age) for age in (None, -1, 59, 60, 7200, 200_000)] == ["-", "0 s", "59 s", "1 min", "2 h", "2 d"]

@@ -13,8 +13,8 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import ITEM_BYTES, j
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.serialization import TYPES, tensor_part
-from hexloop.app.command_line.checkpoints.comparison import tensors
-from hexloop.app.command_line.checkpoints.comparison.tensors import compare_tensors
+from hexloop.app.command_line.checkpoints import differences as tensors
+from hexloop.app.command_line.checkpoints.differences import compare_tensors
 from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.ports.files import File
 from hexloop.ports.storage import Storage
@@ -109,7 +109,7 @@ def test_documents_and_other_files_are_compared(commands: Commands) -> None:
         "  scaler.json: stream: 2 of 20 elements differ, first [18], 18 and 7",
         "  scaler.json: mine is only in the first, [1]",
         "  extra.txt is only in the second",
-        "  vocab.txt holds other bytes: 4 in the first, 4 in the second",
+        "  vocab.txt has different bytes: 4 in the first, 4 in the second",
         "0 tensors compared, none different",
         "8 fields compared, 4 different",
         "2 files compared, 2 different",
@@ -123,7 +123,9 @@ def test_a_document_that_hexloop_cannot_read_is_compared_by_its_bytes(commands: 
         checkpoint_of(LocalStorage(folder), 30, File("extra.safetensors", [text]))
     outcome = commands("checkpoints", "diff", FIRST, SECOND)
     assert outcome.code == 1
-    assert outcome.output.splitlines()[1:] == ["  tokenizer.json holds other bytes: 16 in the first, 16 in the second"]
+    assert outcome.output.splitlines()[1:] == [
+        "  tokenizer.json has different bytes: 16 in the first, 16 in the second"
+    ]
     assert commands("checkpoints", "diff", FIRST, FIRST).code == 0
     broken = commands("checkpoints", "diff", "one/checkpoint-30", "two/checkpoint-30")
     assert broken.code == 2
@@ -170,7 +172,7 @@ def test_what_is_no_number_is_the_largest_difference(monkeypatch: pytest.MonkeyP
     assert "by at most nan, at [6] (0 and nan)" in str(found)
     signed = compare_tensors("model", "w", tensor_part("w", one), tensor_part("w", -one))
     assert signed is not None
-    assert str(signed) == "  model: tensor w, F32 [12]: 12 of 12 elements differ, in their bits alone"
+    assert str(signed) == "  model: tensor w, F32 [12]: 12 of 12 elements differ, only in their bits"
     scalar = compare_tensors("model", "w", tensor_part("w", torch.tensor(1)), tensor_part("w", torch.tensor(-(2**62))))
     assert scalar is not None
     assert scalar.largest is not None

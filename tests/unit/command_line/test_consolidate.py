@@ -136,7 +136,7 @@ def test_nothing_is_overwritten(commands: Commands, tmp_path: Path) -> None:
     """A folder that is there, or that lies in the checkpoint, is refused; what an attempt left that died is not."""
     save(LocalStorage("runs"))
     (tmp_path / "taken").mkdir()
-    for output, why in (("taken", "is there already"), ("runs/checkpoint-5/model", "nothing is written into")):
+    for output, why in (("taken", "exists already"), ("runs/checkpoint-5/model", "nothing may be written into")):
         outcome = commands("checkpoints", "consolidate", "runs/checkpoint-5", "--output", output)
         assert outcome.code == 2
         assert why in outcome.errors

@@ -76,7 +76,7 @@ def test_a_package_that_is_too_old_is_a_failure_if_it_is_needed(
     outcome = commands("doctor")
     assert outcome.code == 0
     assert "older than 5.0; pip install --upgrade 'hexloop[examples]'" in outcome.output
-    assert outcome.output.endswith("Everything that hexloop cannot do without is here.\n")
+    assert outcome.output.endswith("Everything that hexloop needs is installed.\n")
     install(tmp_path, "attrs", "23.2.0")
     outcome = commands("doctor")
     assert outcome.code == 1

@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 
-from hexloop.app.command_line.launch.plan import Plan, cores, words_of
-from hexloop.app.command_line.launch.screen import Screen, Source
+from hexloop.app.command_line.launch.output import OutputStream, Screen
+from hexloop.app.command_line.launch.plan import LaunchPlan, cores, escaped
 from hexloop.app.command_line.options import read_options
-from hexloop.app.command_line.resuming import LAUNCHED_AS, command_line
+from hexloop.app.command_line.resuming import LAUNCHED_AS, command_text
 from tests.terminals import screen_of
 from tests.unit.command_line.commands import NOISY, Commands
 
@@ -22,10 +22,10 @@ def test_everything_that_is_wrong_is_told_at_once(commands: Commands) -> None:
     assert outcome.code == 2
     assert outcome.errors.startswith("hexloop: 7 problems in the configuration:\n  1. --processes: You chose '0'")
     for told in (
-        "--node-rank: You chose 2, but of 2 nodes the last is 1",
-        "--restarts: You chose 'x', but it has to be a whole number",
+        "--node-rank: You chose 2, but node ranks start at 0, so the last of 2 is 1",
+        "--restarts: You chose 'x', but it must be a whole number",
         "--grace: You chose '-1'",
-        "--rendezvous is missing: several nodes have to know where to meet",
+        "--rendezvous is missing, and several nodes need it to connect",
         "--log-folder: You chose 'project.py', but that is a file",
         "You chose 'none.yaml', but there is no such file",
     ):
@@ -35,14 +35,14 @@ def test_everything_that_is_wrong_is_told_at_once(commands: Commands) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--processes", "two"], "--processes: You chose 'two', but it has to be a whole number, 1 or more"),
-        (["--nodes", "2:1"], "--nodes: You chose '2:1', but a range is MIN:MAX; turn it round"),
-        (["--nodes", "1:x"], "--nodes: You chose 'x', but it has to be a whole number, 1 or more, or a range"),
+        (["--processes", "two"], "--processes: You chose 'two', but it must be a whole number, 1 or more"),
+        (["--nodes", "2:1"], "--nodes: You chose '2:1', but a range is MIN:MAX; swap the two numbers"),
+        (["--nodes", "1:x"], "--nodes: You chose 'x', but it must be a whole number, 1 or more, or a range"),
         (["--nodes", "1:2"], "--rendezvous is missing"),
-        (["--rendezvous", "node0"], "--rendezvous: You chose 'node0', but it has to be HOST:PORT"),
-        (["--rendezvous", "node0:99999"], "--rendezvous: You chose 'node0:99999', but it has to be HOST:PORT"),
-        (["--grace", "inf"], "--grace: You chose 'inf', but it has to be a number of seconds"),
-        (["--restarts", "nan"], "--restarts: You chose 'nan', but it has to be a whole number"),
+        (["--rendezvous", "node0"], "--rendezvous: You chose 'node0', but it must be HOST:PORT"),
+        (["--rendezvous", "node0:99999"], "--rendezvous: You chose 'node0:99999', but it must be HOST:PORT"),
+        (["--grace", "inf"], "--grace: You chose 'inf', but it must be a number of seconds"),
+        (["--restarts", "nan"], "--restarts: You chose 'nan', but it must be a whole number"),
     ],
 )
 def test_a_wrong_value_is_told(commands: Commands, words: list[str], told: str) -> None:
@@ -72,7 +72,7 @@ def test_what_stands_after_the_program_is_for_it() -> None:
 
 def test_a_recipe_goes_on_after_a_restart() -> None:
     """The first start is as the words say; the next ones resume from the newest checkpoint, whatever they said."""
-    plan = Plan("recipe.yaml", ("--max_steps", "9", "--resume", "out/checkpoint-3"))
+    plan = LaunchPlan("recipe.yaml", ("--max_steps", "9", "--resume", "out/checkpoint-3"))
     train = ["-u", "-P", "-m", "hexloop", "train", "recipe.yaml", "--max_steps", "9"]
     assert plan.command(again=False) == [*train, "--resume", "out/checkpoint-3"]
     assert plan.command(again=True) == [*train, "--resume", "auto"]
@@ -80,15 +80,15 @@ def test_a_recipe_goes_on_after_a_restart() -> None:
 
 def test_a_script_is_started_with_its_own_words() -> None:
     """A file that ends in .py is run by Python, each time with the same words, dollars among them."""
-    plan = Plan("train.py", ("--resume", "never", "$HOME"))
+    plan = LaunchPlan("train.py", ("--resume", "never", "$HOME"))
     assert plan.command(again=False) == plan.command(again=True) == ["-u", "train.py", "--resume", "never", "$HOME"]
-    assert words_of(["$HOME", "a"]) == ["$$HOME", "a"]
+    assert escaped(["$HOME", "a"]) == ["$$HOME", "a"]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 10_000])
 def test_processes_share_the_cores(processes: int) -> None:
     """All of them together have no more threads than there are cores, but one each at least."""
-    threads = Plan("train.py", processes=processes).threads
+    threads = LaunchPlan("train.py", processes=processes).threads
     assert threads >= 1
     assert threads == 1 or threads * processes <= cores()
 
@@ -102,7 +102,7 @@ def test_a_run_with_restarts_does_not_start_among_other_runs_checkpoints(
     assert commands("train", recipe).code == 0
     outcome = commands("train", recipe)
     assert outcome.code == 2
-    assert "You chose to start anew, with up to 2 restarts, but" in outcome.errors
+    assert "You chose to start a new run with up to 2 restarts, but" in outcome.errors
     assert commands("train", recipe, "--resume", "auto").code == 0
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     assert commands("train", recipe).code == 0
@@ -110,14 +110,14 @@ def test_a_run_with_restarts_does_not_start_among_other_runs_checkpoints(
 
 def test_the_command_that_goes_on_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker says how to go on in the words that a person typed, not in its own."""
-    assert command_line(["train", "recipe.yaml", "--resume"]) == "hexloop train recipe.yaml --resume"
+    assert command_text(["train", "recipe.yaml", "--resume"]) == "hexloop train recipe.yaml --resume"
     monkeypatch.setenv(LAUNCHED_AS, "hexloop launch --processes 2")
-    assert command_line(["train", "recipe.yaml", "--resume"]) == "hexloop launch --processes 2 recipe.yaml --resume"
+    assert command_text(["train", "recipe.yaml", "--resume"]) == "hexloop launch --processes 2 recipe.yaml --resume"
 
 
-def sources(*ranks: int, stream: int = 1) -> list[Source]:
+def sources(*ranks: int, stream: int = 1) -> list[OutputStream]:
     screen = Screen()
-    return [Source(screen, stream, rank, f"[rank {rank}] ".encode()) for rank in ranks]
+    return [OutputStream(screen, stream, rank, f"[rank {rank}] ".encode()) for rank in ranks]
 
 
 def test_lines_are_labelled_whole(capfd: pytest.CaptureFixture[str]) -> None:
@@ -163,8 +163,8 @@ def test_a_report_of_an_error_is_kept_for_the_end(capfd: pytest.CaptureFixture[s
     (source,) = sources(1, stream=2)
     source.take(b"hexloop: warning: it is late\n[rank1]: Traceback (most recent call last):\n[rank1]:   File\n")
     assert capfd.readouterr().err == "[rank 1] hexloop: warning: it is late\n"
-    assert source.began is not None
-    source.release_what_is_old()
+    assert source.reported_at is not None
+    source.release_if_old()
     assert capfd.readouterr().err == ""
     assert source.release() == b"Traceback (most recent call last):\n  File"
     assert capfd.readouterr().err == "[rank 1] Traceback (most recent call last):\n[rank 1]   File\n"
@@ -184,8 +184,8 @@ def test_a_line_stays_whenever_it_comes(position: int, rank: int) -> None:
     """Lines and bars come by two pipes: at whatever piece of the bars a line is seen, it is never drawn over."""
     ours, terminal = os.openpty()
     screen = Screen(joined=True)
-    bars = Source(screen, terminal, 0, b"[rank 0] ")
-    lines = Source(screen, terminal, rank, b"[rank %d] " % rank)
+    bars = OutputStream(screen, terminal, 0, b"[rank 0] ")
+    lines = OutputStream(screen, terminal, rank, b"[rank %d] " % rank)
     for number, piece in enumerate(TWO_BARS):
         if number == position:
             lines.take(b"log\n")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hexloop.app.command_line.predictions import to_jsonl, to_npz
+from hexloop.app.command_line.evaluating import to_jsonl, to_npz
 from hexloop.domain.errors import DataError
 from tests.unit.command_line.commands import Commands
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_not_good_is_refused(trained: Commands) -> None:
     assert "Choose one of the good checkpoints: checkpoint-2" in outcome.errors
     outcome = trained("evaluate", "line.yaml", "--output_dir", "empty")
     assert outcome.code == 2
-    assert "No checkpoint is in empty; train first" in outcome.errors
+    assert "There is no checkpoint in empty; train first" in outcome.errors
 
 
 def test_predictions_are_arrays_or_lines(trained: Commands) -> None:
@@ -125,7 +125,9 @@ def test_the_test_data_are_predicted_where_the_recipe_has_them(trained: Commands
     trained.write("several.yaml", text)
     outcome = trained("predict", "several.yaml", "--output", "out.jsonl")
     assert outcome.code == 2
-    assert "it is several (few, many); name one as test_dataset" in outcome.errors
+    assert (
+        "eval_dataset has several datasets (few, many), so none is chosen; name one as test_dataset" in outcome.errors
+    )
     trained.write("tested.yaml", f"test_dataset: {{call: project.points, count: 3, noise: 0.0}}\n{text}")
     assert trained("predict", "tested.yaml", "--output", "out.jsonl").code == 0
     assert len(Path("out.jsonl").read_text().splitlines()) == 3
@@ -135,7 +137,7 @@ def test_a_model_that_only_gives_its_loss_cannot_be_predicted_with(trained: Comm
     """Where there are no predictions no file is written."""
     outcome = trained("predict", "line.yaml", "--output", "out.npz", "--prediction_loss_only")
     assert outcome.code == 1
-    assert "the model gives nothing beside its loss" in outcome.errors
+    assert "the model returned only a loss" in outcome.errors
     assert not Path("out.npz").exists()
 
 
@@ -178,5 +180,5 @@ def test_outputs_of_any_structure_are_written(
 
 def test_python_objects_are_not_pickled() -> None:
     """An array of Python objects is refused for .npz, by name."""
-    with pytest.raises(DataError, match="predictions_a is an array of Python objects, which only a pickle can hold"):
+    with pytest.raises(DataError, match="predictions_a cannot be written as .npz without pickle"):
         to_npz({"a": np.array([None, {}], dtype=object)}, None)

@@ -26,7 +26,7 @@ def test_a_run_that_was_stopped_and_resumed_does_not_part_from_one_that_was_not(
     stopping = commands.write("stopping.yaml", text)
     stopped = commands("train", stopping, "--resume", "auto")
     assert stopped.code == 3
-    assert stopped.last_line.endswith("go on with: hexloop train stopping.yaml --resume auto")
+    assert stopped.last_line.endswith("resume with: hexloop train stopping.yaml --resume auto")
     assert commands("train", recipe, "--resume", "auto").code == 0
     diff = commands("runs", "diff", "whole", "out")
     assert (diff.code, diff.output.splitlines()[0]) == (
@@ -48,7 +48,7 @@ def test_it_says_what_parted_first_and_where(commands: Commands, recipe: str) ->
     diff = commands("runs", "diff", "one", "other")
     assert diff.code == 1
     lines = diff.output.splitlines()
-    assert lines[0] == "one and other part at step 1: first in the learning rate."
+    assert lines[0] == "one and other diverge at step 1: first in the learning rate."
     assert [line[2:16].strip() for line in lines[1:5]] == ["learning rate", "loss", "weights", "metrics"]
     assert "  data          equal at all 9 steps compared" in lines
     assert "  learning_rate: 0.1 and 0.2" in lines
@@ -64,7 +64,7 @@ def test_another_seed_shows_in_the_random_streams_before_the_first_step(commands
     assert commands("train", recipe, "--output_dir", "other", "--seed", "7").code == 0
     diff = commands("runs", "diff", "one", "other")
     assert diff.code == 1
-    assert diff.output.startswith("one and other part at step 0: first in the randomness.")
+    assert diff.output.startswith("one and other diverge at step 0: first in the randomness.")
 
 
 def test_runs_that_are_not_there_are_told_together(commands: Commands) -> None:
@@ -85,7 +85,7 @@ def test_the_same_line_finds_a_finished_run(commands: Commands, recipe: str) -> 
     before = Path("out", "journal.jsonl").read_bytes()
     again = commands("train", recipe, "--resume", "auto")
     assert again.code == 0
-    assert again.output.startswith("steps.yaml: this run is finished, after 9 steps; its checkpoints are in out.")
+    assert again.output.startswith("steps.yaml: this run finished after 9 steps; its checkpoints are in out.")
     assert Path("out", "journal.jsonl").read_bytes() == before
     longer = commands("train", recipe, "--resume", "auto", "--max_steps", "12")
     assert longer.code == 0
@@ -102,7 +102,7 @@ def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_on(commands: Co
     assert "Done after 9 of 9 steps." in damaged.output
     shutil.rmtree(Path("out", "checkpoint-9"))
     assert "Done after 9 of 9 steps." in commands("train", recipe, "--resume", "auto").output
-    assert "this run is finished" in commands("train", recipe, "--resume", "auto").output
+    assert "this run finished" in commands("train", recipe, "--resume", "auto").output
 
 
 def test_another_runs_checkpoints_are_not_gone_on_from_unasked(commands: Commands, recipe: str) -> None:

@@ -40,7 +40,7 @@ def test_a_signal_saves_and_stops_and_the_command_shown_goes_on_exactly(
     assert outcome.code == 3
     assert f"signal {name}: saving and stopping" in outcome.errors
     assert f"Stopped by signal {name} after 4 of 9 steps." in outcome.output
-    sentence, command = outcome.last_line.split("; go on with: ")
+    sentence, command = outcome.last_line.split("; resume with: ")
     assert sentence == "Checkpoints are in out; look at out/log.jsonl"
     assert command == "hexloop train stopping.yaml --resume"
     resumed = commands(*shlex.split(command)[1:])
@@ -65,7 +65,7 @@ def test_a_second_interrupt_ends_the_run_at_once(commands: Commands) -> None:
     assert outcome.code == 130
     assert outcome.errors.splitlines()[-2:] == [
         "hexloop: interrupted.",
-        "The run ended after step 5. Checkpoints are in out; go on with: "
+        "The run ended after step 5. Checkpoints are in out; resume with: "
         "hexloop train stopping.yaml --save_steps 2 --resume",
     ]
     assert sorted(path.name for path in Path("out").glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
@@ -77,7 +77,7 @@ def test_a_stop_that_cannot_save_is_a_failure(commands: Commands) -> None:
     with pytest.warns(UserWarning, match="checkpoint-4 was not saved"):
         outcome = commands("train", recipe, "--report_to", "none")
     assert outcome.code == 1
-    assert "Stopped by signal SIGTERM after 4 of 9 steps; what came after the last checkpoint is not saved." in (
+    assert "Stopped by signal SIGTERM after 4 of 9 steps; the steps after the last checkpoint are not saved." in (
         outcome.output
     )
 
@@ -111,7 +111,7 @@ def test_another_runs_checkpoint_in_the_folder_is_not_taken_for_this_ones(comman
     """Where an older run's checkpoint has the higher step, the command names this run's own."""
     assert commands("train", commands.write("whole.yaml", NOISY)).code == 0
     outcome = commands("train", commands.stopping(step=4, names=["SIGTERM"]))
-    assert outcome.last_line.endswith("go on with: hexloop train stopping.yaml --resume out/checkpoint-4")
+    assert outcome.last_line.endswith("resume with: hexloop train stopping.yaml --resume out/checkpoint-4")
 
 
 def test_the_argument_names_what_to_resume_as_well(commands: Commands, uninterrupted: bytes) -> None:

@@ -41,7 +41,7 @@ def test_a_url_without_checkpoints_is_told(commands: Commands) -> None:
     outcome = commands("train", recipe, "--resume")
     assert outcome.code == 2
     assert f"there is none in {url}" in outcome.errors
-    assert f"No checkpoint is in {url}" in commands("evaluate", recipe).errors
+    assert f"There is no checkpoint in {url}" in commands("evaluate", recipe).errors
 
 
 def test_a_file_url_is_the_folder_that_it_names(commands: Commands) -> None:

@@ -50,11 +50,11 @@ def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands,
     [
         ([], "usage: hexloop"),
         (["tran", "recipe.yaml"], "invalid choice: 'tran'"),
-        (["train"], "train needs a recipe; name it right after the command"),
-        (["train", "--resume", "recipe.yaml"], "train needs a recipe; name it right after the command"),
+        (["train"], "train needs a recipe; put it right after the command"),
+        (["train", "--resume", "recipe.yaml"], "train needs a recipe; put it right after the command"),
         (["launch", "--processes", "2"], "the following arguments are required: RECIPE-or-SCRIPT.py"),
-        (["launch", "--procs", "2", "recipe.yaml"], "launch takes no --procs"),
-        (["doctor", "--jsn"], "doctor takes no --jsn"),
+        (["launch", "--procs", "2", "recipe.yaml"], "launch has no option --procs"),
+        (["doctor", "--jsn"], "doctor has no option --jsn"),
         (["predict", "recipe.yaml"], "the following arguments are required: --output"),
         (["evaluate", "recipe.yaml", "--checkpoint", "x", "--no-checkpoint"], "not allowed with argument"),
         (["train", "nowhere.yaml"], "You chose the file 'nowhere.yaml', but it cannot be read"),
@@ -64,8 +64,11 @@ def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands,
         (["train", "recipe.yaml", "--eval_strategy", "epoch"], "eval_strategy='epoch', but the recipe has no eval_dat"),
         (["evaluate", "recipe.yaml"], "eval_dataset is missing"),
         (["evaluate", "recipe.yaml", "--checkpoint", "nowhere"], "'nowhere', but there is no such folder"),
-        (["predict", "recipe.yaml", "--output", "x.pkl"], "its format is not known; end its name in .npz or .jsonl"),
-        (["predict", "recipe.yaml", "--output", "x.npz"], "test_dataset is missing, and eval_dataset too"),
+        (
+            ["predict", "recipe.yaml", "--output", "x.pkl"],
+            "that format is unknown; use a name ending in .npz or .jsonl",
+        ),
+        (["predict", "recipe.yaml", "--output", "x.npz"], "test_dataset and eval_dataset are both missing"),
     ],
 )
 def test_words_that_make_no_sense_are_told(commands: Commands, words: list[str], told: str) -> None:
@@ -95,7 +98,7 @@ def test_an_error_of_the_users_code_shows_where_it_was_raised(commands: Commands
     assert outcome.code == 1
     assert 'raise LookupError("no such file")' in outcome.errors
     assert outcome.errors.endswith(
-        "LookupError: no such file\nfails.yaml, line 1: this was raised while model was made.\n"
+        "LookupError: no such file\nfails.yaml, line 1: This was raised while model was being made.\n"
     )
 
 
@@ -120,7 +123,7 @@ def test_a_failing_run_says_what_is_saved_and_how_to_go_on(commands: Commands) -
     assert outcome.code == 1
     assert outcome.errors.splitlines()[-2:] == [
         "ArithmeticError: a bug of the user's own",
-        "The run ended after step 3. Checkpoints are in out; go on with: "
+        "The run ended after step 3. Checkpoints are in out; resume with: "
         "hexloop train buggy.yaml --save_steps 2 --resume",
     ]
 

@@ -1,4 +1,4 @@
-"""Facts about checkpoints as people read them."""
+"""Values as the command line prints them: aligned tables, sizes and ages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
-    """The rows as lines with two spaces between columns; those whose numbers are in `right` end at one place."""
+    """Yield the rows as lines with columns two spaces apart. Columns whose index is in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     for row in rows:
         cells = (
@@ -19,8 +19,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Itera
         yield "  ".join(cells).rstrip()
 
 
-def told_bytes(size: int | None) -> str:
-    """A number of bytes in decimal units."""
+def format_bytes(size: int | None) -> str:
+    """Return a number of bytes in decimal units; "-" for None."""
     if size is None:
         return "-"
     value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
@@ -30,8 +30,8 @@ def told_bytes(size: int | None) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def told_age(seconds: float | None) -> str:
-    """A time span in its largest unit."""
+def format_age(seconds: float | None) -> str:
+    """Return a duration in its largest unit; "-" for None."""
     if seconds is None:
         return "-"
     for length, unit in _UNITS:

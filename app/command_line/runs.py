@@ -1,4 +1,4 @@
-"""`hexloop runs diff`: at which step two runs part, and what parted first."""
+"""`hexloop runs diff`: at which step two runs diverge, and what diverges first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hexloop.adapters.journal.json_lines import read
-from hexloop.app.command_line.exit_codes import ExitCode
-from hexloop.app.wiring.adapters import JOURNAL
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.wiring.adapters import JOURNAL, read_journal
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import Divergence, ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact
 
 WIDTH = 60
+"""How many characters of a value are printed."""
 
 NAMES = {
     ObservationKind.DATA: "data",
@@ -28,8 +28,8 @@ NAMES = {
 }
 
 
-def run(options: Namespace) -> ExitCode:
-    """Print where the two runs part; 1 where they do, 0 where they do not."""
+def diff(options: Namespace) -> ExitCode:
+    """Print where the two runs diverge. Return FAILED if they do, DONE otherwise."""
     problems: list[str] = []
     one, other = (_timeline(given, problems) for given in (options.one, options.other))
     if one is None or other is None:
@@ -43,11 +43,11 @@ def run(options: Namespace) -> ExitCode:
 
 
 def _timeline(given: str, problems: list[str]) -> Timeline | None:
-    """The run that `given` names; adds to `problems` where there is none."""
-    place, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
-    path = os.path.join(place, JOURNAL) if os.path.isdir(place) else place
+    """Return the run that `given` names; None, with a problem added, if there is none."""
+    path, at, name = (given, "", "") if os.path.exists(given) or "@" not in given else given.rpartition("@")
+    path = os.path.join(path, JOURNAL) if os.path.isdir(path) else path
     try:
-        runs = timelines(read(path))
+        runs = timelines(read_journal(path))
     except OSError as error:
         problems.append(
             f"You chose the run {given}, but its journal cannot be read ({error}); name the output folder of a run "
@@ -65,33 +65,33 @@ def _timeline(given: str, problems: list[str]) -> Timeline | None:
 def _lines(comparison: RunComparison, one: Timeline, other: Timeline, given: tuple[str, str]) -> Iterator[str]:
     first, last = comparison.first, comparison.last
     if not comparison.compared:
-        yield f"Nothing of which {given[0]} and {given[1]} both tell can be compared; log or save at the same steps."
+        yield f"{given[0]} and {given[1]} have nothing in common to compare; log or save at the same steps."
     elif first is None:
         yield f"{given[0]} and {given[1]} are equal at every step that was compared, up to step {last:,}."
     else:
-        yield f"{given[0]} and {given[1]} part at step {first.step:,}: first in the {NAMES[first.kind]}."
-    for parting in comparison.divergences:
-        yield f"  {NAMES[parting.kind]:<14}{_told(parting)}"
-    parted = {parting.kind for parting in comparison.divergences}
-    for sort, count in comparison.compared.items():
-        if sort not in parted:
-            yield f"  {NAMES[sort]:<14}equal at {'the one step' if count == 1 else f'all {count:,} steps'} compared"
+        yield f"{given[0]} and {given[1]} diverge at step {first.step:,}: first in the {NAMES[first.kind]}."
+    for divergence in comparison.divergences:
+        yield f"  {NAMES[divergence.kind]:<14}{_described(divergence)}"
+    different = {divergence.kind for divergence in comparison.divergences}
+    for kind, count in comparison.compared.items():
+        if kind not in different:
+            yield f"  {NAMES[kind]:<14}equal at {'the one step' if count == 1 else f'all {count:,} steps'} compared"
     if one.last_step != other.last_step:
-        yield f"  {given[0]} came to step {one.last_step:,}, {given[1]} to step {other.last_step:,}"
+        yield f"  {given[0]} reached step {one.last_step:,}, {given[1]} step {other.last_step:,}"
     if comparison.settings:
-        yield "They were set up differently:"
+        yield "They have different settings:"
         for name, values in comparison.settings.items():
             yield f"  {name}: {_shown(values[0])} and {_shown(values[1])}"
 
 
-def _told(parting: Divergence) -> str:
-    until = "" if parting.equal_until is None else f"; equal until step {parting.equal_until:,}"
-    values = _values(parting.one, parting.other)
-    return f"not equal at step {parting.step:,} ({parting.name}){values}{until}"
+def _described(divergence: Divergence) -> str:
+    until = "" if divergence.equal_until is None else f"; equal until step {divergence.equal_until:,}"
+    values = _values(divergence.one, divergence.other)
+    return f"not equal at step {divergence.step:,} ({divergence.name}){values}{until}"
 
 
 def _values(one: Fact, other: Fact) -> str:
-    """The two values where they tell anything: of two fingerprints it is enough that they differ."""
+    """Return the two values for a message; nothing for digests, whose values are meaningless."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         different = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
         return f" in {', '.join(different)}"
@@ -109,16 +109,16 @@ def _document(comparison: RunComparison, one: Timeline, other: Timeline) -> dict
     return {
         "runs": [one.run, other.run],
         "last_steps": [one.last_step, other.last_step],
-        "compared": {NAMES[sort]: count for sort, count in comparison.compared.items()},
+        "compared": {NAMES[kind]: count for kind, count in comparison.compared.items()},
         "partings": [
             {
-                "what": NAMES[parting.kind],
-                "step": parting.step,
-                "name": parting.name,
-                "values": [parting.one, parting.other],
-                "equal_until": parting.equal_until,
+                "what": NAMES[divergence.kind],
+                "step": divergence.step,
+                "name": divergence.name,
+                "values": [divergence.one, divergence.other],
+                "equal_until": divergence.equal_until,
             }
-            for parting in comparison.divergences
+            for divergence in comparison.divergences
         ],
         "settings": {name: list(values) for name, values in comparison.settings.items()},
     }

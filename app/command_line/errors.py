@@ -1,4 +1,4 @@
-"""How what went wrong is told."""
+"""Exit codes, and how errors and warnings are printed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 
 import hexloop
-from hexloop.app.command_line.exit_codes import ExitCode
 from hexloop.domain.errors import ConfigurationError, HexloopError
 
 PACKAGE = str(Path(hexloop.__file__).parent)
 
 
-def report(error: Exception, show_traceback: bool) -> ExitCode:
-    """Print `error` on standard error; gives the exit code that it makes for.
+class ExitCode(IntEnum):
+    """The exit codes of `hexloop`; 128 + n if a signal n ended the process immediately."""
 
-    hexloop's own errors say all in their message, anything else shows where it was raised.
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    STOPPED = 3
+    INTERRUPTED = 130
+
+
+def report(error: Exception, show_traceback: bool) -> ExitCode:
+    """Print `error` to standard error and return the exit code for it.
+
+    hexloop's own errors are printed without a traceback unless `show_traceback`; all others with one.
     """
     if show_traceback or not isinstance(error, HexloopError):
         traceback.print_exception(error)
@@ -30,7 +40,7 @@ def report(error: Exception, show_traceback: bool) -> ExitCode:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Show hexloop's own warnings by their messages alone, and those of others as Python does."""
+    """Print hexloop's own warnings without file and line; all others in Python's format."""
     usual = warnings.formatwarning
 
     def formatted(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None) -> str:

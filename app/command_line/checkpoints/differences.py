@@ -1,0 +1,247 @@
+"""Differences between tensors, JSON fields and files of two checkpoints, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from enum import Enum
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attrs import asdict, frozen
+
+from hexloop.domain.json_documents import finite_json
+from hexloop.ports.state import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_VALUE_LENGTH = 60
+"""How many characters of a value are printed."""
+
+BLOCK = 1 << 20
+"""Elements that are compared at a time."""
+
+LONG_LIST = 16
+"""Lists of at least this many numbers are compared as one field."""
+
+FieldName: TypeAlias = tuple[str | int, ...]
+"""The keys and indices that lead to a value in a JSON document."""
+
+
+class Missing(Enum):
+    """A placeholder for a missing field."""
+
+    MISSING = "missing"
+
+
+MISSING = Missing.MISSING
+
+
+@frozen
+class Largest:
+    """The largest absolute difference between two tensors, with its index and both elements."""
+
+    difference: float
+    index: tuple[int, ...]
+    values: tuple[Any, Any]
+
+
+@frozen
+class TensorDifference:
+    """A tensor of `group` that differs, or that only one checkpoint has.
+
+    kinds: dtype and shape in each; None if missing. elements: how many differ, and how many there are; None if they
+    were not compared. largest: None if no element can be subtracted from the other, or if only the bits of equal values
+    differ.
+    """
+
+    group: str
+    name: str
+    kinds: tuple[str | None, str | None]
+    elements: tuple[int, int] | None = None
+    largest: Largest | None = None
+
+    def __str__(self) -> str:
+        return f"  {self.group}: tensor {self.name}{self._details()}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the difference in JSON types."""
+        return {"kind": "tensor", **finite_json(asdict(self))}
+
+    def _details(self) -> str:
+        one, other = self.kinds
+        if one is None or other is None:
+            return f" is only in the {'second' if one is None else 'first'}, {one or other}"
+        if self.elements is None:
+            return f" is {one} in the first and {other} in the second"
+        count = f"{self.elements[0]:,} of {self.elements[1]:,} elements differ"
+        if self.largest is None:
+            return f", {one}: {count}, only in their bits"
+        return (
+            f", {one}: {count}, by at most {self.largest.difference:.6g}, at {list(self.largest.index)} "
+            f"({' and '.join(_numbers(*self.largest.values))})"
+        )
+
+
+@frozen
+class FieldDifference:
+    """A field of a JSON document that differs; MISSING if only one document has it."""
+
+    file: str
+    name: FieldName
+    one: Any
+    other: Any
+
+    def __str__(self) -> str:
+        what = f"  {self.file}: {format_name(self.name)}" if self.name else f"  {self.file}"
+        if MISSING in (self.one, self.other):
+            where, value = ("second", self.other) if self.one is MISSING else ("first", self.one)
+            return f"{what} is only in the {where}" + (f", {_shown(value)}" if self.name else "")
+        if isinstance(self.one, list) and isinstance(self.other, list):
+            return f"{what}{self._elements(self.one, self.other)}"
+        return f"{what} is {_shown(self.one)} and {_shown(self.other)}{self._distance()}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the difference in JSON types, without a missing value."""
+        values = {name: value for name, value in (("one", self.one), ("other", self.other)) if value is not MISSING}
+        return {"kind": "field", "file": self.file, "name": format_name(self.name), **finite_json(values)}
+
+    @staticmethod
+    def _elements(one: list[Any], other: list[Any]) -> str:
+        unequal = [index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
+        first = unequal[0]
+        return (
+            f": {len(unequal):,} of {len(one):,} elements differ, first [{first}], {_shown(one[first])} and "
+            f"{_shown(other[first])}"
+        )
+
+    def _distance(self) -> str:
+        both = (self.one, self.other)
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in both):
+            return ""
+        return f", {abs(self.one - self.other):.6g} apart"
+
+
+@frozen
+class FileDifference:
+    """Any other file that differs, with its sizes; None if missing."""
+
+    file: str
+    one: int | None
+    other: int | None
+
+    def __str__(self) -> str:
+        if self.one is None or self.other is None:
+            return f"  {self.file} is only in the {'second' if self.one is None else 'first'}"
+        return f"  {self.file} has different bytes: {self.one:,} in the first, {self.other:,} in the second"
+
+    def document(self) -> dict[str, Any]:
+        """Return the difference in JSON types."""
+        return {"kind": "file", **asdict(self)}
+
+
+def fields_of(one: Any, other: Any, name: FieldName = ()) -> Iterator[tuple[FieldName, Any, Any]]:
+    """Yield every field that either JSON value has, with both values.
+
+    A value that only one has is a single field, whatever it contains, and so are two long lists of numbers of equal
+    length, such as the states of a random generator.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one | other:
+            yield from fields_of(one.get(key, MISSING), other.get(key, MISSING), (*name, str(key)))
+    elif isinstance(one, list) and isinstance(other, list) and not _are_long_lists(one, other):
+        for index in range(max(len(one), len(other))):
+            first, second = (value[index] if index < len(value) else MISSING for value in (one, other))
+            yield from fields_of(first, second, (*name, index))
+    else:
+        yield name, one, other
+
+
+def format_name(name: FieldName) -> str:
+    """Return the name in Python syntax, such as history[3].loss."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in name).removeprefix(".")
+
+
+def compare_tensors(group: str, name: str, one: Part | None, other: Part | None) -> TensorDifference | None:
+    """Return the difference between two tensors, or None if they are bitwise equal. None stands for a missing one."""
+    kinds = _kind(one), _kind(other)
+    if one is None or other is None or kinds[0] != kinds[1]:
+        return TensorDifference(group, name, kinds)
+    first, second = one.read().cast("B"), other.read().cast("B")
+    if first == second:
+        return None
+    count, largest = _largest(first, second, one.dtype, one.shape)
+    return TensorDifference(group, name, kinds, (count, prod(one.shape)), largest)
+
+
+def _kind(part: Part | None) -> str | None:
+    return None if part is None else f"{part.dtype} {list(part.shape)}"
+
+
+def _largest(first: memoryview, second: memoryview, dtype: str, shape: tuple[int, ...]) -> tuple[int, Largest | None]:
+    """Return how many elements differ, and the largest difference, None if no value differs. NaN counts as largest."""
+    import torch
+
+    from hexloop.app.wiring.checkpoint_files import torch_dtype
+
+    kind = torch_dtype(dtype)
+    width, count, largest = kind.itemsize, 0, None
+    for start in range(0, prod(shape), BLOCK):
+        block = slice(start * width, (start + BLOCK) * width)
+        raw = [torch.frombuffer(view[block], dtype=torch.uint8) for view in (first, second)]
+        unequal = (raw[0] != raw[1]).view(-1, width).any(dim=1)
+        if not unequal.any():
+            continue
+        count += int(unequal.sum())
+        one, other = (each.view(kind) for each in raw)
+        distances = _distances(one, other, unequal)
+        most = int(distances.argmax())
+        difference = float(distances[most])
+        if difference and (largest is None or _is_larger(difference, largest.difference)):
+            largest = Largest(difference, _index(start + most, shape), (one[most].item(), other[most].item()))
+    return count, largest
+
+
+def _distances(one: Tensor, other: Tensor, unequal: Tensor) -> Tensor:
+    """Return the absolute difference of each element; 0 if both are the same or both are NaN."""
+    import torch
+
+    if one.is_complex():
+        one, other, least = one.to(torch.complex128), other.to(torch.complex128), 0.0
+    else:
+        # Integers too large for a double to distinguish differ by at least 1.
+        least = 0.0 if one.is_floating_point() else 1.0
+        one, other = one.double(), other.double()
+    distances = (one - other).abs().clamp(min=least)
+    return torch.where(unequal & ~(one.isnan() & other.isnan()), distances, 0.0)
+
+
+def _is_larger(difference: float, largest: float) -> bool:
+    """Return whether a difference is larger than the largest so far; NaN is larger than any number."""
+    return not math.isnan(largest) and not difference <= largest
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the multi-dimensional index of a flat one."""
+    index = []
+    for length in reversed(shape):
+        flat, here = divmod(flat, length)
+        index.append(here)
+    return tuple(reversed(index))
+
+
+def _are_long_lists(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) >= LONG_LIST and all(type(value) in (int, float) for value in [*one, *other])
+
+
+def _numbers(*values: Any) -> tuple[str, ...]:
+    """Format values with as few digits as distinguish them and every float32 from the next."""
+    short = tuple(f"{value:.9g}" if isinstance(value, float) else repr(value) for value in values)
+    return short if len(set(short)) == len(values) else tuple(map(repr, values))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(finite_json(value))
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

@@ -1,0 +1,230 @@
+"""`hexloop checkpoints list`, `verify` and `show`: the checkpoints in a folder, their condition and contents."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from hexloop.app.command_line.checkpoints.reading import (
+    CheckpointLocation,
+    best_of,
+    is_checkpoint,
+    metric_of,
+    open_checkpoints,
+    open_folder,
+    read_state,
+    refuse_missing,
+    written_at,
+)
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line.formatting import aligned, format_age, format_bytes
+from hexloop.app.wiring.checkpoint_files import CheckpointFiles
+from hexloop.app.wiring.storage import joined
+from hexloop.domain.checkpoints.manifest import Manifest
+from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
+from hexloop.domain.checkpoints.selection import CheckpointFolder, FolderStatus, examine, newest_by_run, survey
+from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import finite_json
+from hexloop.ports.storage import Storage
+
+COLUMNS = ("name", "step", "age", "size", "metric", "run", "state", "")
+RIGHT_ALIGNED = (1, 2, 3)
+
+SHORT_RUN = 8
+"""How many characters of a run's name are printed; usually enough to distinguish runs."""
+
+STATE_FIELDS = (
+    "step", "epoch", "position", "samples", "tokens", "updates", "learning_rate", "best_metric", "best_step",
+    "best_checkpoint", "due", "seed", "data_seed",
+)  # fmt: skip
+"""The fields of the run state that are shown."""
+
+
+@frozen
+class Row:
+    """A row of the list. written: seconds since the epoch. metric: name and value."""
+
+    found: CheckpointFolder
+    written: float | None
+    metric: tuple[str, float] | None
+    newest: bool
+    best: bool
+
+    def cells(self, now: float) -> tuple[str, ...]:
+        """Return the cells of the row as text."""
+        manifest = self.found.manifest
+        return (
+            self.found.name,
+            "-" if manifest is None else f"{manifest.step:,}",
+            format_age(None if self.written is None else now - self.written),
+            format_bytes(self.found.size),
+            "-" if self.metric is None else f"{self.metric[0]} {self.metric[1]:.4g}",
+            "-" if manifest is None else manifest.run[:SHORT_RUN],
+            self.found.status.value,
+            ", ".join(["newest"] * self.newest + ["best"] * self.best),
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the row in JSON types, with the size in bytes."""
+        manifest = self.found.manifest
+        return {
+            "name": self.found.name,
+            "step": None if manifest is None else manifest.step,
+            "run": None if manifest is None else manifest.run,
+            "written": self.written,
+            "size": self.found.size,
+            "metric": None if self.metric is None else finite_json(dict([self.metric])),
+            "state": self.found.status.value,
+            "reason": self.found.reason,
+            "newest": self.newest,
+            "best": self.best,
+        }
+
+
+def list_checkpoints(options: Namespace) -> ExitCode:
+    """Print a table of the checkpoints in a folder. Return FAILED if one is bad."""
+    storage = open_folder(options.folder)
+    rows = _rows(storage, list(survey(storage, options.quick)))
+    if options.json:
+        print(json.dumps({"folder": options.folder, "checkpoints": [row.document() for row in rows]}, indent=2))
+    elif rows:
+        print("\n".join(_table(rows, time.time())))
+    else:
+        print(f"There is no checkpoint in {options.folder}.")
+    return ExitCode.FAILED if any(row.found.status is FolderStatus.BAD for row in rows) else ExitCode.DONE
+
+
+def verify(options: Namespace) -> ExitCode:
+    """Verify checkpoints and print the result of each. Return FAILED if one is not good."""
+    refuse_missing(options.places)
+    bad, documents = 0, []
+    for given in options.places:
+        for location, found, named in _examined(given):
+            good = found.status is FolderStatus.GOOD
+            bad += found.status is FolderStatus.BAD or (named and not good)
+            documents.append({"checkpoint": location, "good": good, "reason": found.reason})
+            if not options.json:
+                print(f"{location}: {found.status.value}", *[f"  {found.reason}"] * (not good), sep="\n", flush=True)
+    if options.json:
+        print(json.dumps({"checkpoints": documents, "bad": bad}, indent=2))
+    else:
+        print(f"Not good: {bad} of {len(documents)}." if bad else f"Good: all {len(documents)}.")
+    return ExitCode.FAILED if bad else ExitCode.DONE
+
+
+def show(options: Namespace) -> ExitCode:
+    """Print what a checkpoint contains."""
+    (location,) = open_checkpoints([options.checkpoint])
+    document = _document(location, read_manifest(location.storage, location.name), options.tensors)
+    print(json.dumps(document, indent=2) if options.json else "\n".join(_lines(document)))
+    return ExitCode.DONE
+
+
+def _rows(storage: Storage, found: Sequence[CheckpointFolder]) -> list[Row]:
+    """Return the rows of the list. Run states are read only from verified checkpoints."""
+    states = {
+        each.name: state
+        for each in found
+        if each.status is FolderStatus.GOOD and (state := read_state(storage, each.name)) is not None
+    }
+    newest = newest_by_run(found)
+    best = {run: best_of(states[each.name]) for run, each in newest.items() if each.name in states}
+    return [
+        Row(
+            each,
+            written_at(storage, each.name),
+            metric_of(states[each.name]) if each.name in states else None,
+            newest=each in newest.values(),
+            best=each.manifest is not None and best.get(each.manifest.run) == each.name,
+        )
+        for each in found
+    ]
+
+
+def _table(rows: Sequence[Row], now: float) -> Iterator[str]:
+    """Yield the lines of the table, with the reason below each checkpoint that is not good."""
+    head, *lines = aligned([COLUMNS, *(row.cells(now) for row in rows)], right=RIGHT_ALIGNED)
+    yield head
+    for row, line in zip(rows, lines, strict=True):
+        yield line
+        if row.found.reason:
+            yield f"  {row.found.reason}"
+
+
+def _examined(given: str) -> Iterator[tuple[str, CheckpointFolder, bool]]:
+    """Yield the location of each checkpoint, its condition, and whether it was named itself.
+
+    Raises CheckpointError for a folder without checkpoints.
+    """
+    if is_checkpoint(given):
+        (location,) = open_checkpoints([given])
+        yield given, examine(location.storage, location.name), True
+        return
+    storage = open_folder(given)
+    steps = sorted(checkpoint_steps(storage))
+    if not steps:
+        raise CheckpointError(f"You chose {given}, but it contains no checkpoint; name another folder or a checkpoint.")
+    for name in map(checkpoint_name, steps):
+        yield joined(given, name), examine(storage, name), False
+
+
+def _document(location: CheckpointLocation, manifest: Manifest, tensors: bool) -> dict[str, Any]:
+    state = read_state(location.storage, location.name)
+    document: dict[str, Any] = {
+        "checkpoint": location.given,
+        "run": manifest.run,
+        "session": manifest.session,
+        "ancestors": dict(manifest.ancestors),
+        "parent": manifest.parent,
+        "step": manifest.step,
+        "processes": manifest.world_size,
+        "environment": dict(manifest.environment),
+        "state": None,
+        "files": {path: {"size": each.size, "digest": each.digest} for path, each in sorted(manifest.files.items())},
+    }
+    if state is not None:
+        values = {name: getattr(state, name) for name in STATE_FIELDS}
+        metric = metric_of(state)
+        document["state"] = finite_json(
+            {**values, "log_entries": len(state.history), **dict([metric] if metric else [])}
+        )
+    if tensors:
+        document["tensors"] = _tensors(CheckpointFiles(location.storage, location.name, manifest.files))
+    return document
+
+
+def _tensors(files: CheckpointFiles) -> dict[str, list[dict[str, Any]]]:
+    """Return the tensors of each file in the order of their bytes. Raises CheckpointError for an invalid file."""
+    return {
+        path: [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in files.tensors(path)]
+        for path in sorted(files.files)
+        if path.endswith(".safetensors")
+    }
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    lines = list(aligned([(name, str(document[name])) for name in ("checkpoint", "run", "session", "parent", "step")]))
+    for session, step in document["ancestors"].items():
+        lines.append(f"resumed from session {session} at step {step:,}")
+    lines += ["", "Written with", *_indented({"processes": document["processes"], **document["environment"]})]
+    if document["state"] is None:
+        lines += ["", "Run state: the checkpoint does not contain it, or it cannot be read"]
+    else:
+        lines += ["", "Run state", *_indented(document["state"])]
+    files = [(path, format_bytes(each["size"]), each["digest"]) for path, each in document["files"].items()]
+    total = sum(each["size"] for each in document["files"].values())
+    lines += ["", f"Files, {format_bytes(total)} (not verified)", *(f"  {line}" for line in aligned(files, right=(1,)))]
+    for path, tensors in document.get("tensors", {}).items():
+        rows = [(each["name"], each["dtype"], str(each["shape"])) for each in tensors]
+        lines += ["", f"Tensors of {path}", *(f"  {line}" for line in aligned(rows))]
+    return lines
+
+
+def _indented(values: dict[str, Any]) -> list[str]:
+    return [f"  {line}" for line in aligned([(name, str(value)) for name, value in values.items()])]

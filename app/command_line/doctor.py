@@ -1,0 +1,285 @@
+"""`hexloop doctor`: the devices, adapters and packages of this machine, and what to install for what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import platform
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, requires, version
+from importlib.util import find_spec
+from typing import Any
+
+from attrs import asdict, frozen
+
+import hexloop
+from hexloop.app.command_line.errors import ExitCode
+from hexloop.ports.device import Device
+
+ADAPTERS = "hexloop.adapters"
+GIBIBYTE = 2**30
+FORMATS = ("fp32", "tf32", "bf16", "fp16")
+GET_TORCH = "https://pytorch.org/get-started/locally"
+
+DEVELOPMENT = frozenset({"test", "docs", "bench"})
+"""The extras for developing hexloop itself, which are not reported."""
+
+REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)(\[.*?])?(?P<wanted>[^;]*)(;.*extra == ["'](?P<extra>[\w-]+)["'])?""")
+
+
+@frozen
+class DeviceFound:
+    """A device, or a kind of device that is missing.
+
+    precisions: for each precision that it supports, "works" or the error of a small matrix product in it.
+    advice: what to do if the device is missing.
+    """
+
+    name: str
+    description: str
+    precisions: Mapping[str, str]
+    advice: str | None = None
+
+
+@frozen
+class PluginFound:
+    """An adapter from an installed package. problem: the error when loading it; None if it loads."""
+
+    group: str
+    name: str
+    package: str
+    problem: str | None
+
+
+@frozen
+class PackageFound:
+    """A package that hexloop uses. version: None if missing. install: the command if it is missing or too old.
+
+    extras: the extras that need it; empty if hexloop itself does.
+    """
+
+    name: str
+    wanted: str
+    extras: Sequence[str]
+    version: str | None
+    install: str | None
+
+
+@frozen
+class Report:
+    """Everything that was found. adapters: hexloop's own, by port."""
+
+    hexloop: str
+    python: str
+    platform: str
+    devices: Sequence[DeviceFound]
+    adapters: Mapping[str, Sequence[str]]
+    plugins: Sequence[PluginFound]
+    packages: Sequence[PackageFound]
+
+    @property
+    def missing(self) -> list[PackageFound]:
+        """The packages that hexloop itself needs and that are missing or too old."""
+        return [package for package in self.packages if package.install and not package.extras]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report in JSON types."""
+        return {**asdict(self), "missing": [package.name for package in self.missing]}
+
+
+def run(options: Namespace) -> ExitCode:
+    """Print the report. Return FAILED if something that hexloop needs is missing."""
+    report = Report(
+        hexloop=hexloop.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        devices=_devices(),
+        adapters={port: _module_names(f"{ADAPTERS}.{port}") for port in _module_names(ADAPTERS)},
+        plugins=_plugins(),
+        packages=_packages(),
+    )
+    print(json.dumps(report.to_dict(), indent=2) if options.json else "\n".join(_lines(report)))
+    return ExitCode.FAILED if report.missing else ExitCode.DONE
+
+
+def _devices() -> list[DeviceFound]:
+    """Return the CPU, every GPU, and what is missing for the other kinds of devices."""
+    if find_spec("torch") is None:
+        return [DeviceFound("cpu", "unknown without torch", {}, f"install torch: {GET_TORCH}")]
+    return [*_cpu(), *_cuda(), *_mps()]
+
+
+def _cpu() -> Iterator[DeviceFound]:
+    import torch
+
+    from hexloop.app.wiring.adapters import DEVICES
+
+    yield _tested(DEVICES["cpu"](0), f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+
+
+def _cuda() -> Iterator[DeviceFound]:
+    import torch
+
+    from hexloop.app.wiring.adapters import DEVICES
+
+    built_for = torch.version.cuda or torch.version.hip
+    if built_for is None:
+        advice = f"for an NVIDIA or AMD GPU, install a torch that is built for it: {GET_TORCH}"
+        yield DeviceFound("cuda", f"torch {torch.__version__} is built without CUDA and ROCm", {}, advice)
+    elif not torch.cuda.is_available():
+        kind = "CUDA" if torch.version.cuda else "ROCm"
+        tool = "nvidia-smi" if torch.version.cuda else "rocm-smi"
+        advice = f"check that the driver is installed ({tool} lists GPUs)"
+        yield DeviceFound("cuda", f"torch is built for {kind} {built_for}, but finds no GPU", {}, advice)
+    else:
+        for index in range(torch.cuda.device_count()):
+            memory = torch.cuda.get_device_properties(index).total_memory / GIBIBYTE
+            yield _tested(DEVICES["cuda"](index), f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+
+
+def _mps() -> Iterator[DeviceFound]:
+    import torch
+
+    from hexloop.app.wiring.adapters import DEVICES
+
+    if torch.backends.mps.is_available():
+        yield _tested(DEVICES["mps"](0), "Apple's GPU through Metal")
+    elif platform.system() == "Darwin":
+        advice = f"install a current torch on macOS 14 or later: {GET_TORCH}"
+        yield DeviceFound("mps", "torch finds no Metal", {}, advice)
+    else:
+        yield DeviceFound("mps", "available on Macs only", {})
+
+
+def _tested(device: Device | None, description: str) -> DeviceFound:
+    assert device is not None
+    present = device.capabilities.precisions
+    formats = [*(name for name in FORMATS if name in present), *sorted(present.difference(FORMATS))]
+    return DeviceFound(device.name, description, {name: _product(device.name, name) for name in formats})
+
+
+def _product(device: str, precision: str) -> str:
+    """Multiply two small matrices of ones in the precision; return "works" or what went wrong."""
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    try:
+        ones = torch.ones(8, 8, dtype=dtype, device=device)
+        product = (ones @ ones).sum().item()
+    except Exception as error:  # drivers raise anything
+        return f"{type(error).__name__}: {error}"
+    return "works" if product == 512 else f"a matrix product returned {product} instead of 512"
+
+
+def _module_names(package: str) -> list[str]:
+    return sorted(found.name for found in pkgutil.iter_modules(import_module(package).__path__))
+
+
+def _plugins() -> list[PluginFound]:
+    """Load every entry point in hexloop's groups."""
+    found = {
+        (each.group, each.name): each
+        for distribution in distributions()
+        for each in distribution.entry_points
+        if each.group.startswith("hexloop.")
+    }
+    return [_plugin(found[key]) for key in sorted(found)]
+
+
+def _plugin(entry_point: EntryPoint) -> PluginFound:
+    try:
+        entry_point.load()
+        problem = None
+    except Exception as error:  # a package may raise anything when it is imported
+        problem = f"{type(error).__name__}: {error}"
+    package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+    return PluginFound(entry_point.group, entry_point.name, package, problem)
+
+
+def _packages() -> list[PackageFound]:
+    """Return the packages in hexloop's metadata, each once: what hexloop needs, then what its extras need."""
+    wanted: dict[str, str] = {}
+    extras: dict[str, list[str]] = {}
+    for line in requires("hexloop") or ():
+        found = REQUIREMENT.match(line)
+        if found is None or found["extra"] in DEVELOPMENT:
+            continue
+        name = found["name"]
+        wanted.setdefault(name, found["wanted"].strip())
+        extras.setdefault(name, []).extend(filter(None, [found["extra"]]))
+    return [_package(name, wanted[name], extras[name]) for name in sorted(wanted, key=lambda each: bool(extras[each]))]
+
+
+def _package(name: str, wanted: str, extras: Iterable[str]) -> PackageFound:
+    extras = sorted(extras)
+    try:
+        present: str | None = version(name)
+    except PackageNotFoundError:
+        present = None
+    lacking = present is None or not _satisfies(present, wanted)
+    source = f"'hexloop[{extras[0]}]'" if extras else f"'{name}{wanted}'"
+    return PackageFound(name, wanted, extras, present, f"pip install --upgrade {source}" if lacking else None)
+
+
+def _satisfies(present: str, wanted: str) -> bool:
+    """Return whether the version `present` satisfies a requirement such as ">=1.2"; True for other requirements."""
+    lowest = re.fullmatch(r">=([\d.]+)", wanted)
+    return lowest is None or _release(present) >= _release(lowest[1])
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version without trailing zeros: 2.13.0+cpu is (2, 13)."""
+    leading = re.match(r"\d+(\.\d+)*", text)
+    numbers = [int(part) for part in leading[0].split(".")] if leading else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"hexloop {report.hexloop}, Python {report.python}, {report.platform}"
+    yield "\nDevices"
+    for device in report.devices:
+        yield from _device_lines(device)
+    yield "\nAdapters of each port"
+    for port, names in report.adapters.items():
+        yield f"  {port:<16}{', '.join(names)}"
+    yield "\nAdapters from installed packages"
+    for plugin in report.plugins:
+        state = f"does not load: {plugin.problem}" if plugin.problem else "loads"
+        yield f"  {plugin.group:<16}{plugin.name}, from {plugin.package}: {state}"
+    if not report.plugins:
+        yield "  none; packages provide them as entry points in groups such as hexloop.loggers"
+    yield "\nPackages"
+    for package in report.packages:
+        yield _package_line(package)
+    yield ""
+    if report.missing:
+        yield f"hexloop cannot work without {', '.join(package.name for package in report.missing)}."
+    else:
+        yield "Everything that hexloop needs is installed."
+
+
+def _device_lines(device: DeviceFound) -> Iterator[str]:
+    if not device.precisions:
+        yield f"  {device.name:<16}none: {device.description}{f'; {device.advice}' if device.advice else ''}"
+        return
+    works = [name for name, outcome in device.precisions.items() if outcome == "works"]
+    yield f"  {device.name:<16}{', '.join(works)} ({device.description})"
+    for name, outcome in device.precisions.items():
+        if outcome != "works":
+            yield f"  {'':<16}{name} fails: {outcome}"
+
+
+def _package_line(package: PackageFound) -> str:
+    line = f"  {package.name:<16}{package.version or 'missing':<16}"
+    if package.extras:
+        line += f"for {', '.join(package.extras)}"
+    if package.install:
+        old = f"older than {package.wanted.removeprefix('>=')}; " if package.version else ""
+        line = f"{line:<50}{old}{package.install}"
+    return line.rstrip()
