@@ -112,6 +112,6 @@ def test_what_is_not_there_or_not_allowed_is_told(hub: HubServer, tmp_path: Path
     for url in ("hf://someone/other/checkpoint-4", f"{URL}/checkpoint-5"):
         with pytest.raises(CheckpointError, match="cannot be used"):
             small_trainer(tmp_path, **SAVING, max_steps=6).train(resume_from_checkpoint=url)
-    with pytest.raises(ConfigurationError, match=r"(?s)403 Forbidden.*; check the credentials"):
+    with pytest.raises(ConfigurationError, match=r"(?s)403 Forbidden.*. Check the credentials"):
         small_trainer(URL, **SAVING, max_steps=6).train()  # type: ignore[arg-type] # a URL is no Path
     assert sum("preupload" in request for request in hub.requests) == 1

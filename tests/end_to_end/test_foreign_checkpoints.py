@@ -271,7 +271,7 @@ def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_pa
     case = CASES["momentum"]
     reference = trained(transformers, tmp_path / "reference", case)
     source = tmp_path / "reference" / "checkpoint-3"
-    with pytest.raises(CheckpointError, match=r"train_batch_size=5, but trainer_state.json says 4; leave it out"):
+    with pytest.raises(CheckpointError, match=r"train_batch_size=5, but trainer_state.json has 4; leave it out"):
         imported(source, tmp_path / "other", train_batch_size=5)
     path = source / "trainer_state.json"
     state = json.loads(path.read_text())

@@ -390,7 +390,7 @@ def test_an_import_follows_no_link_out_of_the_folder(whole: Path, tmp_path: Path
         hexloop.import_checkpoint(folder, tmp_path / "imported")
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(HexloopError, match="no regular file"):
+    with pytest.raises(HexloopError, match="not a regular file"):
         hexloop.import_checkpoint(folder, tmp_path / "imported")
 
 
