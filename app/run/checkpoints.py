@@ -208,7 +208,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     if state is None:
         if resume_from == AUTO:
             return
-        _refuse_foreign_ones(parts.adapters.storage)
+        _refuse_transformers_checkpoints(parts.adapters.storage)
         raise CheckpointError(
             "You chose resume_from_checkpoint=True, but there is no good checkpoint in "
             f"{parts.adapters.storage.capabilities.location}; name one, or train from the start."
@@ -243,7 +243,7 @@ def restore_callbacks(
         _take_attributes(handler.callbacks, restored)
 
 
-def _refuse_foreign_ones(storage: Storage) -> None:
+def _refuse_transformers_checkpoints(storage: Storage) -> None:
     """Raise CheckpointError, with the command that reads it, for the newest checkpoint of another library."""
     from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
 

@@ -66,7 +66,7 @@ def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands,
         (["evaluate", "recipe.yaml", "--checkpoint", "nowhere"], "'nowhere', but there is no such folder"),
         (
             ["predict", "recipe.yaml", "--output", "x.pkl"],
-            "that format is unknown; use a name ending in .npz or .jsonl",
+            "is unknown; use a name ending in .npz or .jsonl",
         ),
         (["predict", "recipe.yaml", "--output", "x.npz"], "test_dataset and eval_dataset are both missing"),
     ],
