@@ -6,6 +6,7 @@ through the entry point group "hexloop.engines".
 
 from __future__ import annotations
 
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
@@ -49,7 +50,7 @@ def engine_for(args: EngineChoice) -> Engine[Any, Any]:
 
     Raises ConfigurationError if an environment variable that chooses an engine is not a truth value.
     """
-    rows = (*_installed(), *ENGINES)
+    rows = (*installed_rows(), *ENGINES)
     row = next(row for row in rows if args.world_size >= row.least_processes and row.requested(args))
     engine: Engine[Any, Any] = resolve_name(row.target)
     return engine
@@ -60,6 +61,8 @@ def is_requested(name: str, args: EngineChoice) -> bool:
     return next(row for row in ENGINES if row.name == name).requested(args)
 
 
-def _installed() -> list[EngineRow[Any]]:
+@cache
+def installed_rows() -> tuple[EngineRow[Any], ...]:
+    """Return the rows of installed packages, which are looked up once per process."""
     found = (find_plugin("engines", name) for name in plugin_names("engines"))
-    return [cast("EngineRow[Any]", row) for row in found if row is not None]
+    return tuple(cast("EngineRow[Any]", row) for row in found if row is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import hexloop.app.engines as engines
 from hexloop import Trainer, TrainingArguments
 from hexloop.adapters.device.torch.base import CpuDevice
 from hexloop.adapters.engines.single.engine import ENGINE as SINGLE
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, LinearModel, MomentumOptimizer, Row, Scalar
 from hexloop.adapters.trainable.torch.loss import ModelLoss
 from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.app.engines import installed_rows
 from hexloop.app.testing.contracts.engines import EngineContract
 from hexloop.app.testing.resume_exactness import assert_resume_exact
 from hexloop.ports.device import Device
@@ -99,10 +99,16 @@ class TestToyEngine(OnLine):
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that offers the toy engine through the entry point group "hexloop.engines"."""
-    monkeypatch.setattr(engines, "plugin_names", lambda port: ["toy"] if port == "engines" else [])
-    monkeypatch.setattr(engines, "find_plugin", lambda port, name: toy_engine.ROW)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that offers the toy engine through an entry point, as an installer leaves it."""
+    information = tmp_path / "site" / "toy_engine-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[hexloop.engines]\ntoy = tests.contracts.toy_engine:ROW\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    installed_rows.cache_clear()
+    yield
+    installed_rows.cache_clear()
 
 
 def trainer(folder: Path, **given: Any) -> Trainer:

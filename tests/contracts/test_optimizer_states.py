@@ -243,5 +243,5 @@ def test_a_parameter_that_is_none_of_the_models_is_refused() -> None:
     """Its own value would be in no checkpoint."""
     ours = model()
     optimizer = torch.optim.SGD([*ours.parameters(), nn.Parameter(torch.ones(7))], lr=0.1)
-    with pytest.raises(CheckpointError, match=r"shape \(7,\) that is no parameter of the model"):
+    with pytest.raises(CheckpointError, match=r"shape \(7,\) that is not a parameter of the model"):
         list(OptimizerState(ours, optimizer).export())

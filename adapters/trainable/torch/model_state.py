@@ -1,4 +1,4 @@
-"""The weights of a module, under the names of the module that the user passed in."""
+"""The weights of a module, under the names of the user's model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
 EXTRA = "_extra_state"
-"""The last name of what a module says, besides tensors, in answer to `get_extra_state`."""
+"""The last component of the name of a module's `get_extra_state`."""
 
 MOST_NAMED = 20
-"""How many tensors of a kind a message names."""
+"""How many tensors a message lists for each kind of difference."""
 
 
 class ModelState:
-    """Answers the Exportable port for a module's parameters and buffers, and the extra state of those that have one.
+    """Exportable adapter for a module's parameters and buffers, and the extra state of its submodules.
 
-    A tensor that goes by several names (tied weights) leaves once, under the name that the model does not derive from
-    another (transformers' tied keys), else under the first; loading it fills all of them.
-    layout: where the tensors lie, where they are spread over processes: each then leaves whole from one process, and
-    the others export a part of it that holds nothing. writers: from how many of them tensors leave; None: from all.
+    A tied tensor is exported once, under the name that is not in transformers' tied keys, else under its first name;
+    loading it fills all names.
+
+    layout: how the tensors are distributed. If they are sharded, each is exported whole by one rank, and as an empty
+    part by the others. writers: how many ranks export tensors; None: all.
     """
 
     def __init__(self, model: nn.Module, layout: TorchLayout = WHOLE, writers: int | None = None) -> None:
@@ -42,7 +43,7 @@ class ModelState:
         self._writers = writers
 
     def export(self) -> Iterator[Part]:
-        """Every tensor of the state dict, each once; extra state as a JSON document each."""
+        """Yield every tensor of the state dict once, and each extra state as a JSON document."""
         tensors = self.named_tensors()
         if isinstance(self._layout, WholeLayout):
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
@@ -52,7 +53,7 @@ class ModelState:
         yield from self.extra_parts()
 
     def extra_parts(self) -> Iterator[Part]:
-        """Extra state, as a JSON document each, with its tensors."""
+        """Yield each extra state as a JSON document, after its tensors."""
         for name, value in self._extra().items():
             flattening = StateEncoder(type(self._model).__qualname__)
             document = flattening.flatten(value, f"{name}.value")
@@ -61,14 +62,14 @@ class ModelState:
             yield json_part(name, document)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """The tensors that leave, by name."""
+        """Return the tensors to export, by name."""
         state = self._state()
         return {name: state[name] for name, owner in _owners(self._model, state).items() if name == owner}
 
     def load(self, parts: Iterable[Part]) -> None:
         """Copy the parts into the module's own tensors.
 
-        Raises ValueError, naming them, where one is missing, unknown or of another shape; nothing is changed then.
+        Raises ValueError, changing nothing, if tensors are missing, unknown or have other shapes.
         """
         found = {part.name: part for part in parts}
         problems = self.differences(list(found.values()))
@@ -82,7 +83,7 @@ class ModelState:
             self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
     def _copy(self, own: Mapping[str, Tensor], found: Mapping[str, Part]) -> None:
-        """Fill each tensor from the part of its name; of one that is spread, only what this process holds is read."""
+        """Fill each tensor from its part; of a sharded tensor, only this rank's elements are read."""
         for name, tensor in own.items():
             spread = self._layout.spread(tensor, tensor)
             if spread is None:
@@ -91,7 +92,7 @@ class ModelState:
                 self._layout.local(tensor).copy_(read_slice(found[name], *spread.own))
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
-        """How saved tensors differ from the model's: missing, unknown, of other shapes and, if asked, other types."""
+        """Return how saved tensors differ from the model's: missing, unknown, other shapes and, if asked, types."""
         found = {part.name: part for part in parts}
         own, extra = self._state(), self._extra()
         shapes = {name: shape_of(tensor, tensor, self._layout) for name, tensor in own.items()}

@@ -1,4 +1,4 @@
-"""State dicts of torch optimizers, which know parameters by their number alone, and the names that hexloop knows."""
+"""Conversion between torch optimizers' state dicts, which number the parameters, and hexloop's, which names them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import Part
 
 NUMBERED = "numbered"
-"""The entry that says that a document knows parameters by number."""
+"""The entry of a document whose parameters are numbered."""
 
 OF_PARAMETERS_SHAPE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
-"""State that has its parameter's shape in every torch optimizer that keeps it under this name."""
+"""State that has its parameter's shape in every torch optimizer that has state of this name."""
 
 
 def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
-    """The parts that `OptimizerState` loads, of an optimizer's state dict without the names of its parameters.
+    """Yield the parts that `OptimizerState` loads from an optimizer's state dict, which has no parameter names.
 
-    Raises CheckpointError where it holds what cannot be kept.
+    Raises CheckpointError if it holds values that a checkpoint cannot hold.
     """
     flattening = StateEncoder("an optimizer")
     document = {
@@ -39,11 +39,11 @@ def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def by_name(document: Mapping[str, Any], present: Sequence[Sequence[str]], model: nn.Module) -> dict[str, Any]:
-    """A numbered document with the names of the optimizer's parameters, `present` by group, in place of numbers.
+    """Return a numbered document with the numbers replaced by the optimizer's parameter names, `present` by group.
 
-    Groups of the same sizes correspond one by one, as torch has it. Where there is one group here and there were two
-    alike, those were the reference library's, with and without weight decay, which came to the same.
-    Raises ValueError where neither is so, or where a moment is not of its parameter's shape.
+    Groups of the same sizes correspond one to one, as in torch. If this optimizer has one group, two saved groups with
+    equal options are merged: transformers separates parameters with and without weight decay even if it is 0.
+    Raises ValueError in all other cases.
     """
     saved = [list(group["params"]) for group in document["groups"]]
     if [len(group) for group in saved] == [len(group) for group in present]:
@@ -77,29 +77,29 @@ def _merged(
 def refuse_other_shapes(
     state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, Part]
 ) -> None:
-    """Raise ValueError where a moment of a parameter, by name, is not of the parameter's shape."""
+    """Raise ValueError for a moment whose shape is not that of its parameter; `shapes` are by parameter name."""
     for name, values in state.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             if key in OF_PARAMETERS_SHAPE and isinstance(value, dict) and TENSOR in value:
                 part = found.get(value[TENSOR])
                 if part is not None and part.shape != shapes[name]:
                     raise ValueError(
-                        f"The saved optimizer's {key} of {name} is of shape {part.shape}, and the parameter of shape "
-                        f"{shapes[name]}: the parameters came in another order; resume with the model that it was "
+                        f"The saved optimizer's {key} of {name} has the shape {part.shape}, and the parameter has "
+                        f"{shapes[name]}: the parameters were in another order; resume with the model that it was "
                         "saved with."
                     )
 
 
 def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | None = None) -> dict[str, Any]:
-    """A torch optimizer's state dict of what `OptimizerState` exported, its parameters numbered in order.
+    """Return a torch optimizer's state dict from what `OptimizerState` exported, with numbered parameters.
 
-    groups: the names of the parameters by group, where they are to be grouped otherwise than in the one saved group.
-    Raises ValueError where it holds objects, or what a state dict of torch's own has no place for.
+    groups: the parameter names by group, if the one saved group is to be split. Raises ValueError for objects, and for
+    state that torch's own state dicts do not have.
     """
     document, restoring = json_value(parts["param_groups"]), StateDecoder(parts, holds=False)
     saved = document["groups"]
     if document.get("further"):
-        raise ValueError("the optimizer keeps more than the state of parameters")
+        raise ValueError("the optimizer has state other than that of parameters")
     if groups is not None:
         (one,) = saved
         saved = [{**one, "params": list(names)} for names in groups]

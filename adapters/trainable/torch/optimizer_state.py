@@ -38,18 +38,19 @@ from hexloop.ports.state import JSON, Part
 
 OPTIONS = "param_groups"
 FURTHER = "further"
-"""The entry for what a state dict holds besides groups and the state of parameters."""
+"""The entry of what a state dict has besides groups and the state of parameters."""
 
 
 class OptimizerState:
-    """Answers the Exportable port for any torch optimizer: whatever its state dict holds, however nested.
+    """Exportable adapter for any torch optimizer, whatever its state dict holds.
 
-    Options and state may be tensors, numbers, texts, tuples, lists, dictionaries, torch types, and objects of the
-    optimizer's own package whose attributes are such. They come back bit for bit: torch decides where a loaded tensor
-    goes, but one that is not of its parameter's type keeps its own, which torch would cast (8-bit states, moments in
-    float32 of bfloat16 weights). Construct it before the first step; see `GroupValues`.
-    layout: where tensors lie, where they are spread over processes: each then leaves whole from one process, and the
-    others export a part of it that holds nothing.
+    Options and state may be tensors, numbers, strings, tuples, lists, dictionaries, torch types, and objects of the
+    optimizer's own package with such attributes. They are restored bit-identically: torch decides on which device a
+    loaded tensor is, but one whose dtype is not that of its parameter keeps its own, which torch would cast (8-bit
+    states, float32 moments of bfloat16 weights). Construct it before the first step; see `GroupValues`.
+
+    layout: how the tensors are distributed. If they are sharded, each is exported whole by one rank, and as an empty
+    part by the others.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, layout: TorchLayout = WHOLE) -> None:
@@ -60,7 +61,7 @@ class OptimizerState:
         self._groups = GroupValues(optimizer)
 
     def export(self) -> Iterator[Part]:
-        """Each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
+        """Yield each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
         whole = isinstance(self._layout, WholeLayout)
         names = self._names if whole else {}
         flattening = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer), names)
@@ -113,7 +114,7 @@ class OptimizerState:
             keys = self._layout.parameters(self._model)
             self._take(document, StateDecoder(found, classes, spread=spread, keys=keys))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"The saved optimizer makes no sense: {error!r}.") from error
+            raise ValueError(f"The saved optimizer is malformed: {error!r}.") from error
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         parameters = self._layout.parameters(self._model)
@@ -127,7 +128,7 @@ class OptimizerState:
         }
 
     def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Part], Tensor]]:
-        """For each tensor that lies as its parameter does: what reads as much of it as this process holds."""
+        """Return, for each tensor that is sharded like its parameter, what reads this rank's elements of it."""
         readers: dict[str, Callable[[Part], Tensor]] = {}
         for name, parameter in self._named_parameters():
             spread = self._layout.spread(parameter, parameter)
@@ -178,19 +179,19 @@ class OptimizerState:
     def _name(self, parameter: Tensor) -> str:
         if id(parameter) not in self._names:
             raise CheckpointError(
-                f"You chose an optimizer of a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
-                "model, so no checkpoint would hold it; register it as a parameter of the model."
+                f"The optimizer has a tensor of shape {tuple(parameter.shape)} that is not a parameter of the model, "
+                "so no checkpoint would hold it; register it as a parameter of the model."
             )
         return self._names[id(parameter)]
 
 
 def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:
-    """What this process holds of a moment."""
+    """Return this rank's elements of a moment."""
     return layout.like(parameter, read_slice(part, *spread.own))
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:
-    """What the optimizer made of `saved`, its tensors with the type and the layout that they were saved with."""
+    """Return the state that the optimizer loaded, its tensors with the dtype and the strides of `saved`."""
     if isinstance(loaded, UncastTensor):
         saved = loaded = loaded.tensor.to(parameter.device)
     if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.shape == loaded.shape:
