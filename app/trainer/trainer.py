@@ -27,7 +27,7 @@ from hexloop.app.trainer.hooks import TrainerHooks
 from hexloop.app.trainer.legacy_names import LegacyNames, refuse_overridden_internals, without_old_names
 from hexloop.app.values import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.adapters import Injected, choose_adapters
-from hexloop.app.wiring.combinations import say_what_has_no_effect
+from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.evaluation import refuse_metrics
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
@@ -97,7 +97,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self._memory.begin("init")
         self.model_init = model_init
         set_log_level(self.args)
-        say_what_has_no_effect(self.args)
+        log_ineffective_arguments(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         self.model_wrapped = self.model

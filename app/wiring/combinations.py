@@ -1,4 +1,4 @@
-"""What does not combine, as a table: the reason is a question to the capabilities, the way out a sentence."""
+"""The compatibility tables: combinations that are refused, and arguments that have no effect in a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hexloop.ports.parallelism import ParallelismCapabilities
 
 @frozen
 class Setting:
-    """What the run was set up with."""
+    """The arguments of a run, and the capabilities of its adapters."""
 
     args: TrainingArguments
     device: DeviceCapabilities
@@ -32,7 +32,10 @@ class Setting:
 
 @frozen
 class Refusal:
-    """A combination that cannot work: when, what was chosen, why it cannot, what to do. Texts may name `Setting`."""
+    """A combination that cannot work: when, what was chosen, why it cannot, what to do.
+
+    The texts may have fields in braces, which `refused_combinations` fills in.
+    """
 
     when: Callable[[Setting], bool]
     chosen: str
@@ -41,10 +44,10 @@ class Refusal:
 
 
 OF_SHAPES = ("adafactor", "galore", "apollo", "lomo", "lamb", "lars", "layerwise")
-"""Parts of the names of optimizers whose update of a number depends on the tensor that it is in."""
+"""Parts of the names of optimizers whose update of an element depends on the rest of its tensor."""
 
 OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
-"""Optimizers whose steps go by rows and columns, or by the size of a whole parameter."""
+"""Optimizers whose updates use rows and columns, or the norm of a whole parameter."""
 
 
 def _uses_deepspeed(setting: Setting) -> bool:
@@ -60,7 +63,7 @@ def _optimizer(args: TrainingArguments) -> str:
 
 
 def _of_whole_matrices(args: TrainingArguments) -> bool:
-    """Whether the optimizer projects, quantises or updates whole tensors, one at a time."""
+    """Return whether the optimizer projects, quantizes or updates whole tensors, one at a time."""
     name = _optimizer(args)
     return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
 
@@ -75,13 +78,13 @@ REFUSALS = (
     Refusal(
         lambda setting: setting.args.torch_compile and not setting.parallelism.compiles,
         "torch_compile=True with the parallelism {parallelism.name}",
-        "a model that it prepared cannot be compiled afterwards",
+        "a model that it has prepared cannot be compiled",
         "set torch_compile=False",
     ),
     Refusal(
         lambda setting: setting.args.auto_find_batch_size and setting.args.world_size > 1,
         "auto_find_batch_size=True in a run of several processes",
-        "those that have room would wait for the one that has none",
+        "processes with enough memory would wait for the one that ran out of it",
         "set per_device_train_batch_size to one that fits",
     ),
     Refusal(
@@ -105,26 +108,26 @@ REFUSALS = (
     Refusal(
         lambda setting: _uses_deepspeed(setting) and _uses_fsdp(setting),
         "DeepSpeed and FSDP",
-        "both spread the same model",
+        "both shard the same model",
         "leave one of them out",
     ),
     Refusal(
         lambda setting: setting.parallelism.owns_update and setting.args.auto_find_batch_size,
         "auto_find_batch_size=True with {parallelism.name}",
-        "its engine is made for one batch size",
+        "its engine is built for one batch size",
         "set per_device_train_batch_size to one that fits",
     ),
     Refusal(
         lambda setting: _uses_deepspeed(setting) and any(word in _optimizer(setting.args) for word in OF_SHAPES),
         "optim={optimizer} with DeepSpeed",
-        "its partitions are flat, and this optimizer looks at the rows and columns of each weight",
+        "its partitions are flat, and this optimizer needs the rows and columns of each weight",
         "choose another, such as adamw_torch",
     ),
     Refusal(
         lambda setting: _uses_fsdp(setting) and setting.args.world_size == 1,
         "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) in a run of one process",
-        "there is nothing to spread the model over",
-        "start several, as with `torchrun --nproc-per-node 2`, or leave it out",
+        "there are no other processes to shard the model over",
+        "start several processes, as with `torchrun --nproc-per-node 2`, or leave it out",
     ),
     Refusal(
         lambda setting: setting.parallelism.sharded and setting.device.kind not in ("cpu", "cuda"),
@@ -141,59 +144,59 @@ REFUSALS = (
     Refusal(
         lambda setting: setting.parallelism.sharded and (setting.args.bf16_full_eval or setting.args.fp16_full_eval),
         "an evaluation in half precision (bf16_full_eval or fp16_full_eval) with the parallelism {parallelism.name}",
-        "a model that is spread keeps the format that it is trained in",
-        "leave it out, or train in that format, too",
+        "a sharded model keeps the precision that it is trained in",
+        "leave it out, or train in that precision, too",
     ),
     Refusal(
         lambda setting: setting.parallelism.sharded and _of_whole_matrices(setting.args),
         "the optimizer {optimizer} with the parallelism {parallelism.name}",
-        "it computes with whole matrices, and each process holds a part of each",
+        "it updates whole matrices, and each process holds only a part of each",
         "choose another, such as adamw_torch",
     ),
     Refusal(
         lambda setting: setting.parallelism.name == "fsdp1" and getattr(setting.args, "predict_with_generate", False),
         "predict_with_generate=True with FSDP 1",
-        "the model cannot be asked for text while its layers are flat parts",
+        "the model cannot generate text while its parameters are flat shards",
         "set version=2 in fsdp_config",
     ),
     Refusal(
         lambda setting: setting.parallelism.name == "fsdp1" and _optimizer(setting.args) in OF_WHOLE_SHAPES,
         "the optimizer {optimizer} with FSDP 1",
-        "it goes by the shape of a parameter, of which each process holds a flat part",
+        "its updates depend on the shape of a parameter, of which each process holds a flat shard",
         "choose another, such as adamw_torch, or set version=2 in fsdp_config",
     ),
     Refusal(
         lambda setting: setting.args.parallelism_config is not None or is_on("ACCELERATE_USE_PARALLELISM_CONFIG"),
-        "several dimensions of devices (parallelism_config, or the environment variable "
+        "multi-dimensional device meshes (parallelism_config, or the environment variable "
         "ACCELERATE_USE_PARALLELISM_CONFIG)",
-        "hexloop spreads a run over processes along one dimension yet",
+        "only one-dimensional device meshes are supported so far",
         "leave it out",
     ),
     Refusal(
         lambda setting: setting.args.world_size == 1 and setting.args.local_rank > 0,
         "local_rank={args.local_rank}",
-        "no launcher says of how many processes this is one, so that each would train a model of its own",
+        "no launcher has set the number of processes, so each would train a model of its own",
         "start the script with torchrun or hexloop launch, which set RANK and WORLD_SIZE",
     ),
     Refusal(
         lambda setting: setting.args.push_to_hub,
         "push_to_hub=True",
-        "hexloop does not publish on the hub yet",
+        "hexloop does not upload to the Hub yet",
         "leave it out, and upload the output folder with `hf upload` afterwards",
     ),
 )
 
 
 def refusals_of(setting: Setting) -> list[Refusal]:
-    """The rows of the table that apply."""
+    """Return the rows of the table that apply."""
     return [row for row in REFUSALS if row.when(setting)]
 
 
 def refused_combinations(
     args: TrainingArguments, device: DeviceCapabilities, precision: str, parallelism: ParallelismCapabilities
 ) -> list[str]:
-    """A sentence for each row of the table that applies."""
-    words = {
+    """Return a sentence for each row of the table that applies."""
+    fields = {
         "args": args,
         "device": device,
         "precision": precision,
@@ -202,7 +205,7 @@ def refused_combinations(
         "optimizer": _optimizer(args),
     }
     return [
-        f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(words)
+        f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(fields)
         for row in refusals_of(Setting(args, device, precision, parallelism))
     ]
 
@@ -211,8 +214,8 @@ LOGGER = logging.getLogger("hexloop")
 
 
 @frozen
-class Remark:
-    """When these arguments, other than at their defaults, have no effect, and why."""
+class Ineffective:
+    """Arguments that have no effect, if they are not at their defaults: when, and why."""
 
     names: tuple[str, ...]
     when: Callable[[TrainingArguments], bool]
@@ -223,8 +226,8 @@ def _unrequested(row: EngineRow[Any], args: TrainingArguments) -> bool:
     return not row.requested(args)
 
 
-REMARKS = (
-    Remark(
+INEFFECTIVE = (
+    Ineffective(
         (
             "local_rank",
             "ddp_backend",
@@ -237,38 +240,38 @@ REMARKS = (
             "eval_use_gather_object",
         ),
         lambda args: args.world_size == 1,
-        "it is about several processes, and this run has one",
+        "it is for runs with several processes, and this run has one",
     ),
-    Remark(
+    Ineffective(
         ("split_batches", "dispatch_batches", "even_batches"),
         lambda args: args.world_size == 1,
-        "batches are shared among several processes, and this run has one",
+        "it is for runs with several processes, and this run has one",
     ),
-    Remark(
+    Ineffective(
         ("even_batches",),
         lambda args: args.world_size > 1,
-        "every sample is taken once and every process takes as many steps, whatever the length of the data",
+        "every sample is used once and every process takes the same number of steps, whatever the length of the data",
     ),
-    Remark(
+    Ineffective(
         ("gradient_accumulation_kwargs",),
-        lambda args: not _heeded(args),
-        "of its keys num_steps is heeded, and sync_each_batch where there are several processes",
+        lambda args: not _all_used(args),
+        "only its key num_steps is used, and sync_each_batch in runs with several processes",
     ),
-    Remark(
+    Ineffective(
         ("use_seedable_sampler",), lambda args: True, "the order of samples always follows from the seed and the epoch"
     ),
-    Remark(("non_blocking",), lambda args: True, "batches in page-locked memory are always copied without waiting"),
+    Ineffective(("non_blocking",), lambda args: True, "batches in pinned memory are always copied without waiting"),
     *(
-        Remark(row.options, partial(_unrequested, row), f"it configures the engine {row.name}, which is not chosen")
+        Ineffective(row.options, partial(_unrequested, row), f"it configures the engine {row.name}, which is not used")
         for row in ENGINES
         if row.options
     ),
-    Remark(
+    Ineffective(
         ("liger_kernel_config",),
         lambda args: not args.use_liger_kernel,
-        "it is about liger-kernel, and use_liger_kernel is not given",
+        "it is for liger-kernel, and use_liger_kernel is not set",
     ),
-    Remark(
+    Ineffective(
         (
             "hub_model_id",
             "hub_strategy",
@@ -278,35 +281,35 @@ REMARKS = (
             "hub_revision",
         ),
         lambda args: not args.push_to_hub,
-        "it is about publishing, and push_to_hub is not given",
+        "it is for uploads to the Hub, and push_to_hub is not set",
     ),
-    Remark(
+    Ineffective(
         ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
         lambda args: "trackio" not in (args.report_to or ()),
-        "it is about trackio, which report_to does not name",
+        "it is for trackio, which is not in report_to",
     ),
-    Remark(
+    Ineffective(
         ("optim_target_modules",),
         lambda args: not str(args.optim).startswith(("galore", "apollo")),
-        "only the optimizers GaLore and APOLLO choose modules",
+        "it is for the optimizers GaLore and APOLLO",
     ),
-    Remark(
+    Ineffective(
         ("debug",),
         lambda args: args.debug == [DebugOption.TPU_METRICS_DEBUG],
-        "tpu_metrics_debug is about TPUs, which hexloop does not train on",
+        "tpu_metrics_debug is for TPUs, which hexloop does not support",
     ),
 )
 
 
-def _heeded(args: TrainingArguments) -> bool:
-    """Whether every key of gradient_accumulation_kwargs does something."""
+def _all_used(args: TrainingArguments) -> bool:
+    """Return whether every key of gradient_accumulation_kwargs has an effect."""
     config = args.accelerator_config
     given = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
     return set(given or {}) <= ({"num_steps"} | ({"sync_each_batch"} if args.world_size > 1 else set()))
 
 
-def remarks(args: TrainingArguments) -> list[str]:
-    """A sentence for each argument that was given and has no effect."""
+def ineffective_arguments(args: TrainingArguments) -> list[str]:
+    """Return a sentence for each argument that was given and has no effect."""
     given = args.to_dict()
     defaults = {name: default_of(type(args), name) for name in given}
     accelerate = AcceleratorConfig().to_dict()
@@ -314,17 +317,17 @@ def remarks(args: TrainingArguments) -> list[str]:
     defaults |= accelerate
     return [
         f"You chose {name}={given[name]!r}, which has no effect here: {row.because}."
-        for row in REMARKS
+        for row in INEFFECTIVE
         if row.when(args)
         for name in row.names
         if given[name] != defaults[name] and not _hidden_nothing(args, name)
     ]
 
 
-def say_what_has_no_effect(args: TrainingArguments) -> None:
-    """Log `remarks`, at the level INFO, in the process that logs."""
+def log_ineffective_arguments(args: TrainingArguments) -> None:
+    """Log `ineffective_arguments` at the level INFO, in the processes that log."""
     if args.should_log and LOGGER.isEnabledFor(logging.INFO):
-        for sentence in remarks(args):
+        for sentence in ineffective_arguments(args):
             LOGGER.info(sentence)
 
 

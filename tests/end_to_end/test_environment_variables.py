@@ -115,7 +115,7 @@ OBSERVATIONS: dict[str, Observation] = {
     **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), launcher),
     "ACCELERATE_USE_DEEPSPEED": deepspeed,
     "ACCELERATE_USE_FSDP": engine("ACCELERATE_USE_FSDP", "FSDP"),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": engine("ACCELERATE_USE_PARALLELISM_CONFIG", "several dimensions of devices"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": engine("ACCELERATE_USE_PARALLELISM_CONFIG", "multi-dimensional device meshes"),
 }
 
 

@@ -115,7 +115,7 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     with bench.warned("tpu_metrics_debug", "debug='tpu_metrics_debug'"):
         assert bench.arguments(tpu_metrics_debug=True).debug == ["tpu_metrics_debug"]
-    assert "about TPUs" in bench.remark(debug="tpu_metrics_debug")
+    assert "is for TPUs" in bench.remark(debug="tpu_metrics_debug")
 
 
 GONE: dict[str, tuple[Any, Any, str]] = {

@@ -73,7 +73,7 @@ def _(bench: Bench) -> None:
 
 @shows("eval_use_gather_object")
 def _(bench: Bench) -> None:
-    assert "about several processes" in bench.remark(eval_use_gather_object=True)
+    assert "for runs with several processes" in bench.remark(eval_use_gather_object=True)
 
 
 @shows("batch_eval_metrics")

@@ -54,4 +54,4 @@ def _(bench: Bench) -> None:
 
 @shows("average_tokens_across_devices")
 def _(bench: Bench) -> None:
-    assert "about several processes" in bench.remark(average_tokens_across_devices=False)
+    assert "for runs with several processes" in bench.remark(average_tokens_across_devices=False)

@@ -12,7 +12,7 @@ from tests.end_to_end.small.trainers import same_weights, weights
 
 @shows("push_to_hub")
 def _(bench: Bench) -> None:
-    assert "push_to_hub=True, but hexloop does not publish on the hub yet" in bench.refusal(push_to_hub=True)
+    assert "push_to_hub=True, but hexloop does not upload to the Hub yet" in bench.refusal(push_to_hub=True)
 
 
 @shows("hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision")
@@ -27,7 +27,7 @@ def _(bench: Bench) -> None:
     for name, value in given.items():
         said = bench.remark(**{name: value})
         assert said.startswith(f"You chose {name}={value!r}, which has no effect here: ")
-        assert said.endswith("it is about publishing, and push_to_hub is not given.")
+        assert said.endswith("it is for uploads to the Hub, and push_to_hub is not set.")
 
 
 @shows("hub_token")

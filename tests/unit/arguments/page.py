@@ -16,7 +16,7 @@ from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
 from hexloop.app.arguments.training import TrainingArguments
 from hexloop.app.environment import VARIABLES
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
-from hexloop.app.wiring.combinations import REMARKS
+from hexloop.app.wiring.combinations import INEFFECTIVE
 
 PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
 
@@ -118,7 +118,7 @@ def _earlier() -> str:
 
 
 def _remarks() -> str:
-    return "".join(f"- {', '.join(f'`{name}`' for name in row.names)}: {row.because}\n" for row in REMARKS)
+    return "".join(f"- {', '.join(f'`{name}`' for name in row.names)}: {row.because}\n" for row in INEFFECTIVE)
 
 
 def _rows(pairs: Any) -> str:

@@ -1,6 +1,6 @@
-"""The page of what goes with what, made from the table by which the wiring refuses.
+"""The page of compatibility, generated from the table by which the wiring refuses.
 
-`python -m tests.unit.combinations.page` writes it anew.
+`python -m tests.unit.combinations.page` rewrites it.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ WORDS = {
     "precisions": "*other formats*",
     "optimizer": "*name*",
 }
-"""What stands for what is only known of a run."""
+"""Placeholders for the values of a run."""
 
-OPENING = """# What goes with what
+OPENING = """# Compatibility
 
-A feature works under an engine, or is refused before the first step: the number is that of a row of the second table.
+A feature works with an engine, or is refused before the first step; the numbers refer to the rows of the second table.
 
 """
 
 REFUSED = """
-## What is refused
+## Refused combinations
 
-Everything of a run that does not go together is told at once, with the reason and a way out. What only the model, the
-data or an engine's own settings show is refused likewise: see the pages of the engines.
+All incompatible choices of a run are reported at once, each with the reason and a remedy. Problems that depend on the
+model, the data or an engine's own settings are reported in the same way; see the pages of the engines.
 
 """
 
@@ -89,7 +89,7 @@ data or an engine's own settings show is refused likewise: see the pages of the 
 def page() -> str:
     """The page as Markdown."""
     features = _table(["", *ENGINES], ([name, *_cells(chosen)] for name, chosen in FEATURES.items()))
-    return OPENING + features + REFUSED + _table(["", "you chose", "but", "so"], _numbered())
+    return OPENING + features + REFUSED + _table(["", "choice", "problem", "remedy"], _numbered())
 
 
 def _cells(chosen: Chosen) -> Iterator[str]:
