@@ -1,1 +1,1 @@
-"""What training is: plan, loop, schedules, triggers, order of samples, checkpoints. Plain Python, no framework."""
+"""The training loop and everything it decides: schedules, triggers, sample order, checkpoints. Plain Python."""

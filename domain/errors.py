@@ -1,4 +1,4 @@
-"""The errors of a run. Each message says what was chosen, why it cannot work, and what to do."""
+"""The errors that hexloop raises. A message says what is wrong with which value, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 class HexloopError(Exception):
-    """Base of every error that hexloop raises on purpose."""
+    """Base of all errors of hexloop."""
 
 
 class ConfigurationError(HexloopError, ValueError):
-    """A configuration that cannot run. `problems` holds every one of them once, each a whole sentence."""
+    """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
@@ -22,47 +22,47 @@ class ConfigurationError(HexloopError, ValueError):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[ConfigurationError], tuple[tuple[str, ...]]]:
-        return type(self), (self.problems,)  # made anew of its problems, where it comes from another process
+        return type(self), (self.problems,)  # so that it can be pickled
 
 
 class DataError(HexloopError, ValueError):
-    """A batch that cannot be trained on, found on the first batch, before the first update."""
+    """Training data that cannot be used, found on the first batch, before the first update."""
 
 
 class RunStateError(HexloopError, RuntimeError):
-    """Something was asked of a run that its present state does not allow (a second `train` while one is live, say)."""
+    """An operation that the state of the run does not allow, such as a second `train` while one is running."""
 
 
 class NotFiniteError(HexloopError, ValueError):
-    """A run that was to be watched for numbers that are not finite met some; the message says where."""
+    """A value that is not finite, in a run that checks for these; the message says where."""
 
 
 class CheckpointError(HexloopError):
-    """A checkpoint that is missing, incomplete or damaged; the message names those that are good."""
+    """A checkpoint that is missing, incomplete or damaged; the message lists the good ones."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint that was complete once, and no longer holds what was stored."""
+    """A checkpoint that was complete and no longer holds what was stored."""
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """A checkpoint that may be good, but that the storage does not give at present, or cannot check."""
+    """A checkpoint that may be good, but cannot be read or verified at present."""
 
 
 class NewerSchemaError(CheckpointError):
-    """A document that a newer hexloop wrote."""
+    """A document that a newer version of hexloop wrote."""
 
 
 class StorageError(HexloopError, OSError):
-    """The storage could not do what was asked; what it already held is intact."""
+    """A storage operation that failed; what was stored before is intact."""
 
 
 class StorageFullError(StorageError):
-    """The storage has no room left; what it already held is intact."""
+    """The storage is full; what was stored before is intact."""
 
 
 class CollectiveError(HexloopError, RuntimeError):
-    """The processes of a run did not agree in time; `missing` names the ranks that never came."""
+    """The processes of a run lost contact. `missing`: the ranks that did not respond in time."""
 
     def __init__(self, message: str, missing: Iterable[int] = ()) -> None:
         self.missing = tuple(missing)

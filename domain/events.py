@@ -1,4 +1,4 @@
-"""What a run tells whoever drives it, in the order in which it happens."""
+"""The events that a run yields, in the order in which they occur."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from attrs import define, frozen
 
 @frozen
 class Event:
-    """Base of everything that a run yields. `step` is the number of optimizer steps done so far."""
+    """Base of the events of a run. `step` is the number of optimizer steps done so far."""
 
     step: int
 
 
 @frozen
 class TrainBegan(Event):
-    """The run is about to take its first step, or its first since it was resumed."""
+    """The run starts or resumes; its next step follows."""
 
 
 @frozen
 class EpochBegan(Event):
-    """A pass over the data begins (or goes on, after a resume in its middle). `epoch` counts from 0."""
+    """An epoch starts, or continues after a resume in its middle. `epoch` counts from 0."""
 
     epoch: int
 
 
 @define(eq=False)
 class StepBegan:
-    """A window of micro-batches is at hand and about to be trained on.
+    """A window of micro-batches was read and is about to be trained on.
 
-    Not frozen, as the two other events of a step: they come once a step, and freezing costs more than making them.
+    Not frozen, like the other two events of a step: they are created at every step, and freezing would cost more than
+    creating them.
     """
 
     step: int
@@ -38,7 +39,10 @@ class StepBegan:
 
 @define(eq=False)
 class MicroStepEnded:
-    """A micro-batch that does not end its window was added to the gradients. `loss` is its share, on the device."""
+    """A micro-batch was added to the gradients, and is not the last of its window.
+
+    loss: its share of the window's loss, on the device.
+    """
 
     step: int
     loss: object
@@ -48,8 +52,8 @@ class MicroStepEnded:
 class StepEnded:
     """An optimizer step was done.
 
-    `losses` are the window's shares, one a micro-batch, whose sum is the window's loss; they and `gradient_norm` are
-    handles that stay on the device until somebody reads them. `taken` is False where loss scaling skipped the update.
+    losses: the share of each micro-batch in the window's loss, which is their sum. Like `gradient_norm`, they stay on
+    the device until they are read. taken: False if loss scaling skipped the update.
     """
 
     step: int
@@ -60,14 +64,14 @@ class StepEnded:
 
 @frozen
 class Logged(Event):
-    """Numbers were logged: the very mapping that joined the run's history."""
+    """Values were logged. `values` is the mapping that was appended to the run's history."""
 
     values: Mapping[str, float]
 
 
 @frozen
 class EvaluationBegan(Event):
-    """An evaluation begins."""
+    """An evaluation starts."""
 
 
 @frozen
@@ -86,12 +90,12 @@ class Evaluated(Event):
 
 @frozen
 class EvaluationInterrupted(Event):
-    """A stop was asked for in the middle of an evaluation, which will start over on resume."""
+    """A stop request interrupted an evaluation, which starts over on resume."""
 
 
 @frozen
 class Saved(Event):
-    """The run's state was taken for the checkpoint `name`."""
+    """The run's state was captured for the checkpoint `name`."""
 
     name: str
 
@@ -105,40 +109,40 @@ class CheckpointPublished(Event):
 
 @frozen
 class SaveFailed(Event):
-    """A checkpoint could not be written. Everything saved before it is intact, and the run goes on."""
+    """A checkpoint could not be written. Earlier checkpoints are intact, and the run continues."""
 
     error: Exception
 
 
 @frozen
 class SaveWaits(Event):
-    """The storage is full: the run stands still until there is room for the checkpoint in flight, or no hope of it."""
+    """The storage is full. Training waits until the checkpoint in flight is written or has failed for good."""
 
     error: Exception
 
 
 @frozen
 class SaveSkipped(Event):
-    """The checkpoint `name` is left out, because the one before it is still being written."""
+    """The checkpoint `name` is skipped, because the previous one is still being written."""
 
     name: str
 
 
 @frozen
 class Paused(Event):
-    """The run stands still at a step boundary until somebody resumes it; every `next` returns with this event."""
+    """The run is paused at a step boundary. Until it is resumed, every `next` returns this event."""
 
 
 @frozen
 class EpochEnded(Event):
-    """A pass over the data is complete, or was cut short. `epoch` counts from 0."""
+    """An epoch is complete or was cut short. `epoch` counts from 0."""
 
     epoch: int
 
 
 @frozen
 class TrainEnded(Event):
-    """The run is over; `stopped` where it was asked to end before its last step, `reasons` by each who asked."""
+    """The run finished. `stopped`: whether a request ended it before its last step; `reasons`: one for each request."""
 
     metrics: Mapping[str, float]
     stopped: bool

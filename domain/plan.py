@@ -1,4 +1,4 @@
-"""How long a run is: its epochs, its steps, its windows."""
+"""The length of a run in epochs, steps and micro-batches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hexloop.domain.errors import ConfigurationError
 class Plan:
     """The length of a run.
 
-    total_steps: optimizer steps in all.
-    epochs: passes over the data, the last of which may be cut short; None where only the steps limit the run.
-    steps_per_epoch: optimizer steps in a whole pass, the one of a partial last window among them; None if not known.
-    batches_per_epoch: micro-batches in a whole pass; None if not known.
-    accumulation: micro-batches in a whole window.
+    total_steps: total optimizer steps.
+    epochs: passes over the data, the last of which may be cut short; None if only `total_steps` limits the run.
+    steps_per_epoch: optimizer steps in an epoch, including the one of a partial last window; None if unknown.
+    batches_per_epoch: micro-batches in an epoch; None if unknown.
+    accumulation: micro-batches in a full window.
     """
 
     total_steps: int
@@ -27,37 +27,37 @@ class Plan:
     accumulation: int
 
     def is_last(self, epoch: int) -> bool:
-        """Whether no pass comes after pass `epoch`."""
+        """Return whether `epoch` is the last one."""
         return self.epochs is not None and epoch + 1 >= self.epochs
 
     def epoch_at(self, epoch: int, batches: int) -> float:
-        """How many passes are done after `batches` micro-batches of pass `epoch`, as a fraction.
+        """Return the fractional epoch after `batches` micro-batches of `epoch`.
 
-        Where the length of a pass is not known, the whole run counts as one pass, as the reference library has it.
+        If the length of an epoch is unknown, the whole run counts as one epoch, as in transformers.
         """
         whole = self.batches_per_epoch or self.total_steps * self.accumulation
         return epoch + batches / whole
 
 
 def make_plan(batches_per_epoch: int | None, accumulation: int, epochs: float, max_steps: int) -> Plan:
-    """Work out the length of a run; a positive `max_steps` goes before `epochs`, which may be a fraction.
+    """Compute the length of a run. A positive `max_steps` overrides `epochs`, which may be fractional.
 
-    Raises ConfigurationError where there is no data, or where neither the data nor `max_steps` says when to end.
+    Raises ConfigurationError if there is no data, or if neither the data nor `max_steps` limits the run.
     """
     if batches_per_epoch is None:
         if max_steps <= 0:
             raise ConfigurationError(
                 [
-                    "You chose num_train_epochs to say when training ends, but the training data has no length, "
-                    "so an epoch has none either; set max_steps."
+                    "num_train_epochs cannot determine the number of steps, because the training data has no length. "
+                    "Set max_steps."
                 ]
             )
         return Plan(max_steps, None, None, None, accumulation)
     if batches_per_epoch == 0:
         raise ConfigurationError(
             [
-                "The training data gives no batch: it is empty, or shorter than one batch with "
-                "dataloader_drop_last=True; give it at least one batch."
+                "The training data yields no batches: it is empty, or shorter than one batch with "
+                "dataloader_drop_last=True. Provide at least one batch."
             ]
         )
     steps_per_epoch = math.ceil(batches_per_epoch / accumulation)

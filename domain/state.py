@@ -1,4 +1,4 @@
-"""Where a run stands: one value, which goes into a checkpoint as JSON and comes back through migrations."""
+"""The state of a run: one value, stored in checkpoints as JSON and loaded through migrations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ SCHEMA_VERSION = 1
 
 @define
 class RunState:
-    """Where a run stands between two steps.
+    """The state of a run between two steps.
 
-    run: the run's own name, kept over resumes; checkpoints of other runs are never counted as this one's.
-    seed, data_seed, global_batch_size: what the order of samples was made from.
-    step: optimizer steps done; updates: those of them that were taken (loss scaling may skip some).
-    epoch: pass over the data, from 0; position and batches: samples and micro-batches of it that are done.
+    run: the name of the run, kept over resumes; it identifies the run's checkpoints.
+    seed, data_seed, global_batch_size: determine the order of samples.
+    step: optimizer steps done. updates: those that changed the weights (loss scaling may skip some).
+    epoch: the current epoch, from 0. position, batches: samples and micro-batches of it that are done.
     samples, tokens, operations: trained on since the start (operations are floating-point operations).
-    logged_step: step of the last log; loss_total: sum of the losses logged until then.
-    learning_rate, gradient_norm: those of the last step, for a log that comes after a resume.
-    best_metric, best_step, best_checkpoint: the best evaluation so far, and the folder that holds it.
-    due: actions still owed at this boundary, in order ("log", "evaluate", "save"); the first may have been interrupted.
-    pass_complete: the present pass over the data has no further step (the data's end, or a callback ended it).
-    epoch_ended: the end of the present pass was announced, though perhaps not all done that is due at it.
-    history: everything logged. callbacks: what stateful callbacks keep.
+    logged_step: the step of the last log. loss_total: the sum of the losses logged until then.
+    learning_rate, gradient_norm: of the last step, for a log right after a resume.
+    best_metric, best_step, best_checkpoint: the best evaluation so far, and the checkpoint with its weights.
+    parent_checkpoint: the previous checkpoint.
+    due: the actions that are still due at this boundary, in order ("log", "evaluate", "save"); the first may have been
+    interrupted.
+    pass_complete: the current epoch has no further step, because the data or a callback ended it.
+    epoch_ended: the end of the current epoch was announced; some of the actions due at it may still be missing.
+    history: everything that was logged. callbacks: the states of stateful callbacks.
     """
 
     run: str = ""
@@ -57,7 +59,7 @@ class RunState:
     callbacks: dict[str, Any] = Factory(dict)
 
     def begin_next_epoch(self) -> None:
-        """Stand at the first sample of the next pass over the data."""
+        """Move to the first sample of the next epoch."""
         self.epoch += 1
         self.position = self.batches = 0
         self.pass_complete = self.epoch_ended = False
@@ -66,23 +68,23 @@ class RunState:
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 MIGRATIONS: dict[int, Migration] = {}
-"""For each schema version before the present one, the function that turns its dictionary into the next version's."""
+"""For each earlier schema version, the function that converts its dictionary to the next version."""
 
 
 def migrate(
     document: Mapping[str, Any], migrations: Mapping[int, Migration] = MIGRATIONS, present: int = SCHEMA_VERSION
 ) -> dict[str, Any]:
-    """The dictionary of a saved state, brought up to the `present` schema version.
+    """Return the dictionary of a saved state, converted to the schema version `present`.
 
-    Raises CheckpointError where the state is newer than this hexloop, or too old for its migrations.
+    Raises NewerSchemaError if a newer hexloop wrote it, and CheckpointError if there is no migration for its version.
     """
     migrated = dict(document)
     while (version := migrated.get("schema_version")) != present:
         if not isinstance(version, int) or version not in migrations:
             kind = NewerSchemaError if isinstance(version, int) and version > present else CheckpointError
             raise kind(
-                f"The saved state has schema version {version!r}, and this hexloop reads versions up to {present}; "
-                "resume with the hexloop that wrote it, or a newer one."
+                f"The saved state has schema version {version!r}, and this hexloop reads versions up to {present}. "
+                "Resume with the version of hexloop that wrote it, or a newer one."
             )
         migrated = migrations[version](migrated)
     return migrated

@@ -1,4 +1,4 @@
-"""The two actions of a training step, in their standard order, written once over the ports."""
+"""The standard training step over the ports: forward and backward of a micro-batch, and the update of a window."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ Loss = TypeVar("Loss")
 
 
 class StandardLearner(Generic[Batch, Loss]):
-    """Answers the Learner port from a model in pieces, a number format and a way of spreading the model.
+    """Implements the Learner port with a model in pieces (Trainable), a Precision and a Parallelism.
 
-    micro-step: say whether gradients will meet; forward under the precision; backward through the parallelism.
-    update: unscale, clip, step where that is safe, forget the gradients.
-    `before_optimizer_step` and `after_optimizer_step`, where given, are called on either side of the optimizer's step.
+    In pseudocode::
+
+        micro_step: parallelism.synchronise(last_of_window)        # reduce gradients over ranks, or accumulate
+                    loss = trainable.loss(batch) under precision   # forward
+                    parallelism.backward(precision.scale(loss))    # backward
+        update:     precision.unscale(optimizer)
+                    trainable.clip(max_norm)
+                    precision.step(optimizer)                      # skipped if a scaled gradient overflowed
+                    trainable.clear_gradients()
+
+    before_optimizer_step, after_optimizer_step: called before and after the optimizer's step, if given.
     """
 
     def __init__(
@@ -39,7 +47,7 @@ class StandardLearner(Generic[Batch, Loss]):
         self.after_optimizer_step = after_optimizer_step
 
     def micro_step(self, batch: Batch, window_items: object, last_of_window: bool) -> Loss:
-        """Forward and backward of one micro-batch; see `Learner.micro_step`."""
+        """Run forward and backward of one micro-batch; see `Learner.micro_step`."""
         forward, precision, parallelism = self._forward, self._precision, self._parallelism
         parallelism.synchronise(last_of_window)
         loss = forward(batch, window_items)
@@ -47,7 +55,7 @@ class StandardLearner(Generic[Batch, Loss]):
         return self._trainable.detached(loss)
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
-        """Clip and step; see `Learner.update`."""
+        """Clip the gradients and take the optimizer step; see `Learner.update`."""
         trainable, precision = self._trainable, self._precision
         precision.unscale(trainable.optimizer)
         norm = trainable.clip(max_norm)
@@ -59,6 +67,6 @@ class StandardLearner(Generic[Batch, Loss]):
         trainable.clear_gradients()
         return norm, taken
 
-    # Bound in __init__ to the trainable's own methods: passing a call on would cost one more at every step.
+    # Bound in __init__ to the trainable's methods, which saves a call per step.
     count_items: Callable[[Sequence[Batch]], object]
     set_learning_rates: Callable[[Sequence[float]], None]

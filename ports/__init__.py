@@ -1,1 +1,1 @@
-"""What the domain asks of the world: one small Protocol a file, with the value types it speaks in."""
+"""The interfaces between training and the outside world: one small Protocol per file, with its value types."""

@@ -1,4 +1,4 @@
-"""A random order in which samples of like length share a batch, so that little is padded."""
+"""A random order in which batches hold samples of similar length, to reduce padding."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ WINDOW_BATCHES = 50
 
 @define(eq=False)
 class GroupedByLength(Order):
-    """`order`, sorted by length within windows of 50 global batches, the batches of a window in a random order again.
+    """`order`, sorted by length within windows of 50 global batches, whose batches are then shuffled.
 
-    As with the reference library's sampler, few samples make smaller windows, about four to the epoch, or else the same
-    samples would meet in every epoch; and the epoch begins with its first window's longest batch, so that too little
-    memory is seen at once. (The reference brings the longest sample of all to the front, which takes reading every
-    length.) The epoch's last batch, where it is not whole, stays last and holds its window's shortest samples.
+    As in transformers, a small data set gets smaller windows, about four per epoch, because otherwise the same samples
+    would share a batch in every epoch. The epoch starts with the longest batch of the first window, so that a lack of
+    memory shows at once. (transformers starts with the longest sample of all, for which every length must be read.) An
+    incomplete last batch stays last and holds the shortest samples of its window.
 
-    `length_of(index)` is asked once for each sample of the window in which a position lies; one window is kept, so that
-    going through the positions in turn sorts each window once. `global_batch` counts samples over all processes and
-    micro-batches of an optimizer step; the order of an epoch depends on it. Raises ValueError where it is below 1.
+    length_of: returns the length of the sample at an index; called once for each sample of the window that holds a
+    position. One window is cached, so iterating over the positions in order sorts each window once.
+    global_batch: samples per optimizer step over all processes; the order depends on it. Raises ValueError if below 1.
     """
 
     order: KeyedPermutation
@@ -54,7 +54,7 @@ class GroupedByLength(Order):
         whole, rest = divmod(len(samples), self.global_batch)
         ranking = list(random_order(whole, "batches", self.order.seed, self.order.epoch, len(self), window))
         if window == 0:
-            ranking.sort(key=bool)  # only 0, the longest batch, moves: to the front
-        starts = [place * self.global_batch for place in ranking]
+            ranking.sort(key=bool)  # moves only 0, the longest batch, to the front
+        starts = [number * self.global_batch for number in ranking]
         mixed = [index for first in starts for index in samples[first : first + self.global_batch]]
         return mixed + samples[len(samples) - rest :]

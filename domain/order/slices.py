@@ -1,4 +1,4 @@
-"""A global batch is a range of positions, and each process takes its slice of it."""
+"""Global batches as ranges of positions, and the slice of each process."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from attrs import frozen
 
 
 def global_batches(global_batch: int, length: int, drop_last: bool, start: int = 0) -> int:
-    """How many global batches of `global_batch` samples the positions `start` to `length` - 1 make."""
+    """Return the number of global batches of `global_batch` samples in the positions `start` to `length` - 1."""
     positions = max(0, length - start)
     return positions // global_batch if drop_last else -(-positions // global_batch)
 
 
 def global_batch_range(batch_number: int, global_batch: int, length: int, drop_last: bool, start: int = 0) -> range:
-    """The positions of the global batch `batch_number`, counted from 0 at the position `start`.
+    """Return the positions of the global batch `batch_number`, counted from 0 at the position `start`.
 
-    The last one is shorter where `length` leaves a remainder, unless `drop_last` leaves it out.
-    Raises IndexError for a batch that the epoch does not have.
+    The last one is shorter if `length` leaves a remainder, and does not exist with `drop_last`.
+    Raises IndexError for a batch outside the epoch.
     """
     count = global_batches(global_batch, length, drop_last, start)
     if not 0 <= batch_number < count:
-        raise IndexError(f"Global batch {batch_number} is not one of the {count} from position {start} on.")
+        raise IndexError(f"Global batch {batch_number} is not among the {count} from position {start} on.")
     first = start + batch_number * global_batch
     return range(first, min(first + global_batch, length))
 
 
 def rank_slice(positions: range, rank: int, world: int) -> range:
-    """The part of a global batch that the process `rank` of `world` processes takes.
+    """Return the part of a global batch for the process `rank` of `world` processes.
 
-    The parts in the order of ranks are the batch; the first ranks take one more where it does not divide evenly.
+    The parts, by rank, make up the batch. If it does not divide evenly, the first ranks take one sample more.
     Raises IndexError for a rank outside the world.
     """
     if not 0 <= rank < world:
-        raise IndexError(f"Rank {rank} is not one of a world of {world} processes.")
+        raise IndexError(f"Rank {rank} is not in a world of {world} processes.")
     share, remainder = divmod(len(positions), world)
     first = rank * share + min(rank, remainder)
     return positions[first : first + share + (rank < remainder)]
@@ -39,10 +39,10 @@ def rank_slice(positions: range, rank: int, world: int) -> range:
 
 @frozen
 class Shard:
-    """Which part of every global batch a process takes.
+    """Selects the part of every global batch for one process.
 
-    in_blocks: every rank but the last ones takes a whole block of `global_batch` / `world_size` positions, so that
-    batches are those that a single process has; else the parts are as even as can be.
+    in_blocks: each rank takes a block of `global_batch` / `world_size` positions, the last ranks fewer or none, so that
+    the batches are those of a single process. Otherwise the parts are as even as possible.
     """
 
     rank: int = 0
@@ -50,7 +50,7 @@ class Shard:
     in_blocks: bool = False
 
     def of(self, positions: range, global_batch: int) -> range:
-        """The part of a batch of at most `global_batch` positions; it may be empty in the last batch of an epoch."""
+        """Return the part of a batch of at most `global_batch` positions. In the last batch it may be empty."""
         if self.world_size == 1:
             return positions
         if not self.in_blocks:
@@ -60,4 +60,4 @@ class Shard:
 
 
 ALL = Shard()
-"""A process that is alone takes everything."""
+"""The shard of a single process: everything."""

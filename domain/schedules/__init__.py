@@ -1,4 +1,4 @@
-"""The learning rates of a run: pure functions of the optimizer step, or of a measured metric and a small state."""
+"""Learning rate schedules: pure functions of the optimizer step, or of a metric and a small state."""
 
 from hexloop.domain.schedules.adaptive import Adaptive, Greedy, GreedyState, PlateauState, ReduceLROnPlateau
 from hexloop.domain.schedules.build import ADAPTIVE, SHAPES, Shape, build_adaptive, build_shape

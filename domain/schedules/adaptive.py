@@ -1,4 +1,4 @@
-"""Schedules that follow a measured metric, and what they share."""
+"""Schedules that follow a metric: reduce on plateau, and greedy."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ Bound = float | tuple[float, ...]
 class Adaptive(Protocol[State]):
     """A pure function (state, metric, rates) -> (state, rates), called once for each evaluation.
 
-    It takes and returns the rate of each parameter group and not one factor: a group is held at a bound of its own
-    while others move on, changes too small are left out group by group, and a rate that somebody else has set is the
-    one that is scaled. What it keeps is a frozen attrs value of numbers and tuples, so that it goes through JSON. A
-    metric that is not finite may leave NaN or an infinity in it, as it does in the reference library.
+    It takes and returns the rate of each parameter group, not a factor: each group has its own bounds, changes that are
+    too small are skipped for each group, and a rate that other code has set is scaled from there. The state is a frozen
+    attrs value of numbers and tuples, so that it can be stored as JSON. As in transformers, a metric that is not finite
+    may leave NaN or infinity in it.
     """
 
     def start(self, rates: Sequence[float]) -> State:
-        """The state before the first metric, for an optimizer whose groups have these rates.
+        """Return the state before the first metric, for an optimizer whose groups have these rates.
 
-        Raises ConfigurationError where an option is a list and the groups are of another number.
+        Raises ConfigurationError if an option is a list of another length than `rates`.
         """
 
     def __call__(self, state: State, metric: float, rates: Sequence[float]) -> tuple[State, tuple[float, ...]]:
-        """Take in one metric: the state and the rates of the groups from here on."""
+        """Process one metric and return the new state and the new rate of each group."""
 
 
 def improves(metric: float, best: float | None, mode: str, threshold: float, threshold_mode: str) -> bool:
-    """Whether `metric` is better than `best` (None before the first) by more than the threshold; NaN never is.
+    """Return whether `metric` is better than `best` (None before the first) by more than the threshold; NaN never is.
 
-    In mode "min": metric < best * (1 - threshold) if threshold_mode is "rel", metric < best - threshold if "abs";
-    in mode "max" likewise with > and +. Before the first metric best is the worst there is, an infinity.
+    In mode "min": metric < best * (1 - threshold) if threshold_mode is "rel", metric < best - threshold if "abs".
+    In mode "max": the same with > and +. Before the first metric, best is infinity (minus infinity in mode "max").
     Source: torch 2.13, `ReduceLROnPlateau`; transformers 5.23, `GreedyLR`.
     """
     if mode == "min":
@@ -61,18 +61,18 @@ def improves(metric: float, best: float | None, mode: str, threshold: float, thr
 
 
 def as_bound(bound: Bound | list[float]) -> Bound:
-    """A bound in the form that a frozen value keeps."""
+    """Return a bound in immutable form."""
     return tuple(bound) if isinstance(bound, list) else bound
 
 
 def match_groups(groups: int, **bounds: Bound) -> list[tuple[float, ...]]:
-    """Each bound as one rate for each of `groups` parameter groups.
+    """Return each bound as a tuple with one rate for each of `groups` parameter groups.
 
-    Raises ConfigurationError for every list of another length.
+    Raises ConfigurationError if a bound has another length.
     """
     problems = [
-        f"You chose {name}={list(bound)!r}, but the optimizer's parameter groups are {groups} in number; "
-        "give one number for all of them, or one for each."
+        f"{name}={list(bound)!r} has {len(bound)} values, but the optimizer has {groups} parameter groups. "
+        "Pass one number for all groups, or one for each."
         for name, bound in bounds.items()
         if isinstance(bound, tuple) and len(bound) != groups
     ]
@@ -82,17 +82,17 @@ def match_groups(groups: int, **bounds: Bound) -> list[tuple[float, ...]]:
 
 
 def lowered(rates: Iterable[float], factor: float, floors: Iterable[float], eps: float) -> tuple[float, ...]:
-    """Each rate times `factor`, but not below its floor; a rate that would fall by `eps` or less stays as it is."""
+    """Return each rate times `factor`, but at least its floor; a rate that would change by `eps` or less is kept."""
     falls = ((rate, max(rate * factor, floor)) for rate, floor in zip(rates, floors, strict=True))
     return tuple(new if rate - new > eps else rate for rate, new in falls)
 
 
 @frozen
 class PlateauState:
-    """What `ReduceLROnPlateau` keeps between two evaluations.
+    """The state of `ReduceLROnPlateau` between two evaluations.
 
     best: the best metric so far, None before the first. num_bad_epochs: evaluations without an improvement since.
-    cooldown_counter: evaluations that are still not to be counted as bad.
+    cooldown_counter: how many more evaluations do not count as bad.
     """
 
     best: float | None = None
@@ -103,13 +103,14 @@ class PlateauState:
 @frozen
 class ReduceLROnPlateau:
     """After more than `patience` evaluations in a row without an improvement: rate = max(rate * factor, min_lr),
-    in each parameter group where that lowers it by more than `eps`; then `cooldown` evaluations count as not bad.
+    in each parameter group where that reduces it by more than `eps`. The next `cooldown` evaluations do not count as
+    bad.
 
-    What an improvement is (mode, threshold, threshold_mode) is said in `improves`. min_lr is one number, or a list of
-    one for each group. An "epoch" in a name is an evaluation, as in the source.
+    `improves` defines an improvement (mode, threshold, threshold_mode). min_lr is one number, or a list with one for
+    each group. An "epoch" in a name is an evaluation, as in the source.
 
     Source: torch 2.13, `torch.optim.lr_scheduler.ReduceLROnPlateau`, with its names and defaults. Raises
-    ConfigurationError for options that it could not work with, factor below 0 or from 1 up among them.
+    ConfigurationError for invalid options, for example a factor below 0 or of at least 1.
     """
 
     mode: str = "min"
@@ -125,7 +126,7 @@ class ReduceLROnPlateau:
         check(
             self,
             mode=one_of("min", "max"),
-            factor=number("number from 0 up and below 1", lambda factor: 0 <= factor < 1),
+            factor=number("non-negative number below 1", lambda factor: 0 <= factor < 1),
             patience=COUNT,
             threshold=FINITE,
             threshold_mode=one_of("rel", "abs"),
@@ -135,9 +136,9 @@ class ReduceLROnPlateau:
         )
 
     def start(self, rates: Sequence[float]) -> PlateauState:
-        """The state before the first metric.
+        """Return the state before the first metric.
 
-        Raises ConfigurationError where min_lr is a list and the groups are of another number.
+        Raises ConfigurationError if min_lr is a list of another length than `rates`.
         """
         match_groups(len(rates), min_lr=self.min_lr)
         return PlateauState()
@@ -145,7 +146,7 @@ class ReduceLROnPlateau:
     def __call__(
         self, state: PlateauState, metric: float, rates: Sequence[float]
     ) -> tuple[PlateauState, tuple[float, ...]]:
-        """Take in one metric: the state and the rates of the groups from here on."""
+        """Process one metric and return the new state and the new rate of each group."""
         metric = float(metric)
         better = improves(metric, state.best, self.mode, self.threshold, self.threshold_mode)
         best = metric if better else state.best
@@ -158,13 +159,13 @@ class ReduceLROnPlateau:
 
 @frozen
 class GreedyState:
-    """What `Greedy` keeps between two evaluations.
+    """The state of `Greedy` between two evaluations.
 
-    initial_rates: the groups' rates at the start, to which a reset goes back.
+    initial_rates: the rates of the groups at the start, which a reset restores.
     best: the best metric since the start or the last reset, None before the first.
     num_good_epochs, num_bad_epochs: evaluations in a row with, and without, an improvement.
-    cooldown_counter, warmup_counter: evaluations that are still to be passed over.
-    reset_counter: lowerings with every group at its floor that are still to come before a reset.
+    cooldown_counter, warmup_counter: how many more evaluations are ignored.
+    reset_counter: how many more reductions with every group at its minimum lead to a reset.
     window, window_sum: the metrics that are averaged, oldest first, and their running sum; empty without `smooth`.
     """
 
@@ -181,21 +182,20 @@ class GreedyState:
 
 @frozen
 class Greedy:
-    """After more than `patience` improvements in a row: rate = min(rate / factor, max_lr); after more than `patience`
-    evaluations in a row without one: rate = max(rate * factor, min_lr); in each parameter group where that moves it,
-    that way, by more than `eps`.
+    """After more than `patience` improvements in a row: rate = min(rate / factor, max_lr). After more than `patience`
+    evaluations in a row without one: rate = max(rate * factor, min_lr). A group whose rate would change by `eps` or
+    less, or in the other direction, keeps it.
 
-    A raise is followed by `warmup` evaluations that are passed over, a lowering by `cooldown` of them. When a lowering
-    leaves every group at or below its min_lr for the `reset_start`-th time since the last raise, all starts afresh from
-    the initial rates. With `smooth`, the metric is replaced by the mean of the last `window_size`; a NaN or an infinity
-    stays in the running sum, and so in that mean, until a reset. What an improvement is (mode, threshold,
-    threshold_mode) is said in `improves`. min_lr and max_lr are one number, or a list of one for each group. An "epoch"
-    in a name is an evaluation, as in the source. `verbose` is taken for the sake of arguments written for the
-    reference library: nothing is printed here, and a changed rate shows in the logs.
+    After an increase, `warmup` evaluations are ignored, after a reduction `cooldown` of them. When a reduction leaves
+    every group at or below its min_lr for the `reset_start`-th time since the last increase, the schedule is reset to
+    the initial rates. With `smooth`, the metric is replaced by the mean of the last `window_size` metrics; NaN or
+    infinity stays in the running sum, and so in the mean, until a reset. `improves` defines an improvement (mode,
+    threshold, threshold_mode). min_lr and max_lr are one number, or a list with one for each group. An "epoch" in a
+    name is an evaluation, as in the source. `verbose` is accepted for compatibility with transformers and has no
+    effect: a changed rate shows in the logs.
 
     Source: transformers 5.23, `get_greedy_schedule`, with its names and defaults; the algorithm is arXiv:2512.14527.
-    Mind the default min_lr of 1e-3: rates below it are never lowered. Raises ConfigurationError for options that it
-    could not work with.
+    Note the default min_lr of 1e-3: rates below it are never reduced. Raises ConfigurationError for invalid options.
     """
 
     mode: str = "min"
@@ -217,14 +217,14 @@ class Greedy:
         check(
             self,
             mode=one_of("min", "max"),
-            factor=number("number above 0 and below 1", lambda factor: 0 < factor < 1),
+            factor=number("positive number below 1", lambda factor: 0 < factor < 1),
             patience=COUNT,
             threshold=FINITE,
             threshold_mode=one_of("rel", "abs"),
             cooldown=COUNT,
             warmup=COUNT,
             min_lr=one_or_each(NOT_NEGATIVE),
-            max_lr=one_or_each(number("number above 0", lambda rate: 0 < rate <= math.inf)),
+            max_lr=one_or_each(number("positive number", lambda rate: 0 < rate <= math.inf)),
             eps=NOT_NEGATIVE,
             verbose=FLAG,
             smooth=FLAG,
@@ -233,17 +233,17 @@ class Greedy:
         )
 
     def start(self, rates: Sequence[float]) -> GreedyState:
-        """The state before the first metric; a reset goes back to these rates.
+        """Return the state before the first metric. A reset restores these rates.
 
-        Raises ConfigurationError where a bound is a list and the groups are of another number, or where a group's
-        min_lr is above its max_lr.
+        Raises ConfigurationError if a bound is a list of another length than `rates`, or if the min_lr of a group is
+        above its max_lr.
         """
         floors, ceilings = match_groups(len(rates), min_lr=self.min_lr, max_lr=self.max_lr)
         if any(floor > ceiling for floor, ceiling in zip(floors, ceilings, strict=True)):
             raise ConfigurationError(
                 [
-                    f"You chose min_lr={self.min_lr!r} and max_lr={self.max_lr!r}, but a rate cannot be above the one "
-                    "and below the other; set min_lr no higher than max_lr in every group."
+                    f"min_lr={self.min_lr!r} is above max_lr={self.max_lr!r} in at least one parameter group. "
+                    "Set min_lr to at most max_lr in every group."
                 ]
             )
         return GreedyState(tuple(rates), self.reset_start)
@@ -251,23 +251,23 @@ class Greedy:
     def __call__(
         self, state: GreedyState, metric: float, rates: Sequence[float]
     ) -> tuple[GreedyState, tuple[float, ...]]:
-        """Take in one metric: the state and the rates of the groups from here on."""
+        """Process one metric and return the new state and the new rate of each group."""
         rates = tuple(rates)
         state, metric = self._smoothed(state, float(metric))
         if state.cooldown_counter > 0 or state.warmup_counter > 0:
-            return _passed_over(state), rates
+            return _ignored(state), rates
         if improves(metric, state.best, self.mode, self.threshold, self.threshold_mode):
             state = evolve(state, best=metric, num_good_epochs=state.num_good_epochs + 1, num_bad_epochs=0)
         else:
             state = evolve(state, num_good_epochs=0, num_bad_epochs=state.num_bad_epochs + 1)
         if state.num_good_epochs > self.patience:
-            return self._raise(state, rates)
+            return self._increased(state, rates)
         if state.num_bad_epochs > self.patience:
-            return self._lower(state, rates)
+            return self._reduced(state, rates)
         return state, rates
 
     def _smoothed(self, state: GreedyState, metric: float) -> tuple[GreedyState, float]:
-        """The state with `metric` in its window, and the metric to go by."""
+        """Return the state with `metric` in its window, and the smoothed metric."""
         if not self.smooth:
             return state, metric
         window, total = (*state.window, metric), state.window_sum + metric
@@ -275,13 +275,13 @@ class Greedy:
             window, total = window[1:], total - window[0]
         return evolve(state, window=window, window_sum=total), total / len(window)
 
-    def _raise(self, state: GreedyState, rates: tuple[float, ...]) -> tuple[GreedyState, tuple[float, ...]]:
+    def _increased(self, state: GreedyState, rates: tuple[float, ...]) -> tuple[GreedyState, tuple[float, ...]]:
         [ceilings] = match_groups(len(rates), max_lr=self.max_lr)
         rises = ((rate, min(rate / self.factor, ceiling)) for rate, ceiling in zip(rates, ceilings, strict=True))
         raised = tuple(new if new - rate > self.eps else rate for rate, new in rises)
         return evolve(state, num_good_epochs=0, warmup_counter=self.warmup, reset_counter=self.reset_start), raised
 
-    def _lower(self, state: GreedyState, rates: tuple[float, ...]) -> tuple[GreedyState, tuple[float, ...]]:
+    def _reduced(self, state: GreedyState, rates: tuple[float, ...]) -> tuple[GreedyState, tuple[float, ...]]:
         [floors] = match_groups(len(rates), min_lr=self.min_lr)
         fallen = lowered(rates, self.factor, floors, self.eps)
         state = evolve(state, num_bad_epochs=0, cooldown_counter=self.cooldown)
@@ -289,12 +289,12 @@ class Greedy:
             return state, fallen
         if state.reset_counter > 1:
             return evolve(state, reset_counter=state.reset_counter - 1), fallen
-        afresh = GreedyState(state.initial_rates, self.reset_start, cooldown_counter=self.cooldown)
-        return afresh, state.initial_rates
+        reset = GreedyState(state.initial_rates, self.reset_start, cooldown_counter=self.cooldown)
+        return reset, state.initial_rates
 
 
-def _passed_over(state: GreedyState) -> GreedyState:
-    """The state after an evaluation that is not counted; the cooldown runs out before the warm-up begins to."""
+def _ignored(state: GreedyState) -> GreedyState:
+    """Return the state after an evaluation that is ignored. The cooldown is counted down before the warmup."""
     uncounted = evolve(state, num_good_epochs=0, num_bad_epochs=0)
     if state.cooldown_counter > 0:
         return evolve(uncounted, cooldown_counter=state.cooldown_counter - 1)

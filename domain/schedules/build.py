@@ -1,4 +1,4 @@
-"""From a schedule's name and options to the schedule."""
+"""Building a schedule from its name and options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hexloop.domain.schedules.shapes import (
 Schedule = TypeVar("Schedule")
 
 Shape = Callable[[int], float]
-"""The factor by which every base rate is multiplied at an optimizer step; 0 is the first update's."""
+"""Maps an optimizer step, from 0, to the factor that multiplies every base rate."""
 
 SHAPES: Mapping[str, Callable[..., Shape]] = MappingProxyType(
     {
@@ -39,42 +39,42 @@ SHAPES: Mapping[str, Callable[..., Shape]] = MappingProxyType(
         "warmup_stable_decay": WarmupStableDecay,
     }
 )
-"""The schedules that are a function of the step, by the reference library's names."""
+"""The schedules that are functions of the step, by their names in transformers."""
 
 ADAPTIVE: Mapping[str, Callable[..., Adaptive[Any]]] = MappingProxyType(
     {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": Greedy}
 )
-"""The schedules that follow a metric, by the reference library's names."""
+"""The schedules that follow a metric, by their names in transformers."""
 
 
 def build_shape(
     name: str, *, base_rate: float, warmup_steps: float, total_steps: float | None, options: Mapping[str, Any]
 ) -> Shape:
-    """The schedule called `name`, one of `SHAPES`, as a function of the step.
+    """Return the schedule `name`, one of `SHAPES`, as a function of the step.
 
-    base_rate: the optimizer's default rate, in which rates among the options (lr_end, min_lr) are measured.
-    warmup_steps: the run's; "constant" has no warm-up. total_steps: the run's, None if not known.
-    options: by the names of the schedule's own attributes (the reference library's lr_scheduler_kwargs).
+    base_rate: the default learning rate of the optimizer, which options such as lr_end and min_lr are relative to.
+    warmup_steps: of the run; "constant" ignores it. total_steps: of the run, None if unknown.
+    options: the attributes of the schedule by name (lr_scheduler_kwargs in transformers).
 
-    Raises ConfigurationError with every problem: an unknown name or option, one that is missing or impossible, a
-    schedule that needs the run's length where it is not known.
+    Raises ConfigurationError with every problem: an unknown name or option, an option that is missing or invalid, or a
+    schedule that needs the unknown length of the run.
     """
     if name in ADAPTIVE:
         raise ConfigurationError(
-            [f"You chose {name!r} as a function of the step, but it follows a metric; build it with build_adaptive."]
+            [f"The schedule {name!r} follows a metric and is not a function of the step. Use build_adaptive."]
         )
     run = {"base_rate": base_rate, "num_warmup_steps": warmup_steps, "num_training_steps": total_steps}
     return _build(name, SHAPES, run, options)
 
 
 def build_adaptive(name: str, options: Mapping[str, Any]) -> Adaptive[Any]:
-    """The schedule called `name`, one of `ADAPTIVE`.
+    """Return the schedule `name`, one of `ADAPTIVE`.
 
-    Raises ConfigurationError with every problem: an unknown name or option, or an option's impossible value.
+    Raises ConfigurationError with every problem: an unknown name or option, or an option with an invalid value.
     """
     if name in SHAPES:
         raise ConfigurationError(
-            [f"You chose {name!r} to follow a metric, but it is a function of the step; build it with build_shape."]
+            [f"The schedule {name!r} is a function of the step and does not follow a metric. Use build_shape."]
         )
     return _build(name, ADAPTIVE, {}, options)
 
@@ -84,7 +84,7 @@ def _build(
 ) -> Schedule:
     if name not in table:
         known = remedy_of_unknown(name, [*SHAPES, *ADAPTIVE])
-        raise ConfigurationError([f"You chose the schedule {name!r}, but there is none of that name; {known}."])
+        raise ConfigurationError([f"Unknown schedule {name!r}: {known}."])
     parameters = signature(table[name]).parameters
     own = [parameter for parameter in parameters if parameter not in run]
     problems = [_not_an_option(name, option, own, run) for option in options if option not in own]
@@ -93,7 +93,7 @@ def _build(
     missing = [key for key in needed if values.get(key) is None]
     problems += [_missing(name, key, run) for key in missing]
     try:
-        # A zero stands in for what is missing, so that the other values are checked as well.
+        # 0 replaces missing values, so that the other values are checked as well.
         schedule = table[name](**(values | dict.fromkeys(missing, 0)))
     except ConfigurationError as error:
         raise ConfigurationError([*problems, *error.problems]) from None
@@ -103,15 +103,14 @@ def _build(
 
 
 def _not_an_option(name: str, option: str, own: list[str], run: Mapping[str, Any]) -> str:
-    chosen = f"You chose the option {option!r} of the schedule {name!r}, but "
     if option in run:
-        return f"{chosen}that is the run's to say; leave it out of lr_scheduler_kwargs."
+        return f"The option {option!r} of the schedule {name!r} is set by the run. Remove it from lr_scheduler_kwargs."
     if not own:
-        return f"{chosen}it has no options; leave it out of lr_scheduler_kwargs."
-    return f"{chosen}it has none of that name; {remedy_of_unknown(option, own)}."
+        return f"The schedule {name!r} has no options. Remove {option!r} from lr_scheduler_kwargs."
+    return f"The schedule {name!r} has no option {option!r}: {remedy_of_unknown(option, own)}."
 
 
 def _missing(name: str, key: str, run: Mapping[str, Any]) -> str:
     if key in run:
-        return f"You chose the schedule {name!r}, but it goes by the run's length, which is not known; set max_steps."
-    return f"You chose the schedule {name!r}, but it needs {key!r}; set it in lr_scheduler_kwargs."
+        return f"The schedule {name!r} depends on the length of the run, which is unknown. Set max_steps."
+    return f"The schedule {name!r} needs {key!r}. Set it in lr_scheduler_kwargs."

@@ -1,4 +1,4 @@
-"""Decay along a cosine: to 0, to 0 again and again, or to a floor."""
+"""Cosine schedules: to 0, with restarts, or to a minimum rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, SHARE, STEPS, Kind, check, number, or_none
+from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, SHARE, STEPS, OptionKind, check, number, or_none
 
 
 @frozen
@@ -16,11 +16,11 @@ class Cosine:
 
         max(0, (1 + cos(2 * pi * num_cycles * p)) / 2)
 
-    num_cycles is in whole waves: the default half wave ends at 0. After T the wave goes on.
+    num_cycles counts whole waves: the default half wave ends at 0. After T the wave continues.
 
-    Source: transformers, `get_cosine_schedule_with_warmup`; the cosine is that of Loshchilov and Hutter 2016
+    Source: transformers, `get_cosine_schedule_with_warmup`; the cosine decay of Loshchilov and Hutter 2016
     (arXiv:1608.03983). Raises ConfigurationError unless the step counts and num_cycles are numbers
-    from 0 up.
+    of at least 0.
     """
 
     num_warmup_steps: float
@@ -31,7 +31,7 @@ class Cosine:
         check(self, num_warmup_steps=STEPS, num_training_steps=STEPS, num_cycles=NOT_NEGATIVE)
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         progress = (step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
@@ -45,11 +45,11 @@ class CosineWithRestarts:
 
         max(0, (1 + cos(pi * ((num_cycles * p) mod 1))) / 2)
 
-    and 0 from T on. num_cycles counts the descents, each from the full rate.
+    and 0 from T on. num_cycles counts the decays, each from the full rate.
 
     Source: transformers, `get_cosine_with_hard_restarts_schedule_with_warmup`; the warm restarts of Loshchilov and
-    Hutter 2016 (arXiv:1608.03983) with periods of one length. Raises ConfigurationError unless the step counts and
-    num_cycles are numbers from 0 up.
+    Hutter 2016 (arXiv:1608.03983) with periods of equal length. Raises ConfigurationError unless the step counts and
+    num_cycles are numbers of at least 0.
     """
 
     num_warmup_steps: float
@@ -60,7 +60,7 @@ class CosineWithRestarts:
         check(self, num_warmup_steps=STEPS, num_training_steps=STEPS, num_cycles=NOT_NEGATIVE)
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         progress = (step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
@@ -76,10 +76,10 @@ class CosineWithMinLr:
 
         max(0, (1 - m) * (1 + cos(2 * pi * num_cycles * p)) / 2 + m)
 
-    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup`. There as here base_rate is the optimizer's
-    default rate, so that a parameter group with a rate of its own has its floor in proportion. Raises
+    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup`. As there, base_rate is the optimizer's
+    default rate, so a parameter group with a different rate has a proportional minimum. Raises
     ConfigurationError unless exactly one of min_lr (from 0 to base_rate) and min_lr_rate (from 0 to 1) is given, and
-    for step counts or cycles as `Cosine` does.
+    for step counts and num_cycles like `Cosine`.
     """
 
     num_warmup_steps: float
@@ -93,7 +93,7 @@ class CosineWithMinLr:
         _check_floored(self)
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         progress = (step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
@@ -107,13 +107,13 @@ class CosineWarmupWithMinLr:
 
         w + (1 - w) * step / max(1, W - 1)
 
-    so that the warm-up's first step has a rate above 0 and its last the full one; then, where
+    so that the first step of the warm-up has a rate above 0 and the last one the full rate; then, where
     p = (step - W + 1) / max(1, T - W),
 
         max(0, (1 - m) * (1 + cos(2 * pi * num_cycles * p)) / 2 + m)
 
-    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup_lr_rate`. Raises ConfigurationError as
-    `CosineWithMinLr` does, and unless warmup_lr_rate is a number from 0 to 1, or None.
+    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup_lr_rate`. Raises ConfigurationError like
+    `CosineWithMinLr`, and unless warmup_lr_rate is a number from 0 to 1, or None.
     """
 
     num_warmup_steps: float
@@ -128,7 +128,7 @@ class CosineWarmupWithMinLr:
         _check_floored(self, warmup_lr_rate=or_none(SHARE))
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             start = self.warmup_lr_rate
             if start is None:
@@ -149,13 +149,13 @@ def _floor(base_rate: float, min_lr: float | None, min_lr_rate: float | None) ->
     return min_lr_rate or 0.0
 
 
-def _check_floored(schedule: CosineWithMinLr | CosineWarmupWithMinLr, **more: Kind) -> None:
+def _check_floored(schedule: CosineWithMinLr | CosineWarmupWithMinLr, **more: OptionKind) -> None:
     floors = schedule.min_lr, schedule.min_lr_rate
     conflict = None
     if None not in floors:
-        conflict = "You chose both min_lr and min_lr_rate, but the schedule has one floor; leave one of them out."
+        conflict = "min_lr and min_lr_rate cannot both be set: each sets the minimum rate. Remove one of them."
     elif floors == (None, None):
-        conflict = "You chose a schedule that ends at a floor, but gave none; set min_lr or min_lr_rate."
+        conflict = "The schedule needs a minimum rate. Set min_lr or min_lr_rate."
     base_rate = schedule.base_rate
     up_to_base = number(f"number from 0 to the base rate {base_rate!r}", lambda rate: 0 <= rate <= base_rate)
     check(

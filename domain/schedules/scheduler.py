@@ -1,4 +1,4 @@
-"""hexloop's own schedules, driven step by step."""
+"""The Scheduler port over hexloop's own schedules."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hexloop.ports.state import Part
 SetRates = Callable[[Sequence[float]], None]
 
 MEMORY = "adaptive"
-"""The name of what a schedule remembers that follows a metric."""
+"""The name of the exported state of a schedule that follows a metric."""
 
 
 @define
 class ScheduledRates:
-    """Answers the Scheduler port by a function of the step: rate = base rate * shape(updates taken).
+    """Learning rates from a function of the step: rate = base rate * shape(updates).
 
-    updates: how many are taken.
+    updates: how many updates have been taken.
     """
 
     shape: Shape
@@ -36,39 +36,39 @@ class ScheduledRates:
         return self.base_rates
 
     def start(self, updates: int) -> None:
-        """Put the rates of the update numbered `updates` in force."""
+        """Set the rates of the update numbered `updates`."""
         self.advance(updates)
 
     def advance(self, updates: int) -> None:
-        """Put the rates of the update after `updates` updates in force."""
+        """Set the rates of the update that follows `updates` updates."""
         self.updates = updates
         factor = self.shape(updates)
         rates: tuple[float, ...] = ()
-        for base in self.base_rates:  # mostly one, for which a comprehension costs twice as much
+        for base in self.base_rates:  # usually one, for which a comprehension would take twice as long
             rates += (base * factor,)
         self._rates = rates
         self.set_rates(rates)
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """A function of the step does not care."""
+        """No-op: the rates only depend on the step."""
 
     def rates(self) -> tuple[float, ...]:
-        """The rates last put in force."""
+        """Return the current rates."""
         return self._rates
 
     def export(self) -> Iterator[Part]:
-        """The count of updates says it all."""
+        """Export nothing: the number of updates determines the rates."""
         return iter(())
 
     def load(self, parts: Iterable[Part]) -> None:
-        """The count of updates says it all."""
+        """No-op: the number of updates determines the rates."""
 
 
 @define
 class AdaptiveRates:
-    """Answers the Scheduler port by a function of (state, metric): the rates change when an evaluation is observed.
+    """Learning rates from a function of (state, metric): they change when an evaluation is observed.
 
-    updates: how many are taken.
+    updates: how many updates have been taken.
     """
 
     adaptive: Adaptive[Any]
@@ -84,29 +84,29 @@ class AdaptiveRates:
         self._state = self.adaptive.start(self.base_rates)
 
     def start(self, updates: int) -> None:
-        """Put the present rates in force."""
+        """Set the current rates."""
         self.updates = updates
         self.set_rates(self._rates)
 
     def advance(self, updates: int) -> None:
-        """Steps alone change no rate."""
+        """Count the updates; they do not change the rates."""
         self.updates = updates
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Adapt to the metric. Raises ConfigurationError where the evaluation did not measure it."""
+        """Adapt the rates to the metric. Raises ConfigurationError if the evaluation does not have it."""
         self._state, self._rates = self.adaptive(self._state, self.metric.value(metrics), self._rates)
         self.set_rates(self._rates)
 
     def rates(self) -> tuple[float, ...]:
-        """The rates last put in force."""
+        """Return the current rates."""
         return self._rates
 
     def export(self) -> Iterator[Part]:
-        """The rates, and what the schedule remembers of earlier metrics."""
+        """Export the rates and the state of the schedule."""
         yield json_part(MEMORY, {"rates": self._rates, "state": asdict(self._state)})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from exported rates and memory."""
+        """Load exported rates and state."""
         kept = only_value(parts, MEMORY)
         self._rates = tuple(kept["rates"])
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in kept["state"].items()}

@@ -1,4 +1,4 @@
-"""A rate that stays: at once, or after a linear warm-up."""
+"""Schedules with a closed form besides the cosines: constant, inverse square root, polynomial, warmup-stable-decay."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, SHARE, STEPS
 class Constant:
     """f(step) = 1.
 
-    Source: transformers, `get_constant_schedule`. Like there, a warm-up given to the run does not count here.
+    Source: transformers, `get_constant_schedule`. As there, the warm-up of the run is ignored.
     """
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         return 1.0
 
 
@@ -27,8 +27,8 @@ class Constant:
 class ConstantWithWarmup:
     """With W = num_warmup_steps: f(step) = step / W below W, then 1.
 
-    Source: transformers, `get_constant_schedule_with_warmup`; the linear warm-up is that of Goyal et al. 2017
-    (arXiv:1706.02677), from 0. Raises ConfigurationError unless num_warmup_steps is a number from 0 up.
+    Source: transformers, `get_constant_schedule_with_warmup`; the linear warm-up of Goyal et al. 2017
+    (arXiv:1706.02677), from 0. Raises ConfigurationError unless num_warmup_steps is a number of at least 0.
     """
 
     num_warmup_steps: float
@@ -37,7 +37,7 @@ class ConstantWithWarmup:
         check(self, num_warmup_steps=STEPS)
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         return 1.0
@@ -45,12 +45,12 @@ class ConstantWithWarmup:
 
 @frozen
 class InverseSqrt:
-    """With W = num_warmup_steps, s = timescale, or where it is None W, or 10,000 if W is 0:
+    """With W = num_warmup_steps and s = timescale (if None: W, or 10,000 if W is 0):
     f(step) = step / W below W, then 1 / sqrt((step - W + s) / s).
 
-    Source: transformers, `get_inverse_sqrt_schedule`, after big_vision's `rsqrt`; with s = W it is, up to a constant,
-    the schedule of Vaswani et al. 2017 (arXiv:1706.03762). Raises ConfigurationError unless num_warmup_steps is a
-    number from 0 up and timescale a number above 0, in steps, or None.
+    Source: transformers, `get_inverse_sqrt_schedule`, after big_vision's `rsqrt`; with s = W it is the schedule
+    of Vaswani et al. 2017 (arXiv:1706.03762) up to a constant. Raises ConfigurationError unless num_warmup_steps is a
+    number of at least 0 and timescale a number above 0, in steps, or None.
     """
 
     num_warmup_steps: float
@@ -60,7 +60,7 @@ class InverseSqrt:
         check(self, num_warmup_steps=STEPS, timescale=or_none(POSITIVE))
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         timescale = self.timescale or self.num_warmup_steps or 10_000
@@ -73,7 +73,7 @@ class Linear:
     max(0, (T - step) / max(1, T - W)).
 
     Source: transformers, `get_linear_schedule_with_warmup`; the schedule of BERT (Devlin et al. 2018,
-    arXiv:1810.04805). Raises ConfigurationError unless both are numbers from 0 up.
+    arXiv:1810.04805). Raises ConfigurationError unless both are numbers of at least 0.
     """
 
     num_warmup_steps: float
@@ -83,7 +83,7 @@ class Linear:
         check(self, num_warmup_steps=STEPS, num_training_steps=STEPS)
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         if step < self.num_training_steps:
@@ -97,11 +97,11 @@ class Polynomial:
 
         ((r - lr_end) * (1 - (step - W) / (T - W)) ** power + lr_end) / r
 
-    and lr_end / r after T, or at once where T - W leaves no room.
+    and lr_end / r after T, or from W on if T = W.
 
-    Source: transformers, `get_polynomial_decay_schedule_with_warmup`. There as here r is the optimizer's default rate,
+    Source: transformers, `get_polynomial_decay_schedule_with_warmup`. As there, r is the optimizer's default rate,
     and every parameter group is scaled by the same factor. Raises ConfigurationError unless 0 <= lr_end < base_rate,
-    power is a number from 0 up and the step counts are numbers from 0 up.
+    and power and the step counts are numbers of at least 0.
     """
 
     num_warmup_steps: float
@@ -112,7 +112,7 @@ class Polynomial:
 
     def __attrs_post_init__(self) -> None:
         below_base = number(
-            f"number from 0 up and below the base rate {self.base_rate!r}", lambda rate: 0 <= rate < self.base_rate
+            f"non-negative number below the base rate {self.base_rate!r}", lambda rate: 0 <= rate < self.base_rate
         )
         check(
             self,
@@ -124,7 +124,7 @@ class Polynomial:
         )
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return step / self.num_warmup_steps
         decay_steps = self.num_training_steps - self.num_warmup_steps
@@ -160,13 +160,14 @@ class WarmupStableDecay:
         f(step) = m                                                then
 
     up(p) is p (linear), (1 - cos(pi * p)) / 2 (cosine) or 1 - sqrt(1 - p) (1-sqrt); down(p) is 1 - p,
-    (1 + cos(2 * pi * num_cycles * p)) / 2 or 1 - sqrt(p). Where num_stable_steps is None, S is what W and D leave of
-    num_training_steps; where they leave less than nothing, the decay is entered at the warm-up's end, part of it gone.
-    Where both are given, num_stable_steps counts.
+    (1 + cos(2 * pi * num_cycles * p)) / 2 or 1 - sqrt(p). If num_stable_steps is None, S = num_training_steps - W - D;
+    if that is negative, the decay starts at the end of the warm-up, with its first -S steps skipped.
+    If both are given, num_stable_steps counts.
 
     Source: transformers, `get_wsd_schedule`; Hu et al. 2024 (arXiv:2404.06395), the 1-sqrt decay of Hägele et al. 2024
-    (arXiv:2405.18392). Raises ConfigurationError unless the step counts are numbers from 0 up, num_stable_steps
-    or num_training_steps is given, the types are known, min_lr_ratio is from 0 to 1 and num_cycles from 0 up.
+    (arXiv:2405.18392). Raises ConfigurationError unless the step counts are numbers of at least 0,
+    num_stable_steps or num_training_steps is given, the types are known, min_lr_ratio is from 0 to 1 and num_cycles is
+    at least 0.
     """
 
     num_warmup_steps: float
@@ -182,8 +183,8 @@ class WarmupStableDecay:
         conflict = None
         if self.num_training_steps is None and self.num_stable_steps is None:
             conflict = (
-                "You chose a stable stage that fills what is left of the run, but the run's length is not known; "
-                "set num_stable_steps, or max_steps."
+                "The length of the stable stage cannot be computed, because the length of the run is unknown. "
+                "Set num_stable_steps or max_steps."
             )
         check(
             self,
@@ -199,7 +200,7 @@ class WarmupStableDecay:
         )
 
     def __call__(self, step: int) -> float:
-        """The factor of the base rate at update `step`, from 0."""
+        """Return the factor of the base rate at update `step`, from 0."""
         if step < self.num_warmup_steps:
             return self._above_floor(_RISES[self.warmup_type](step / self.num_warmup_steps))
         decay_start = self.num_warmup_steps + self._stable_steps()

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from hexloop.adapters.batches.torch.order import CHUNK, VectorisedPermutation, indices
 from hexloop.domain.order.grouped import GroupedByLength
-from hexloop.domain.order.permutation import LONGEST, LONGEST_TABLE, KeyedPermutation
+from hexloop.domain.order.permutation import MAX_LENGTH, MAX_TABLE_LENGTH, KeyedPermutation
 
 KEYS = st.one_of(st.integers(-3, 3), st.integers(-(2**80), 2**80))
 LENGTHS = st.one_of(
     st.integers(0, 20),
-    st.integers(LONGEST_TABLE - 20, LONGEST_TABLE + 1000),
+    st.integers(MAX_TABLE_LENGTH - 20, MAX_TABLE_LENGTH + 1000),
     st.integers(2**40 - 1000, 2**40 + 1000),
-    st.integers(LONGEST - 1000, LONGEST),
-    st.integers(0, LONGEST),
+    st.integers(MAX_LENGTH - 1000, MAX_LENGTH),
+    st.integers(0, MAX_LENGTH),
 )
 
 fixed = settings(derandomize=True, deadline=None)
@@ -35,7 +35,7 @@ def test_a_block_is_the_domains(seed: int, epoch: int, length: int, data: st.Dat
     assert VectorisedPermutation(seed, epoch, length).block(start, stop) == block.tolist()
 
 
-@pytest.mark.parametrize("length", [1025, 2**15 + 1, 2**40, LONGEST])
+@pytest.mark.parametrize("length", [1025, 2**15 + 1, 2**40, MAX_LENGTH])
 def test_the_ends_of_an_epoch_are_the_domains(length: int) -> None:
     """The first and the last indices of an epoch are the domain's."""
     for start, stop in ((0, 500), (length - 500, length)):

@@ -17,8 +17,8 @@ from hexloop.domain.order.permutation import (
     FIRST_SHIFT,
     SECOND_FACTOR,
     SECOND_SHIFT,
+    FeistelNetwork,
     KeyedPermutation,
-    Network,
 )
 from hexloop.domain.order.slices import ALL, Shard, global_batches
 
@@ -48,7 +48,7 @@ class VectorisedPermutation(KeyedPermutation):
         found = np.empty(max(0, stop - start), dtype=np.int64)
         if found.size and not 0 <= start < stop <= self.length:
             raise IndexError(f"Positions {start} to {stop - 1} are not all inside an epoch of {self.length} samples.")
-        if isinstance(self.bijection, Network):
+        if isinstance(self.bijection, FeistelNetwork):
             for offset in range(0, found.size, CHUNK):
                 chunk = found[offset : offset + CHUNK]
                 chunk[:] = self._walk(self.bijection, start + offset, chunk.size)
@@ -56,7 +56,7 @@ class VectorisedPermutation(KeyedPermutation):
             found[:] = self.bijection[start:stop]
         return found
 
-    def _walk(self, network: Network, start: int, count: int) -> Words:
+    def _walk(self, network: FeistelNetwork, start: int, count: int) -> Words:
         """Apply the network until every cell is inside the epoch (cycle walking)."""
         cells = _scramble(network, np.arange(count, dtype=np.uint64) + np.uint64(start))
         outside = np.flatnonzero(cells >= self.length)
@@ -71,7 +71,7 @@ def indices(seed: int, epoch: int, length: int, start: int, stop: int) -> NDArra
     return VectorisedPermutation(seed, epoch, length).indices(start, stop)
 
 
-def _scramble(network: Network, cells: Words) -> Words:
+def _scramble(network: FeistelNetwork, cells: Words) -> Words:
     rows, columns = network.rows, network.columns
     row = cells // columns
     column = cells - row * columns

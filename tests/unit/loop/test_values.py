@@ -47,7 +47,7 @@ def test_a_plan_needs_data_or_a_number_of_steps() -> None:
     assert not make_plan(None, 2, 3, 7).is_last(10**9)
     with pytest.raises(ConfigurationError, match="the training data has no length"):
         make_plan(None, 1, 3, 0)
-    with pytest.raises(ConfigurationError, match="gives no batch"):
+    with pytest.raises(ConfigurationError, match="yields no batches"):
         make_plan(0, 1, 3, 5)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hexloop.domain.order.permutation import LONGEST_TABLE, KeyedPermutation
+from hexloop.domain.order.permutation import MAX_TABLE_LENGTH, KeyedPermutation
 from tests.unit.order import chi_square
 
 Make = Callable[[int, int], Sequence[int]]
@@ -102,7 +102,7 @@ def test_an_affine_map_misses_short_orders(length: int) -> None:
     assert chi_square.rates([affine_map(key, length) for key in range(20_000)]) < DOUBTFUL
 
 
-@pytest.mark.parametrize("length", [LONGEST_TABLE + 1, 10**8, 2**40 + 1, 2**62])
+@pytest.mark.parametrize("length", [MAX_TABLE_LENGTH + 1, 10**8, 2**40 + 1, 2**62])
 def test_one_position_of_a_long_order_is_even_over_keys(length: int) -> None:
     """At one position every part of a long data set comes equally often, over seeds and over epochs."""
     for position in (0, length // 3, length - 1):

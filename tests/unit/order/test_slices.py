@@ -42,7 +42,7 @@ def test_a_batch_costs_the_same_at_any_position() -> None:
 def test_batches_outside_the_epoch_are_refused(number: int, drop_last: bool) -> None:
     """A batch that the epoch does not have is an error that says how many it has."""
     count = 2 if drop_last else 3
-    with pytest.raises(IndexError, match=f"Global batch {number} is not one of the {count} from position 0 on"):
+    with pytest.raises(IndexError, match=f"Global batch {number} is not among the {count} from position 0 on"):
         global_batch_range(number, 4, 10, drop_last)
 
 
@@ -61,7 +61,7 @@ def test_ranks_cut_a_global_batch(first: int, size: int, world: int) -> None:
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_ranks_outside_the_world_are_refused(rank: int) -> None:
     """A rank that the world does not have is an error."""
-    with pytest.raises(IndexError, match=f"Rank {rank} is not one of a world of 4"):
+    with pytest.raises(IndexError, match=f"Rank {rank} is not in a world of 4"):
         rank_slice(range(8), rank, 4)
 
 

@@ -173,14 +173,14 @@ def test_bounds_must_fit_the_groups() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Greedy(min_lr=[0.1], max_lr=[1.0, 1.0, 1.0]).start((0.5, 0.5))
     assert [problem.split(",")[0] for problem in caught.value.problems] == [
-        "You chose min_lr=[0.1]",
-        "You chose max_lr=[1.0",
+        "min_lr=[0.1] has 1 values",
+        "max_lr=[1.0",
     ]
 
 
 def test_a_floor_above_its_ceiling_is_refused() -> None:
     """Bounds that leave a group no rate are refused, and bounds that meet are not."""
-    with pytest.raises(ConfigurationError, match="set min_lr no higher than max_lr"):
+    with pytest.raises(ConfigurationError, match="Set min_lr to at most max_lr"):
         Greedy(max_lr=[1.0, 1e-4]).start((0.5, 0.5))
     assert Greedy(min_lr=0.5, max_lr=0.5).start((0.5,)) == GreedyState((0.5,), 500)
 

@@ -102,7 +102,7 @@ def test_one_floor_serves_groups_that_came_later() -> None:
 def test_a_list_of_floors_must_fit_the_groups() -> None:
     """A list of another length than the groups is refused at the start, and where groups were added later."""
     schedule = ReduceLROnPlateau(patience=0, min_lr=[0.1, 0.2])
-    with pytest.raises(ConfigurationError, match=r"min_lr=\[0.1, 0.2\], but .* are 3 in number"):
+    with pytest.raises(ConfigurationError, match=r"min_lr=\[0.1, 0.2\] has 2 values, .* 3 parameter groups"):
         schedule.start((1.0, 1.0, 1.0))
     with pytest.raises(ConfigurationError, match="are 1 in number"):
         schedule(PlateauState(best=0.0), 1.0, (1.0,))
