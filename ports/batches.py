@@ -1,6 +1,7 @@
-"""The data as the loop sees it: the batches of an epoch, from any position.
+"""The training data: the batches of an epoch, from any position.
 
-A position counts samples, not batches or steps, so that a run may go on with another batch size or number of processes.
+A position counts samples, not batches or steps, so that a run can resume with another batch size or number of
+processes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ Batch = TypeVar("Batch")
 
 
 class Padding(dict[str, object]):
-    """A batch that stands for no sample: it is computed, so that all processes take the same steps, and never counted.
+    """A batch without samples. It is computed, so that all processes take the same steps, but not counted.
 
-    A process gets one where the last batch of an epoch has fewer samples than there are processes.
+    A process receives one if the last batch of an epoch has fewer samples than there are processes.
     """
 
 
@@ -24,25 +25,25 @@ class Batches(Protocol[Batch]):
     """The training data of one process."""
 
     def batches_per_epoch(self) -> int | None:
-        """How many batches a whole epoch has; None where nobody knows before its end."""
+        """Return the number of batches in an epoch, or None if it is unknown before its end."""
         ...
 
     def samples_per_epoch(self) -> int | None:
-        """How many samples a whole epoch has over all processes; None where nobody knows."""
+        """Return the number of samples in an epoch over all processes, or None if it is unknown."""
         ...
 
     def epoch(self, epoch: int, position: int) -> Generator[Batch, None, None]:
-        """The batches of `epoch` from the sample at `position` on. Closing the iterator stops its workers."""
+        """Yield the batches of `epoch`, starting at the sample `position`. Closing the generator stops its workers."""
         ...
 
     def rows(self, batch: Batch) -> int:
-        """How many samples, over all processes, the batch stands for."""
+        """Return the number of samples of the batch over all processes."""
         ...
 
     def export(self) -> Iterator[Part]:
-        """The data's own state, where a position does not say it all."""
+        """Export the state of the data that a position does not determine."""
         ...
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported state."""
+        """Load an exported state."""
         ...

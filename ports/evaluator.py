@@ -1,4 +1,4 @@
-"""How well a model does on held-out data, one batch at a time."""
+"""An evaluation on held-out data, one batch at a time, so that the loop can yield events and stop in between."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ Batch = TypeVar("Batch")
 
 
 class Evaluator(Protocol[Batch]):
-    """One evaluation. An interrupted one is thrown away and begun again."""
+    """One evaluation. An interrupted evaluation is discarded and starts over."""
 
     def batches(self) -> Generator[Batch, None, None]:
-        """The held-out batches, each sample once, in order."""
+        """Yield the held-out batches, each sample once, in order."""
         ...
 
     def begin(self) -> None:
-        """Put the model in the mode for evaluation and forget earlier predictions."""
+        """Switch the model to evaluation mode and drop earlier predictions."""
         ...
 
     def step(self, batch: Batch) -> int:
-        """Predict one batch and keep what the metrics need; says how many samples it held."""
+        """Predict one batch, keep what the metrics need, and return the number of samples."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of everything predicted since `begin`, under their full names."""
+        """Return the metrics of everything predicted since `begin`, under their full names."""
         ...
 
     def end(self) -> None:
-        """Put the model back in the mode for training; called however the evaluation ended."""
+        """Clean up, and restore the model's mode if this adapter changed it. Called however the evaluation ended."""
         ...

@@ -1,4 +1,4 @@
-"""The losses of the steps since the last log, kept where they were computed until somebody asks."""
+"""The sum of losses since the last log, kept on the device until it is read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Loss_contra = TypeVar("Loss_contra", contravariant=True)
 
 
 class Losses(Protocol[Loss_contra]):
-    """Adds losses up without waiting for the device. `drain` is the only moment at which the host waits."""
+    """Sums losses without waiting for the device. The host only waits in `drain`, when a log is due."""
 
     def add(self, loss: Loss_contra) -> None:
-        """Count one micro-batch's share of its window's loss in."""
+        """Add one micro-batch's share of its window's loss."""
         ...
 
     def drain(self) -> float:
-        """The sum of everything added since the last drain; starts again from zero."""
+        """Return the sum of everything added since the last drain, and reset it to zero."""
         ...
 
     def export(self) -> Iterator[Part]:
-        """The sum that no log has shown yet."""
+        """Export the sum that was not drained yet."""
         ...
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported sum."""
+        """Load an exported sum."""
         ...

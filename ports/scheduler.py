@@ -1,4 +1,4 @@
-"""Who sets the learning rates: hexloop's own pure schedules, or a scheduler object that the user supplies."""
+"""The learning rates of a run: hexloop's own schedules, or a scheduler object of the user."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from hexloop.ports.state import Part
 
 
 class Scheduler(Protocol):
-    """Moves the learning rates along; the loop tells it when an update was taken and what an evaluation measured."""
+    """Sets the learning rates. The loop calls it after each update that was taken and after each evaluation."""
 
     def start(self, updates: int) -> None:
-        """Put the rates of the update numbered `updates` (0 is the first) in force."""
+        """Set the rates of the update numbered `updates`, from 0."""
         ...
 
     def advance(self, updates: int) -> None:
-        """`updates` updates have been taken: put the next one's rates in force."""
+        """Set the rates of the next update, after `updates` updates were taken."""
         ...
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """An evaluation measured `metrics`; a schedule that adapts to one of them does so now."""
+        """Adapt the rates to the metrics of an evaluation, if the schedule follows one."""
         ...
 
     def rates(self) -> tuple[float, ...]:
-        """The rates now in force, one for each parameter group."""
+        """Return the current rates, one for each parameter group."""
         ...
 
     def export(self) -> Iterator[Part]:
-        """What `start` cannot compute again from the count of updates."""
+        """Export the state that the number of updates does not determine."""
         ...
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Go on from an exported state."""
+        """Load an exported state."""
         ...

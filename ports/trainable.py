@@ -1,7 +1,7 @@
-"""A model with its loss and its optimizer, in the pieces from which the domain composes a learner's two actions.
+"""A model with its loss and optimizer, in the pieces that make up a training step.
 
-The order of the pieces (forward, backward, unscale, clip, step) is the domain's and is written there once; an engine
-that cannot be taken apart answers the Learner port whole instead.
+The domain calls the pieces in the standard order (forward, backward, unscale, clip, step), which is written once, in
+`hexloop.domain.step`. An engine whose step cannot be divided implements the Learner port instead.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Loss = TypeVar("Loss")
 
 
 class Optimizer(Protocol):
-    """What the precision and the domain may ask of an optimizer."""
+    """The part of an optimizer that the domain knows."""
 
     def step(self) -> object:
-        """Change the weights by one step along the gradients."""
+        """Update the weights with the gradients."""
         ...
 
 
@@ -26,29 +26,29 @@ class Trainable(Protocol[Batch_contra, Loss]):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer of the model's parameters; a precision adapter of the same framework may know more of it."""
+        """The optimizer of the model's parameters. Precision adapters of the same framework may use more of its API."""
         ...
 
     def count_items(self, window: Sequence[Batch_contra]) -> object:
-        """As `Learner.count_items`."""
+        """See `Learner.count_items`."""
         ...
 
     def loss(self, batch: Batch_contra, window_items: object) -> Loss:
-        """The forward pass: this micro-batch's share of the window's loss, ready for backward."""
+        """Run the forward pass and return the micro-batch's share of the window's loss, ready for backward."""
         ...
 
     def clip(self, max_norm: float) -> SupportsFloat | None:
-        """Scale the gradients down to `max_norm`; the handle is their norm before (None where it was not measured)."""
+        """Clip the gradients to `max_norm` and return their norm before clipping (None if it was not measured)."""
         ...
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """As `Learner.set_learning_rates`."""
+        """See `Learner.set_learning_rates`."""
         ...
 
     def clear_gradients(self) -> None:
-        """Forget the window's gradients."""
+        """Clear the gradients of the window."""
         ...
 
     def detached(self, loss: Loss) -> Loss:
-        """The loss as a bare number on the device, holding on to nothing that backward needed."""
+        """Return the loss as a scalar on the device without its graph, so that activations can be freed."""
         ...
