@@ -1,32 +1,201 @@
-"""From what a file, a command line or a caller gives to what a field's type says: one cattrs converter.
+"""Reads values from Python, JSON, YAML and the command line as the types of fields, and checks them.
 
-It is strict where cattrs is lax (text is no list, a number is no text, `True` is no number) and lax where sources
-differ: numbers and truth values may come as text, mappings and lists as JSON text, a whole float as an integer.
+The converter is stricter than that of cattrs (text is not a list, a number is not text, `True` is not a number), but
+accepts the spellings of all sources: numbers and truth values may be text, mappings and lists JSON text, and a float
+without a fraction an integer. Everything raises `RefusalError` for a value it cannot use.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from cattrs import BaseConverter, Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 
-from hexloop.app.arguments.scalars import to_bool, to_float, to_int, to_literal, to_member, to_text
-from hexloop.domain.wording import RefusalError
+from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth
+
+Check: TypeAlias = Callable[[Any], None]
+"""A check of one value: raises `RefusalError` if the value is not allowed."""
 
 Hook: TypeAlias = Callable[[object, Any], Any]
 
-NOTHING = ("none", "null")
-"""What stands for None, in small letters."""
+NONE_WORDS = ("none", "null")
+"""The words for None, in lower case."""
 
 
-def mapping_hook(kind: Any, converter: BaseConverter) -> Hook:
-    """A mapping, or the JSON text of one, in which truth values and numbers may be text too."""
+def to_bool(value: object) -> bool:
+    """Return a truth value, given as such or as a word such as "yes"."""
+    if isinstance(value, bool):
+        return value
+    truth = parse_truth(value) if isinstance(value, str) else None
+    if truth is None:
+        raise RefusalError("it takes a truth value", "give true or false")
+    return truth
+
+
+def to_int(value: object) -> int:
+    """Return a whole number, given as any numeric type or as text."""
+    refusal = RefusalError("it takes a whole number", "give one")
+    try:
+        number = to_float(value)
+    except RefusalError:
+        raise refusal from None
+    if not math.isfinite(number) or number != int(number):
+        raise refusal
+    return int(number)
+
+
+def to_float(value: object) -> float:
+    """Return a number, given as such or as text. An integer stays an integer, so that 500 steps print as 500."""
+    if isinstance(value, str):
+        for parse in (int, float):
+            try:
+                return parse(value)
+            except ValueError:
+                continue
+    elif isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    raise RefusalError("it takes a number", "give one")
+
+
+def to_text(value: object) -> str:
+    """Return text, given as such or as a path."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    raise RefusalError("it takes text", "put it in quotes")
+
+
+def to_member(value: object, kind: type[Enum]) -> Enum:
+    """Return a member of an enumeration, given as such or as its value."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise unknown_choice(value, [str(member.value) for member in kind]) from None
+
+
+def to_literal(value: object, kind: Any) -> Any:
+    """Return one of the values of a Literal, given as such or as text."""
+    for option in get_args(kind):
+        if (type(value) is type(option) and value == option) or value == str(option):
+            return option
+    raise unknown_choice(value, map(str, get_args(kind)))
+
+
+def mapping_or_file(value: Any) -> Any:
+    """Return the mapping in a JSON file if `value` is its path, else `value` itself, which a hook then checks."""
+    if not isinstance(value, str | os.PathLike) or str(value).lstrip().startswith("{") or value in ("", *NONE_WORDS):
+        return value
+    try:
+        with open(value, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        raise RefusalError(
+            "it takes a mapping, or the path of a JSON file that can be read", "name such a file"
+        ) from None
+
+
+def at_least(lowest: int) -> Check:
+    """Check that a number is `lowest` or more."""
+
+    def check(value: float) -> None:
+        if value < lowest:
+            raise RefusalError(f"it must be at least {lowest}", f"give {lowest} or more")
+
+    return check
+
+
+def above_zero(value: float) -> None:
+    """Check that a number is greater than 0."""
+    if value <= 0:
+        raise RefusalError("it must be greater than 0", "give a positive number")
+
+
+def below_one(value: float) -> None:
+    """Check that a number is in [0, 1)."""
+    if not 0 <= value < 1:
+        raise RefusalError("it must be at least 0 and less than 1", "give a number in that range")
+
+
+def unset_or_positive(value: int) -> None:
+    """Check that a number of steps is -1, which stands for "not set", or at least 1."""
+    if value != -1 and value < 1:
+        raise RefusalError("that yields zero training steps", "give 1 or more, or -1 to use num_train_epochs")
+
+
+def steps_or_ratio(value: float) -> None:
+    """Check that a value is a whole number of steps, or a ratio of the run in [0, 1)."""
+    if value < 0:
+        raise RefusalError("steps cannot be negative", "give a whole number of steps, or a ratio of the run below 1")
+    if value > 1 and value != int(value):
+        raise RefusalError(
+            "values from 1 on are numbers of steps, which must be whole",
+            "give a whole number of steps, or a ratio of the run below 1",
+        )
+
+
+def seed(value: int) -> None:
+    """Check that a number is a seed that every random generator takes: an unsigned 32-bit integer."""
+    if not 0 <= value < 2**32:
+        raise RefusalError("seeds range from 0 to 4294967295", "give a seed in that range")
+
+
+def one_of(*options: str) -> Check:
+    """Check that a text is one of `options`."""
+
+    def check(value: str) -> None:
+        if value not in options:
+            raise unknown_choice(value, options)
+
+    return check
+
+
+def each_one_of(*options: str) -> Check:
+    """Check that each text in a list is one of `options`."""
+
+    def check(values: Iterable[str]) -> None:
+        for value in values:
+            if value not in options:
+                raise unknown_choice(value, options)
+
+    return check
+
+
+def finite(value: object) -> None:
+    """Check that no number in a value, or at any depth of a mapping, is NaN or infinite."""
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            finite(inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise RefusalError("it must be finite", "give a finite number")
+
+
+def assignments(value: str) -> None:
+    """Check that a text is a comma-separated list of `name=value`, as `optim_args` takes it."""
+    for part in filter(None, value.replace(" ", "").split(",")):
+        if part.count("=") != 1:
+            raise RefusalError(f"{part!r} is not of the form name=value", "write it as 'name=value, other=value'")
+
+
+def unknown_choice(value: object, options: Iterable[str]) -> RefusalError:
+    """Return the refusal of a value that is not among `options`; it suggests the closest one, or lists them."""
+    known = list(options)
+    listed = enumeration(map(repr, known), "or") if len(known) <= 12 else f"one of {', '.join(known)}"
+    return RefusalError("there is no such choice", did_you_mean(str(value), known, f"choose {listed}", spell=repr))
+
+
+def _mapping_hook(kind: Any, converter: BaseConverter) -> Hook:
+    """Convert a mapping, or JSON text of one, in which truth values and numbers may be text, too."""
     inner = mapping_structure_factory(kind, converter)
 
     def hook(value: object, _: Any) -> Any:
@@ -39,8 +208,8 @@ def mapping_hook(kind: Any, converter: BaseConverter) -> Hook:
     return hook
 
 
-def list_hook(kind: Any, converter: BaseConverter) -> Hook:
-    """A list or tuple, or the JSON text of one."""
+def _list_hook(kind: Any, converter: BaseConverter) -> Hook:
+    """Convert a list or tuple, or JSON text of one."""
     inner = list_structure_factory(kind, converter)
 
     def hook(value: object, _: Any) -> Any:
@@ -53,42 +222,29 @@ def list_hook(kind: Any, converter: BaseConverter) -> Hook:
     return hook
 
 
-def mapping_or_file(value: Any) -> Any:
-    """A mapping as it is, and the one in a JSON file where text names it; anything else is for a hook to refuse."""
-    if not isinstance(value, str | os.PathLike) or str(value).lstrip().startswith("{") or value in ("", *NOTHING):
-        return value
-    try:
-        with open(value, encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError):
-        raise RefusalError(
-            "it takes a mapping, or the path of a JSON file that can be read", "name such a file"
-        ) from None
-
-
-def union_hook(kind: Any, converter: BaseConverter) -> Hook:
-    """One of several types. Beside an enumeration or a mapping, `str` is only how that may be spelled."""
+def _union_hook(kind: Any, converter: BaseConverter) -> Hook:
+    """Convert to the first type that fits. Beside an enumeration or a mapping, `str` only means that it may be text."""
     members = [member for member in get_args(kind) if member is not NoneType]
-    if any(_spelled_as_text(member) for member in members):
+    if any(_is_written_as_text(member) for member in members):
         members = [member for member in members if member is not str]
     optional = NoneType in get_args(kind)
-    words_for_none = NOTHING if optional and str not in get_args(kind) else ()
+    none_words = NONE_WORDS if optional and str not in get_args(kind) else ()
 
     def hook(value: object, _: Any) -> Any:
-        if optional and (value is None or (isinstance(value, str) and value.lower() in words_for_none)):
+        if optional and (value is None or (isinstance(value, str) and value.lower() in none_words)):
             return None
         *first, last = sorted(members, key=lambda member: type(value) is not member)
         for member in first:
             try:
                 return converter.structure(value, member)
-            except Exception:  # whatever the hook of a user's type raises, the next type is asked
+            except Exception:  # a user's type may raise anything; the next type is tried
                 continue
         return converter.structure(value, last)
 
     return hook
 
 
-def _spelled_as_text(member: Any) -> bool:
+def _is_written_as_text(member: Any) -> bool:
     return get_origin(member) is dict or member is dict or (isinstance(member, type) and issubclass(member, Enum))
 
 
@@ -113,7 +269,7 @@ def _with_text_resolved(value: Any) -> Any:
 
 
 def _scalar(parse: Callable[[object], Any]) -> Hook:
-    """The hook of a built-in type, and of what derives from it, such as an enumeration of texts or numbers."""
+    """Convert to a built-in type, or to a type derived from it, such as an enumeration of texts."""
 
     def hook(value: object, kind: Any) -> Any:
         if issubclass(kind, Enum):
@@ -128,18 +284,13 @@ def _is(*kinds: Any) -> Callable[[Any], bool]:
     return lambda kind: kind in kinds or get_origin(kind) in kinds
 
 
-def _converter() -> Converter:
-    made = Converter(forbid_extra_keys=True)
-    made.register_structure_hook(bool, _scalar(to_bool))
-    made.register_structure_hook(int, _scalar(to_int))
-    made.register_structure_hook(float, _scalar(to_float))
-    made.register_structure_hook(str, _scalar(to_text))
-    made.register_structure_hook(Enum, to_member)
-    made.register_structure_hook_func(_is(Literal), to_literal)
-    made.register_structure_hook_factory(_is(dict), mapping_hook)
-    made.register_structure_hook_factory(_is(list), list_hook)
-    made.register_structure_hook_factory(_is(Union, UnionType), union_hook)
-    return made
-
-
-converter = _converter()
+converter = Converter(forbid_extra_keys=True)
+converter.register_structure_hook(bool, _scalar(to_bool))
+converter.register_structure_hook(int, _scalar(to_int))
+converter.register_structure_hook(float, _scalar(to_float))
+converter.register_structure_hook(str, _scalar(to_text))
+converter.register_structure_hook(Enum, to_member)
+converter.register_structure_hook_func(_is(Literal), to_literal)
+converter.register_structure_hook_factory(_is(dict), _mapping_hook)
+converter.register_structure_hook_factory(_is(list), _list_hook)
+converter.register_structure_hook_factory(_is(Union, UnionType), _union_hook)

@@ -1,65 +1,215 @@
-"""How samples are ordered, loaded and turned into batches."""
+"""Arguments about data: batch sizes, the length of the run, loading, and sharing batches among processes."""
 
 from __future__ import annotations
 
-from hexloop.app.arguments.checks import at_least, one_of
-from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.group import Arguments
-from hexloop.domain.wording import RefusalError
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from hexloop.app.arguments.conversion import at_least, converter, mapping_or_file, one_of, unset_or_positive
+from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
+from hexloop.domain.wording import RefusalError, did_you_mean
 
 
 @argument_group
-class Data(Arguments):
+class BatchArguments(ArgumentGroup):
+    """Batches and length of the run."""
+
+    per_device_train_batch_size: int = argument(
+        default=8, checks=(at_least(1),), help="samples per training micro-batch on each device"
+    )
+    per_device_eval_batch_size: int = argument(
+        default=8, checks=(at_least(1),), help="samples per batch on each device in evaluation and prediction"
+    )
+    gradient_accumulation_steps: int = argument(
+        default=1, checks=(at_least(1),), help="micro-batches whose gradients are summed before each optimizer step"
+    )
+    num_train_epochs: float = argument(
+        default=3.0, checks=(at_least(0),), help="number of training epochs; the last may be a fraction of one"
+    )
+    max_steps: int = argument(
+        default=-1,
+        checks=(unset_or_positive,),
+        help="number of optimizer steps, overriding num_train_epochs; needed for data of unknown length; -1 uses "
+        "num_train_epochs",
+    )
+    auto_find_batch_size: bool = argument(
+        default=False, help="restart with a smaller batch size if a training batch does not fit into memory"
+    )
+    average_tokens_across_devices: bool = argument(
+        default=True, help="divide the loss by the number of tokens in all processes together; no effect in one process"
+    )
+
+    @rule("num_train_epochs", "max_steps")
+    def _some_training_steps(self) -> None:
+        if self.num_train_epochs == 0 and self.max_steps == -1:
+            raise RefusalError("that yields zero training steps", "give one of them a positive value")
+
+
+@dataclasses.dataclass
+class AcceleratorConfig:
+    """How batches are shared among processes, with the names and defaults of transformers.
+
+    A single process uses only gradient_accumulation_kwargs.
+
+    split_batches: whether a batch is divided among the processes, instead of belonging to one; its size is then a
+        multiple of their number.
+    dispatch_batches: whether the first process reads the data and sends the batches to the others, if the data can only
+        be read from the start, or comes from a custom loader. Otherwise each process reads its own samples by index.
+    even_batches: in transformers, repeats samples if the data cannot be divided evenly among the processes; hexloop
+        never repeats samples.
+    use_seedable_sampler: makes the order of samples a function of the seed and the epoch, as it always is in hexloop.
+    non_blocking: copies batches to the device asynchronously, as hexloop always does from pinned memory.
+    gradient_accumulation_kwargs: `num_steps` sets gradient_accumulation_steps if that is 1; with `sync_each_batch`
+        processes exchange gradients at every micro-batch. Other keys have no effect.
+    use_configured_state: uses the accelerate state that the script has set up; not supported.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    gradient_accumulation_kwargs: dict[str, Any] | None = None
+    use_configured_state: bool = False
+
+    @classmethod
+    def from_json_file(cls, json_file: str | Path) -> Self:
+        """Read a JSON file. Raises `RefusalError`, a ValueError, for an unknown key."""
+        return cls(**_converted_settings(json.loads(Path(json_file).read_text(encoding="utf-8"))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a deep copy of the settings by name."""
+        return copy.deepcopy(vars(self))
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Remove a setting and return its value, or `default` if it does not exist."""
+        return vars(self).pop(key, default)
+
+
+_SETTINGS = {field.name: field for field in dataclasses.fields(AcceleratorConfig)}
+_SETTING_TYPES: dict[str, Any] = {
+    "dispatch_batches": bool | None,
+    "gradient_accumulation_kwargs": dict[str, Any] | None,
+}
+
+
+def _converted_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an AcceleratorConfig, each converted to its type."""
+    converted = {}
+    for name, value in values.items():
+        if name not in _SETTINGS:
+            remedy = did_you_mean(name, _SETTINGS, f"choose among {', '.join(_SETTINGS)}")
+            raise RefusalError(f"it has no key {name!r}", remedy)
+        try:
+            converted[name] = converter.structure(value, _SETTING_TYPES.get(name, bool))
+        except RefusalError as refusal:
+            raise RefusalError(f"at its key {name}, {refusal.because}", refusal.remedy) from None
+    return converted
+
+
+def _to_accelerator_config(value: Any) -> Any:
+    """Convert None, a mapping, its JSON text or file, or transformers' class of the same name."""
+    if isinstance(value, type):
+        raise RefusalError("it takes an object, not a class", f"make one: {value.__name__}()")
+    if value is None:
+        value = {}
+    if isinstance(value, AcceleratorConfig) or (
+        type(value).__name__ == AcceleratorConfig.__name__ and hasattr(value, "to_dict")
+    ):
+        value = value.to_dict()
+    made = AcceleratorConfig(**_converted_settings(converter.structure(mapping_or_file(value), dict[str, Any])))
+    if made.pop("use_configured_state"):  # transformers removes it as well
+        raise RefusalError("hexloop does not use accelerate's state", "leave its key use_configured_state out")
+    return made
+
+
+converter.register_structure_hook(AcceleratorConfig, lambda value, _: _to_accelerator_config(value))
+
+
+@argument_group
+class AcceleratorArguments(BatchArguments):
+    """Settings for the package accelerate."""
+
+    accelerator_config: AcceleratorConfig | str | dict[str, Any] | None = argument(
+        default=None,
+        prepare=_to_accelerator_config,
+        help="how batches are shared among processes: a mapping, an AcceleratorConfig, or the path of a JSON file",
+    )
+
+    def _derive(self) -> None:
+        super()._derive()
+        steps = self._accelerate_num_steps
+        if steps is not None and self.gradient_accumulation_steps == 1:
+            self.gradient_accumulation_steps = steps
+
+    @property
+    def _accelerate_num_steps(self) -> int | None:
+        config = self.accelerator_config
+        given = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
+        return (given or {}).get("num_steps")
+
+    @rule("accelerator_config", "gradient_accumulation_steps")
+    def _one_number_of_micro_batches(self) -> None:
+        if self._accelerate_num_steps not in (None, self.gradient_accumulation_steps):
+            raise RefusalError(
+                "they set different numbers of micro-batches", "leave num_steps out of gradient_accumulation_kwargs"
+            )
+
+
+@argument_group
+class DataArguments(ArgumentGroup):
     """Data."""
 
     train_sampling_strategy: str = argument(
         default="random",
         checks=(one_of("random", "sequential", "group_by_length"),),
-        help="order of training samples: random, sequential, or group_by_length (random, but like lengths together)",
+        help="order of training samples: random, sequential, or group_by_length (random, with samples of similar "
+        "length together)",
     )
     length_column_name: str = argument(
-        default="length", help="column that holds the samples' lengths, for group_by_length"
+        default="length", help="dataset column with the lengths of the samples, for group_by_length"
     )
     remove_unused_columns: bool = argument(
-        default=True, help="drop columns of a dataset that the model's forward method does not take"
+        default=True, help="remove dataset columns that the model's forward method does not take"
     )
     label_names: list[str] | None = argument(
-        default=None, help="the model's inputs that are labels; found from the model's signature if not given"
+        default=None, help="model inputs that are labels; if unset, determined from the model's signature"
     )
     dataloader_num_workers: int = argument(
         default=0, checks=(at_least(0),), help="processes that load batches; 0 loads them in the training process"
     )
     dataloader_prefetch_factor: int | None = argument(
-        default=None, checks=(at_least(1),), help="batches that each worker keeps ready; 2 if not given"
+        default=None, checks=(at_least(1),), help="batches that each worker loads ahead; 2 if unset"
     )
-    dataloader_persistent_workers: bool = argument(
-        default=False, help="keep the workers alive from one epoch to the next"
-    )
+    dataloader_persistent_workers: bool = argument(default=False, help="keep the workers alive between epochs")
     dataloader_multiprocessing_context: str | None = argument(
         default=None,
         checks=(one_of("fork", "spawn", "forkserver"),),
-        help="how workers are started: fork, spawn or forkserver; as torch does by itself if not given",
+        help="how workers are started: fork, spawn or forkserver; torch's default if unset",
     )
     dataloader_in_order: bool = argument(
-        default=True, help="hand out batches in their order, even while a later one is ready earlier"
+        default=True, help="return batches in order, even if a later one is ready earlier"
     )
     dataloader_pin_memory: bool = argument(
-        default=True, help="put batches into page-locked memory, from which copies to a GPU are faster"
+        default=True, help="copy batches into pinned memory, which makes copies to a GPU faster"
     )
-    dataloader_drop_last: bool = argument(default=False, help="leave out the last batch if it is not full")
+    dataloader_drop_last: bool = argument(default=False, help="drop the last batch if it is incomplete")
 
     @rule("dataloader_prefetch_factor", "dataloader_num_workers")
-    def _prefetch_by_workers(self) -> None:
+    def _prefetch_needs_workers(self) -> None:
         if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
             raise RefusalError("only workers load batches ahead", _TURN_ON_WORKERS)
 
     @rule("dataloader_persistent_workers", "dataloader_num_workers")
-    def _workers_that_persist(self) -> None:
+    def _persistence_needs_workers(self) -> None:
         if self.dataloader_persistent_workers and self.dataloader_num_workers == 0:
             raise RefusalError("there are no workers to keep alive", _TURN_ON_WORKERS)
 
     @rule("dataloader_multiprocessing_context", "dataloader_num_workers")
-    def _workers_to_start(self) -> None:
+    def _context_needs_workers(self) -> None:
         if self.dataloader_multiprocessing_context is not None and self.dataloader_num_workers == 0:
             raise RefusalError("there are no workers to start", _TURN_ON_WORKERS)
 

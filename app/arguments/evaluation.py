@@ -1,66 +1,85 @@
-"""When the model is evaluated and what evaluation keeps."""
+"""Arguments about evaluation, prediction and choosing the best model."""
 
 from __future__ import annotations
 
-from hexloop.app.arguments.checks import at_least, each_one_of, steps_or_ratio
-from hexloop.app.arguments.choices import IntervalStrategy
-from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.reporting import Reporting
-from hexloop.app.arguments.scripts import Scripts
+from fractions import Fraction
+
+from hexloop.app.arguments.choices import IntervalStrategy, SaveStrategy, SchedulerType
+from hexloop.app.arguments.conversion import at_least, each_one_of, steps_or_ratio
+from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
+from hexloop.app.arguments.optimization import OptimizationArguments
+from hexloop.app.arguments.reporting import LoggingArguments
+from hexloop.app.arguments.saving import SavingArguments
 from hexloop.domain.wording import RefusalError
+
+METRIC_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+"""The schedules that follow a metric."""
 
 
 @argument_group
-class Evaluation(Reporting, Scripts):
+class ScriptArguments(ArgumentGroup):
+    """Switches for scripts, which the Trainer itself ignores."""
+
+    do_train: bool = argument(default=False, help="whether the script should train")
+    do_eval: bool = argument(
+        default=False, help="whether the script should evaluate; set automatically if eval_strategy is not no"
+    )
+    overwrite_output_dir: bool = argument(
+        default=False, help="old: whether a script may train into a folder that already holds checkpoints"
+    )
+    do_predict: bool = argument(default=False, help="whether the script should predict on the test set")
+
+
+@argument_group
+class EvaluationArguments(LoggingArguments, ScriptArguments):
     """Evaluation."""
 
     eval_strategy: IntervalStrategy | str = argument(
         default="no",
-        help="when the model is evaluated in training: no (never), steps (every eval_steps), epoch (as each ends)",
+        help="when to evaluate during training: no (never), steps (every eval_steps), epoch (at the end of each epoch)",
     )
     eval_steps: float | None = argument(
         default=None,
         checks=(steps_or_ratio,),
-        help="optimizer steps from one evaluation to the next; below 1, a ratio of the whole run; as logging_steps if "
-        "not given",
+        help="optimizer steps between evaluations; below 1, a ratio of the run; logging_steps if unset",
     )
     eval_delay: float = argument(
         default=0,
         checks=(at_least(0),),
-        help="steps, or with eval_strategy epoch epochs, that pass before the first evaluation",
+        help="steps, or with eval_strategy=epoch epochs, before the first evaluation",
     )
     eval_on_start: bool = argument(default=False, help="evaluate once before the first step")
     prediction_loss_only: bool = argument(
-        default=False, help="keep nothing but the loss in evaluation and prediction, neither outputs nor labels"
+        default=False, help="return only the loss in evaluation and prediction, without outputs and labels"
     )
     eval_accumulation_steps: int | None = argument(
         default=None,
         checks=(at_least(1),),
-        help="batches whose outputs stay on the device before they are moved to the host; if not given, as many as "
-        "have room in 64 MB",
+        help="batches whose outputs stay on the device before they are moved to the host; if unset, as many as fit "
+        "into 64 MB",
     )
     eval_do_concat_batches: bool = argument(
-        default=True, help="join the outputs of all batches; otherwise they stay a list with an entry a batch"
+        default=True, help="concatenate the outputs of all batches; otherwise they are lists with an entry per batch"
     )
     eval_use_gather_object: bool = argument(
-        default=False, help="gather outputs that are no tensors over the processes; one process is unaffected"
+        default=False, help="gather outputs that are not tensors from all processes; no effect in one process"
     )
     batch_eval_metrics: bool = argument(
-        default=False, help="call compute_metrics after every batch, instead of keeping the outputs of all of them"
+        default=False, help="call compute_metrics after every batch, instead of keeping all outputs"
     )
     past_index: int = argument(
         default=-1,
         checks=(at_least(-1),),
-        help="old: place among the model's outputs of a memory that is handed to its next batch; -1 for none",
+        help="old: index of the model output that is passed to the next batch as its memory; -1 for none",
     )
     include_for_metrics: list[str] = argument(
         factory=list,
         checks=(each_one_of("inputs", "loss"),),
-        help="what compute_metrics is given besides outputs and labels: inputs, loss",
+        help="what compute_metrics receives in addition to outputs and labels: inputs, loss",
     )
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _derive(self) -> None:
+        super()._derive()
         if self.eval_strategy != IntervalStrategy.NO:
             self.do_eval = True
         if self.eval_strategy == IntervalStrategy.STEPS and not self.eval_steps:
@@ -71,4 +90,74 @@ class Evaluation(Reporting, Scripts):
     @rule("eval_strategy", "eval_steps", "logging_steps")
     def _some_steps_between_evaluations(self) -> None:
         if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps == 0:
-            raise RefusalError("no number of steps lies between two evaluations", "give eval_steps a positive value")
+            raise RefusalError("eval_steps must be greater than 0", "give eval_steps a positive value")
+
+
+@argument_group
+class BestModelArguments(EvaluationArguments, OptimizationArguments, SavingArguments):
+    """The best model."""
+
+    load_best_model_at_end: bool = argument(
+        default=False, help="load the checkpoint with the best metric when training ends"
+    )
+    metric_for_best_model: str | None = argument(
+        default=None,
+        help="metric that determines the best model, with or without the prefix eval_; if unset, loss where a metric "
+        "is needed",
+    )
+    greater_is_better: bool | None = argument(
+        default=None, help="whether a higher metric is better; if unset, true unless its name ends in loss"
+    )
+
+    def _derive(self) -> None:
+        super()._derive()
+        needed = self.load_best_model_at_end or self.lr_scheduler_type in METRIC_SCHEDULES
+        if needed and self.metric_for_best_model is None:
+            self.metric_for_best_model = "loss"
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+
+    @rule("lr_scheduler_type", "eval_strategy")
+    def _metric_schedules_need_evaluation(self) -> None:
+        if self.lr_scheduler_type in METRIC_SCHEDULES and self.eval_strategy == IntervalStrategy.NO:
+            raise RefusalError("this schedule follows a metric, which only evaluation measures", _TURN_ON_EVALUATION)
+
+    @rule("save_strategy", "metric_for_best_model")
+    def _best_needs_a_metric(self) -> None:
+        if self.save_strategy == SaveStrategy.BEST and self.metric_for_best_model is None:
+            raise RefusalError("the best model is determined by a metric", "name the metric in metric_for_best_model")
+
+    @rule("save_strategy", "eval_strategy")
+    def _best_needs_evaluation(self) -> None:
+        if self.save_strategy == SaveStrategy.BEST and self.eval_strategy == IntervalStrategy.NO:
+            raise RefusalError("only evaluation determines the best model", _TURN_ON_EVALUATION)
+
+    @rule("load_best_model_at_end", "eval_strategy", "save_strategy")
+    def _best_is_saved(self) -> None:
+        if not self.load_best_model_at_end or self.save_strategy == SaveStrategy.BEST:
+            return
+        if self.eval_strategy == IntervalStrategy.NO:
+            raise RefusalError("only evaluation determines the best model", _TURN_ON_EVALUATION)
+        if self.eval_strategy != self.save_strategy:
+            raise RefusalError(
+                "an evaluated model may then not be saved",
+                "give both strategies the same value, or set save_strategy='best'",
+            )
+
+    @rule("load_best_model_at_end", "eval_strategy", "save_strategy", "eval_steps", "logging_steps", "save_steps")
+    def _each_saved_is_evaluated(self) -> None:
+        both_by_steps = self.eval_strategy == IntervalStrategy.STEPS and self.save_strategy == SaveStrategy.STEPS
+        if not (self.load_best_model_at_end and both_by_steps and self.eval_steps and self.save_steps):
+            return
+        if (self.eval_steps < 1) != (self.save_steps < 1):
+            raise RefusalError(
+                "a ratio and a number of steps cannot be compared before the length of the run is known",
+                "make both a ratio, or both a number of steps",
+            )
+        if Fraction(str(self.save_steps)) % Fraction(str(self.eval_steps)):
+            raise RefusalError(
+                "a model may then be saved without being evaluated", "make save_steps a multiple of eval_steps"
+            )
+
+
+_TURN_ON_EVALUATION = "set eval_strategy to 'steps' or 'epoch'"

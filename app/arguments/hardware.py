@@ -1,18 +1,216 @@
-"""What the run computes on."""
+"""Arguments about the device, precision, memory, compilation, processes and sharding."""
 
 from __future__ import annotations
 
-from hexloop.app.arguments.data import Data
-from hexloop.app.arguments.declare import argument, argument_group
+from typing import Any
+
+from hexloop.app.arguments.choices import FSDPOption
+from hexloop.app.arguments.conversion import at_least, mapping_or_file, one_of, unknown_choice
+from hexloop.app.arguments.data import DataArguments
+from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
+from hexloop.app.environment import lower_variable
+from hexloop.domain.wording import RefusalError
 
 
 @argument_group
-class Hardware(Data):
+class HardwareArguments(DataArguments):
     """Hardware."""
 
-    use_cpu: bool = argument(default=False, help="train on the processor even where an accelerator is present")
+    use_cpu: bool = argument(default=False, help="train on the CPU even if an accelerator is present")
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _derive(self) -> None:
+        super()._derive()
         if self.use_cpu:
             self.dataloader_pin_memory = False
+
+
+@argument_group
+class PrecisionArguments(ArgumentGroup):
+    """Precision."""
+
+    bf16: bool = argument(
+        default=False, help="train in mixed precision with bfloat16; weights and sensitive operations stay in float32"
+    )
+    fp16: bool = argument(
+        default=False,
+        help="train in mixed precision with float16 and loss scaling; weights and sensitive operations stay in "
+        "float32; prefer bf16 if the device has it",
+    )
+    bf16_full_eval: bool = argument(default=False, help="evaluate with weights and all computation in bfloat16")
+    fp16_full_eval: bool = argument(default=False, help="evaluate with weights and all computation in float16")
+    tf32: bool | None = argument(
+        default=None,
+        help="use TensorFloat-32 in float32 matrix products, on Ampere and later GPUs; if unset, the process's current "
+        "setting",
+    )
+
+    @property
+    def mixed_precision(self) -> str:
+        """`fp16`, `bf16`, or `no` for the dtype of the weights; if unset, ACCELERATE_MIXED_PRECISION."""
+        given = "fp16" if self.fp16 else "bf16" if self.bf16 else None
+        return given or lower_variable("ACCELERATE_MIXED_PRECISION", "no")
+
+    @rule("fp16", "bf16")
+    def _one_training_precision(self) -> None:
+        if self.fp16 and self.bf16:
+            raise RefusalError("a run trains in one precision", "set only one of them")
+
+    @rule("fp16_full_eval", "bf16_full_eval")
+    def _one_evaluation_precision(self) -> None:
+        if self.fp16_full_eval and self.bf16_full_eval:
+            raise RefusalError("a run evaluates in one precision", "set only one of them")
+
+
+@argument_group
+class MemoryArguments(ArgumentGroup):
+    """Memory and compilation."""
+
+    activation_checkpointing: bool | None = argument(
+        default=None,
+        twin="gradient_checkpointing",
+        help="keep only some activations of the forward pass and recompute the others in the backward pass",
+    )
+    activation_checkpointing_kwargs: dict[str, Any] | str | None = argument(
+        default=None,
+        twin="gradient_checkpointing_kwargs",
+        help='options of activation checkpointing, such as {"use_reentrant": false}',
+    )
+    gradient_checkpointing: bool | None = argument(
+        default=None, twin="activation_checkpointing", help="alias of activation_checkpointing"
+    )
+    gradient_checkpointing_kwargs: dict[str, Any] | str | None = argument(
+        default=None, twin="activation_checkpointing_kwargs", help="alias of activation_checkpointing_kwargs"
+    )
+    use_cache: bool = argument(
+        default=False, help="let the model cache keys and values in training, as it does for generation"
+    )
+    torch_empty_cache_steps: int | None = argument(
+        default=None,
+        checks=(at_least(1),),
+        help="optimizer steps after which the device's allocator releases cached memory; never if unset",
+    )
+    skip_memory_metrics: bool = argument(default=True, help="leave memory usage out of the metrics")
+    torch_compile: bool = argument(default=False, help="compile the model with torch.compile")
+    torch_compile_backend: str | None = argument(
+        default=None, help="backend of torch.compile, inductor if unset; setting it turns compilation on"
+    )
+    torch_compile_mode: str | None = argument(
+        default=None, help="mode of torch.compile, such as max-autotune; setting it turns compilation on"
+    )
+
+    def _derive(self) -> None:
+        super()._derive()
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = bool(self.gradient_checkpointing)
+        if self.activation_checkpointing_kwargs is None:
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        self.gradient_checkpointing = self.activation_checkpointing
+        self.gradient_checkpointing_kwargs = self.activation_checkpointing_kwargs
+        if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
+            self.torch_compile = True
+        if not self.torch_compile and (backend := lower_variable("ACCELERATE_DYNAMO_BACKEND", "no")) != "no":
+            mode = lower_variable("ACCELERATE_DYNAMO_MODE", "default")
+            self.torch_compile, self.torch_compile_backend = True, backend
+            self.torch_compile_mode = None if mode == "default" else mode
+        if self.torch_compile and self.torch_compile_backend is None:
+            self.torch_compile_backend = "inductor"
+
+
+@argument_group
+class KernelArguments(ArgumentGroup):
+    """Kernels."""
+
+    use_liger_kernel: bool = argument(
+        default=False,
+        help="replace layers of a transformers model by those of the package liger-kernel, which take less memory",
+    )
+    liger_kernel_config: dict[str, bool] | None = argument(
+        default=None,
+        help='which layers to replace, such as {"rope": true}; liger-kernel\'s default if unset',
+    )
+
+
+BACKENDS = ("nccl", "gloo", "mpi", "ccl", "xccl", "hccl", "cncl", "mccl")
+"""The backends of torch.distributed that transformers knows."""
+
+
+@argument_group
+class ProcessArguments(ArgumentGroup):
+    """Several processes."""
+
+    local_rank: int = argument(
+        default=-1,
+        checks=(at_least(-1),),
+        help="rank of this process on its machine, as old launchers pass it; read local_process_index instead",
+    )
+    ddp_backend: str | None = argument(
+        default=None,
+        checks=(one_of(*BACKENDS),),
+        help=f"backend of torch.distributed: {', '.join(BACKENDS)}; if unset, the one that fits the device",
+    )
+    ddp_timeout: int = argument(
+        default=1800, checks=(at_least(1),), help="seconds to wait for other processes before failing"
+    )
+    ddp_find_unused_parameters: bool | None = argument(
+        default=None, help="search in every step for parameters that do not contribute to the loss"
+    )
+    ddp_bucket_cap_mb: int | None = argument(
+        default=None, checks=(at_least(1),), help="size in MiB of the gradient buckets that processes exchange"
+    )
+    ddp_broadcast_buffers: bool | None = argument(
+        default=None, help="copy the first process's buffers to all processes before each forward pass"
+    )
+    ddp_static_graph: bool | None = argument(
+        default=None, help="assume that every step uses the same parameters in the same order"
+    )
+
+
+_FSDP_ALIASES = {"true": "full_shard", "false": None, "": None}
+
+
+def _fsdp_options(value: Any) -> Any:
+    """Convert a truth value or a list to options separated by spaces; False and an empty list to None."""
+    if isinstance(value, bool):
+        return "full_shard" if value else None
+    if isinstance(value, list | tuple):
+        value = " ".join(map(str, value))
+    return _FSDP_ALIASES.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def _known_fsdp_options(value: str) -> None:
+    known = [option.value for option in FSDPOption]
+    for option in value.split():
+        if option not in known:
+            raise unknown_choice(option, known)
+
+
+def _parallelism_config(value: object) -> None:
+    if type(value).__name__ != "ParallelismConfig":
+        raise RefusalError("it takes a ParallelismConfig of the package accelerate", "give one, or leave it out")
+
+
+@argument_group
+class ShardingArguments(ArgumentGroup):
+    """Models spread over devices."""
+
+    fsdp: str | None = argument(
+        default=None,
+        prepare=_fsdp_options,
+        checks=(_known_fsdp_options,),
+        bare="true",
+        help="shard the model over the processes with torch's FSDP: true, or options of earlier releases such as "
+        "'full_shard auto_wrap'",
+    )
+    fsdp_config: dict[str, Any] | str | None = argument(
+        default=None, prepare=mapping_or_file, help="options of FSDP: a mapping, or the path of a JSON file"
+    )
+    deepspeed: dict[str, Any] | str | None = argument(
+        default=None,
+        prepare=mapping_or_file,
+        help="configuration of DeepSpeed, which turns it on: a mapping, or the path of a JSON file",
+    )
+    parallelism_config: Any = argument(
+        default=None,
+        checks=(_parallelism_config,),
+        help="accelerate's ParallelismConfig, for multi-dimensional device meshes",
+    )

@@ -1,15 +1,13 @@
-"""What is logged, when, and to whom."""
+"""Arguments about logging, trackers and debugging."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
-from hexloop.app.arguments.checks import one_of, steps_or_ratio
-from hexloop.app.arguments.choices import IntervalStrategy
-from hexloop.app.arguments.conversion import converter
-from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.group import Arguments
+from hexloop.app.arguments.choices import DebugOption, IntervalStrategy
+from hexloop.app.arguments.conversion import converter, one_of, steps_or_ratio
+from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.domain.wording import RefusalError
 
 LOG_LEVELS = {
@@ -21,11 +19,11 @@ LOG_LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-"""Levels of Python's logging by the names that arguments use; `passive` leaves the level as the application set it."""
+"""Levels of Python's logging by the names that arguments use; `passive` keeps the level that the application set."""
 
 
 def _tracker_names(value: Any) -> Any:
-    """`report_to` as a list: nobody for None and "none", one name, or several."""
+    """Convert `report_to` to a list: empty for None and "none", else of one name or several."""
     if isinstance(value, str):
         names = converter.structure(value, list[str]) if value.startswith("[") else [value]
     else:
@@ -34,63 +32,63 @@ def _tracker_names(value: Any) -> Any:
 
 
 def _token_counting(value: Any) -> Any:
-    """True and False are old spellings of "all" and "no"."""
+    """Convert True and False, which earlier releases took, to "all" and "no"."""
     old = {True: "all", False: "no", "true": "all", "false": "no"}
     return old.get(value.lower() if isinstance(value, str) else value, value)
 
 
 @argument_group
-class Reporting(Arguments):
+class LoggingArguments(ArgumentGroup):
     """Logging."""
 
     logging_strategy: IntervalStrategy | str = argument(
-        default="steps", help="when training is logged: no (never), steps (every logging_steps), epoch (as each ends)"
+        default="steps",
+        help="when to log training metrics: no (never), steps (every logging_steps), epoch (at the end of each epoch)",
     )
     logging_steps: float = argument(
         default=500,
         checks=(steps_or_ratio,),
-        help="optimizer steps from one log to the next; below 1, a ratio of the whole run",
+        help="optimizer steps between logs; below 1, a ratio of the run",
     )
     logging_first_step: bool = argument(default=False, help="log the first optimizer step as well")
     logging_nan_inf_filter: bool = argument(
         default=True,
-        help="in logs, count a loss that is not finite as the mean of the others since the last log; training itself "
-        "is unaffected",
+        help="in logs, replace a loss that is not finite by the mean of the others since the last log; training itself "
+        "is not affected",
     )
     include_num_input_tokens_seen: str | bool = argument(
         default="no",
         prepare=_token_counting,
         checks=(one_of("all", "non_padding", "no"),),
-        help="count the tokens trained on, and log them: all, non_padding, or no",
+        help="count the training tokens and log them: all, non_padding, or no",
     )
-    report_to: None | str | list[str] = argument(  # noqa: RUF036 - the reference's parser reads the second type
+    report_to: None | str | list[str] = argument(  # noqa: RUF036 - transformers' parser reads the second type
         default="none",
         prepare=_tracker_names,
-        help="trackers that receive the logs, by name; all for every one that is installed, none for nobody",
+        help="names of the trackers to log to; all for every installed one, none for no tracker",
     )
-    run_name: str | None = argument(default=None, help="name of the run, as trackers show it")
+    run_name: str | None = argument(default=None, help="name of the run in trackers")
     logging_dir: str | None = argument(
         default=None,
-        help="old: TensorBoard's folder; a new one for each run, in runs/ of the output folder, if not given",
+        help="old: TensorBoard's folder; if unset, a new one per run in runs/ of the output folder",
     )
     disable_tqdm: bool | None = argument(
-        default=None, help="show no progress bar; if not given, only when hexloop's logger is quieter than warnings"
+        default=None, help="hide the progress bar; if unset, only if the level of hexloop's logger is above WARNING"
     )
     log_level: str = argument(
         default="passive",
         checks=(one_of(*LOG_LEVELS),),
-        help="how much the library says in Python's logging: debug, info, warning, error, critical, or passive to "
-        "leave it as it is",
+        help="level of hexloop's logger: debug, info, warning, error, critical, or passive to keep the current one",
     )
     log_level_replica: str = argument(
-        default="warning", checks=(one_of(*LOG_LEVELS),), help="the same in every process of a run but the first"
+        default="warning", checks=(one_of(*LOG_LEVELS),), help="the same in all processes of a run but the first"
     )
     log_on_each_node: bool = argument(
-        default=True, help="let one process of every machine log, instead of one process of the run"
+        default=True, help="let one process per machine log, instead of one process of the run"
     )
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _derive(self) -> None:
+        super()._derive()
         if self.disable_tqdm is None:
             self.disable_tqdm = logging.getLogger("hexloop").getEffectiveLevel() > logging.WARNING
         if self.logging_steps >= 1:
@@ -99,4 +97,46 @@ class Reporting(Arguments):
     @rule("logging_strategy", "logging_steps")
     def _some_steps_between_logs(self) -> None:
         if self.logging_strategy == IntervalStrategy.STEPS and self.logging_steps == 0:
-            raise RefusalError("no number of steps lies between two logs", "give logging_steps a positive value")
+            raise RefusalError("logging_steps must be greater than 0", "give logging_steps a positive value")
+
+
+def _false_or_name(value: Any) -> Any:
+    return False if isinstance(value, str) and value.lower() == "false" else value
+
+
+@argument_group
+class TrackioArguments(ArgumentGroup):
+    """Trackio, a tracker that `report_to` can name."""
+
+    project: str = argument(default="huggingface", help="trackio project of the run")
+    trackio_space_id: str | None = argument(
+        default=None,
+        help="space on the Hub that trackio logs to, such as name/space; logs stay on this machine if unset",
+    )
+    trackio_bucket_id: str | None = argument(
+        default=None, help="bucket on the Hub with the data of trackio's space; chosen by trackio if unset"
+    )
+    trackio_static_space_id: str | None | Literal[False] = argument(  # noqa: RUF036 - as for report_to
+        default=None,
+        prepare=_false_or_name,
+        help="space on the Hub that gets a static copy of the run when training ends; false for none",
+    )
+
+
+def _split_options(value: Any) -> Any:
+    """Convert options separated by spaces, or None, to a list."""
+    if isinstance(value, str) and not value.startswith("["):
+        return value.split()
+    return [] if value is None else value
+
+
+@argument_group
+class DebuggingArguments(ArgumentGroup):
+    """Debugging."""
+
+    debug: str | list[DebugOption] = argument(
+        default="",
+        prepare=_split_options,
+        help="debug options, separated by spaces: underflow_overflow (report the first layer whose values overflow), "
+        "tpu_metrics_debug (metrics of a TPU)",
+    )

@@ -1,66 +1,66 @@
-"""Where a run's files go, when checkpoints are written, and how a run is taken up again."""
+"""Arguments about checkpoints, resuming, and publishing on the Hub."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from hexloop.app.arguments.checks import at_least, steps_or_ratio
-from hexloop.app.arguments.choices import SaveStrategy
-from hexloop.app.arguments.declare import argument, argument_group, rule
-from hexloop.app.arguments.group import Arguments
+from hexloop.app.arguments.choices import HubStrategy, SaveStrategy
+from hexloop.app.arguments.conversion import at_least, steps_or_ratio
+from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.domain.wording import RefusalError
 
 
 @argument_group
-class Saving(Arguments):
+class SavingArguments(ArgumentGroup):
     """Checkpoints."""
 
     output_dir: str | None = argument(
         default=None,
         kw_only=False,
-        help="folder that the run's checkpoints and results are written to; trainer_output if none is given",
+        help="folder for checkpoints and results; trainer_output if unset",
     )
     save_strategy: SaveStrategy | str = argument(
         default="steps",
-        help="when a checkpoint is written: no (never), steps (every save_steps), epoch (as each ends), "
-        "best (when an evaluation beats all before it)",
+        help="when to write a checkpoint: no (never), steps (every save_steps), epoch (at the end of each epoch), "
+        "best (when an evaluation is the best so far)",
     )
     save_steps: float = argument(
         default=500,
         checks=(steps_or_ratio,),
-        help="optimizer steps from one checkpoint to the next; below 1, a ratio of the whole run",
+        help="optimizer steps between checkpoints; below 1, a ratio of the run",
     )
     save_total_limit: int | None = argument(
         default=None,
         checks=(at_least(1),),
-        help="how many of this run's checkpoints are kept, the newest and, with load_best_model_at_end, the best, and "
-        "those with a file named protected in them; all if none is given",
+        help="number of this run's checkpoints to keep: the newest, with load_best_model_at_end the best, and those "
+        "that contain a file named protected; all if unset",
     )
     save_only_model: bool = argument(
         default=False,
-        help="write the weights alone, without what a resumed run needs (optimizer, schedule, random streams)",
+        help="write only the weights, without the state needed to resume (optimizer, schedule, random generators)",
     )
     save_on_each_node: bool = argument(
-        default=False, help="let one process of every machine write what save_model is asked for, not the first alone"
+        default=False, help="let one process per machine write what save_model saves, instead of the first one only"
     )
     resume_from_checkpoint: str | None = argument(
         default=None,
-        help="checkpoint that a script should go on from, or auto for the newest if there is one; the script hands it "
-        "to Trainer.train, which goes by what it is handed",
+        help="checkpoint to resume from, or auto for the newest if there is one; for scripts, which pass it to "
+        "Trainer.train",
     )
     ignore_data_skip: bool = argument(
         default=False,
-        help="on resuming inside an epoch, start at the epoch's first batch again instead of at the one that was next",
+        help="when resuming within an epoch, start at the first batch of the epoch instead of the next one",
     )
     restore_callback_states_from_checkpoint: bool = argument(
-        default=False, help="on resuming, put callbacks back into the state that the checkpoint holds of them"
+        default=False, help="when resuming, restore the state of callbacks from the checkpoint"
     )
     enable_jit_checkpoint: bool = argument(
-        default=False, help="at SIGTERM, finish the step, save and stop; the same as SIGTERM among the interrupts"
+        default=False, help="at SIGTERM, finish the step, save and stop; the same as SIGTERM in interrupts"
     )
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _derive(self) -> None:
+        super()._derive()
         self.output_dir = os.path.expanduser("trainer_output" if self.output_dir is None else self.output_dir)
         if self.save_steps >= 1:
             self.save_steps = int(self.save_steps)
@@ -68,4 +68,37 @@ class Saving(Arguments):
     @rule("save_strategy", "save_steps")
     def _some_steps_between_checkpoints(self) -> None:
         if self.save_strategy == SaveStrategy.STEPS and self.save_steps == 0:
-            raise RefusalError("no number of steps lies between two checkpoints", "give save_steps a positive value")
+            raise RefusalError("save_steps must be greater than 0", "give save_steps a positive value")
+
+
+def _hidden_token_is_none(value: Any) -> Any:
+    """Convert the placeholder that `to_dict` shows for a token to None."""
+    return None if value == "<HUB_TOKEN>" else value
+
+
+@argument_group
+class HubArguments(ArgumentGroup):
+    """Hub."""
+
+    push_to_hub: bool = argument(default=False, help="publish the model on the Hub when it is saved")
+    hub_model_id: str | None = argument(
+        default=None,
+        help="repository to publish to, such as name/model; named after the output folder if unset",
+    )
+    hub_strategy: HubStrategy | str = argument(
+        default="every_save",
+        help="what to publish: end (the final model), every_save (the model at each save), checkpoint (the newest "
+        "checkpoint as well), all_checkpoints",
+    )
+    hub_token: str | None = argument(
+        default=None,
+        prepare=_hidden_token_is_none,
+        help="token to publish with, never shown; the token of the Hub's own login if unset",
+    )
+    hub_private_repo: bool | None = argument(
+        default=None, help="whether a new repository is private; the account's default if unset"
+    )
+    hub_always_push: bool = argument(
+        default=False, help="publish at each save, instead of skipping one while the last is still uploading"
+    )
+    hub_revision: str | None = argument(default=None, help="branch of the repository to publish to")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from hexloop import __version__
-from hexloop.app.arguments import TrainingArguments, add_arguments
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.parser import add_arguments
 from hexloop.app.command_line.checkpoints.options import add_checkpoints
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

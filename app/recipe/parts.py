@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
-from hexloop.app.arguments import Document
-from hexloop.app.arguments.documents import KeyPath
+from hexloop.app.arguments.documents import Document, KeyPath
 from hexloop.app.recipe.resolving import call_problems, resolve
 from hexloop.domain.wording import RefusalError, problem
 

@@ -12,15 +12,10 @@ from typing import Any
 from attrs import field, make_class
 
 import hexloop
-from hexloop.app.arguments import (
-    Document,
-    TrainingArguments,
-    add_arguments,
-    from_document,
-    override,
-    read_yaml,
-    unknown_options,
-)
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.documents import Document, from_document, read_yaml
+from hexloop.app.arguments.options import unknown_options
+from hexloop.app.arguments.parser import add_arguments, override
 from hexloop.app.recipe.parts import PartKind, PartReader, RecipePart, Value
 from hexloop.app.recipe.recipe import PARTS, Recipe
 from hexloop.domain.errors import ConfigurationError
@@ -57,7 +52,7 @@ def read_recipe(
         further, unknown = _further_options(kind, unknown)
         for given in (options, further):
             override(document, kind, given, at=(ARGUMENTS,))
-    document.problems += unknown_options(kind, unknown)
+    document.problems += unknown_options(unknown, kind.__dataclass_fields__)
     document.problems += _unknown_keys(document, kind)
     document.problems += _missing_parts(document, str(path), needed)
     parts = dict(_parts(reader))
@@ -156,7 +151,7 @@ def _arguments(document: Document, kind: type[TrainingArguments]) -> TrainingArg
     given = {ARGUMENTS: document.values.get(ARGUMENTS) or {}}
     holder = make_class("Recipe", {ARGUMENTS: field(type=kind)})
     try:
-        made: TrainingArguments = getattr(from_document(holder, Document(given, document.places)), ARGUMENTS)
+        made: TrainingArguments = getattr(from_document(holder, Document(given, document.locations)), ARGUMENTS)
         return made
     except ConfigurationError as error:
         document.problems += error.problems

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from hexloop.app.arguments import Document, TrainingArguments
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.documents import Document
 from hexloop.app.recipe.parts import PartKind, RecipePart
 from hexloop.domain.errors import ConfigurationError
 

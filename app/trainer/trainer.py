@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 
 from hexloop.adapters.trainable.torch.forward import default_label_names
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.adoption import adopted
+from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.run import evaluation as evaluating
@@ -79,7 +79,7 @@ class Trainer(TrainerHooks, LegacyNames):
     ) -> None:
         if tokenizer is not None:
             processing_class = self.take_tokenizer(tokenizer, processing_class)
-        self.args = self.arguments_class() if args is None else adopted(args, self.arguments_class)
+        self.args = self.arguments_class() if args is None else from_transformers(args, self.arguments_class)
         with Refusals() as refusals:
             if (model is None) == (model_init is None):
                 raise ConfigurationError(["A Trainer needs either a model or a model_init; pass exactly one."])

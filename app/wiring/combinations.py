@@ -10,9 +10,10 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.app.arguments import DebugOption, TrainingArguments
-from hexloop.app.arguments.accelerator_config import AcceleratorConfig
-from hexloop.app.arguments.introspection import default_of
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.choices import DebugOption
+from hexloop.app.arguments.data import AcceleratorConfig
+from hexloop.app.arguments.declaration import default_of
 from hexloop.app.engines import ENGINES, is_requested
 from hexloop.app.environment import is_on
 from hexloop.ports.device import DeviceCapabilities

@@ -41,7 +41,7 @@ from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.accelerator_config import AcceleratorConfig
+from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError

@@ -21,7 +21,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     exact_item_sum,
     resolved_count,
 )
-from hexloop.app.arguments.accelerator_config import AcceleratorConfig
+from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.wiring.losses import loss_in_force, preparing
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of

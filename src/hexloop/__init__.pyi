@@ -1,7 +1,7 @@
 """The public names of hexloop, each with the module that defines it."""
 
 from .app.arguments import TrainingArguments as TrainingArguments
-from .app.arguments.accelerator_config import AcceleratorConfig as AcceleratorConfig
+from .app.arguments.data import AcceleratorConfig as AcceleratorConfig
 from .app.arguments.choices import (
     DebugOption as DebugOption,
     FSDPOption as FSDPOption,
@@ -28,7 +28,7 @@ from .app.callbacks.progress import ProgressCallback as ProgressCallback
 from .app.wiring.zero3 import zero3_init as zero3_init
 from .app.transformers_checkpoints import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
-from .app.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
+from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
 from .app.run.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
 from .app.values import (
     get_adafactor_schedule as get_adafactor_schedule,

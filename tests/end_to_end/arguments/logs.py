@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hexloop import PrinterCallback, ProgressCallback
-from hexloop.app.arguments import Surroundings
+from hexloop.app.environment import Surroundings
 from hexloop.ports.logger import Record, RunInformation
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.arguments.optimization import Words, sentences

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hexloop import ExportableState, TrainerCallback
-from hexloop.app.arguments import Surroundings
+from hexloop.app.environment import Surroundings
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 
 

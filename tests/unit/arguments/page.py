@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hexloop.app.arguments.introspection import declarations
-from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
-from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.arguments.arguments import TrainingArguments
+from hexloop.app.arguments.declaration import declarations
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
 from hexloop.app.environment import VARIABLES
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.wiring.combinations import INEFFECTIVE
@@ -112,8 +112,8 @@ def _argument(name: str) -> str:
 
 
 def _earlier() -> str:
-    kept = {name: f"still there; better {instead}" for name, instead in KEPT.items()}
-    written = {name: old.write for name, old in OLD_NAMES.items()} | kept
+    kept = {name: f"still there; better {instead}" for name, instead in DISCOURAGED_ARGUMENTS.items()}
+    written = {name: old.write for name, old in LEGACY_ARGUMENTS.items()} | kept
     return "| name | what to write today |\n|---|---|\n" + _rows(sorted(written.items()))
 
 

@@ -11,7 +11,7 @@ from transformers import Seq2SeqTrainingArguments as ReferenceSeq2SeqArguments
 from transformers import TrainingArguments as ReferenceArguments
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.arguments.adoption import adopted
+from hexloop.app.arguments.arguments import from_transformers
 from hexloop.domain.errors import ConfigurationError
 
 GIVEN: list[dict[str, Any]] = [
@@ -29,7 +29,7 @@ GIVEN: list[dict[str, Any]] = [
 def test_they_say_the_same(given: dict[str, Any], tmp_path: Path) -> None:
     """Arguments of the reference library become those that hexloop makes of the same keywords."""
     theirs = ReferenceArguments(str(tmp_path), use_cpu=True, **given)
-    made = adopted(theirs, TrainingArguments)
+    made = from_transformers(theirs, TrainingArguments)
     assert type(made) is TrainingArguments
     assert made == TrainingArguments(str(tmp_path), use_cpu=True, **given)
 
@@ -37,7 +37,7 @@ def test_they_say_the_same(given: dict[str, Any], tmp_path: Path) -> None:
 def test_hexloop_s_own_are_left_alone() -> None:
     """Arguments of hexloop, and of any class derived from them, stay the objects that they are."""
     arguments = TrainingArguments("out")
-    assert adopted(arguments, TrainingArguments) is arguments
+    assert from_transformers(arguments, TrainingArguments) is arguments
 
 
 @dataclasses.dataclass
@@ -52,10 +52,10 @@ def test_what_hexloop_does_not_know_is_refused_by_name() -> None:
     """A field and a method of a subclass that nobody would heed are refused, together with bad values."""
     theirs = Extended("out", use_cpu=True, beta=0.2, save_total_limit=0)  # type: ignore[call-arg, unused-ignore]
     with pytest.raises(ConfigurationError) as caught:
-        adopted(theirs, TrainingArguments)
+        from_transformers(theirs, TrainingArguments)
     beta, method, limit = caught.value.problems
     assert beta.startswith("You chose beta=0.2, but there is no argument of that name")
-    assert "Extended, which defines get_warmup_steps anew" in method
+    assert "Extended, which overrides get_warmup_steps" in method
     assert beta.endswith("derive Extended from hexloop.TrainingArguments.")
     assert limit.startswith("You chose save_total_limit=0")
 
@@ -64,12 +64,12 @@ def test_arguments_of_another_task_name_the_class_that_takes_them() -> None:
     """Arguments for generation, given to a Trainer that does not generate, are answered with the class that does."""
     generating = ReferenceSeq2SeqArguments("out", use_cpu=True, predict_with_generate=True)
     with pytest.raises(ConfigurationError, match="use Seq2SeqTrainingArguments"):
-        adopted(generating, TrainingArguments)
-    assert adopted(ReferenceSeq2SeqArguments("out", use_cpu=True), TrainingArguments).output_dir == "out"
+        from_transformers(generating, TrainingArguments)
+    assert from_transformers(ReferenceSeq2SeqArguments("out", use_cpu=True), TrainingArguments).output_dir == "out"
 
 
 @pytest.mark.parametrize("args", [3, "out", {"output_dir": "out"}, TrainingArguments])
 def test_what_is_no_arguments_is_refused(args: Any) -> None:
     """Anything else in their place is refused in one sentence."""
     with pytest.raises(ConfigurationError, match="a Trainer takes TrainingArguments"):
-        adopted(args, TrainingArguments)
+        from_transformers(args, TrainingArguments)

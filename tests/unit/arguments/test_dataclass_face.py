@@ -11,7 +11,7 @@ import attrs
 import pytest
 from transformers import HfArgumentParser
 
-from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.arguments.arguments import TrainingArguments
 from hexloop.app.environment import Surroundings
 from hexloop.domain.errors import ConfigurationError
 

@@ -16,13 +16,15 @@ from transformers import trainer_utils, training_args
 from transformers.debug_utils import DebugOption as ReferenceDebugOption
 
 from hexloop.app.arguments import choices
-from hexloop.app.arguments.names import OF_SEQ2SEQ
-from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
-from hexloop.app.arguments.own import Own
-from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.arguments.arguments import TrainingArguments
+from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS
+from hexloop.app.arguments.hexloop_only import HexloopArguments
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-OWN = {name for owner in (Own, *Own.__bases__) for name in inspect.get_annotations(owner)} | KEPT.keys()
+OWN = {
+    name for owner in (HexloopArguments, *HexloopArguments.__bases__) for name in inspect.get_annotations(owner)
+} | DISCOURAGED_ARGUMENTS.keys()
 THEIRS = {field.name: field for field in dataclasses.fields(ReferenceArguments)}
 TABLE = Path(__file__).parents[2] / "reference" / "arguments.tsv"
 API = TABLE.with_name("api.md")
@@ -74,9 +76,9 @@ def test_every_name_of_the_reference_is_known() -> None:
     rows = table()
     accepted = OURS.keys() - OWN
     present = {name for name, row in rows.items() if in_present_release(row)}
-    assert present == accepted | OF_SEQ2SEQ
-    assert not accepted & OF_SEQ2SEQ
-    assert rows.keys() - present == OLD_NAMES.keys() | KEPT.keys()
+    assert present == accepted | SEQ2SEQ_ARGUMENTS
+    assert not accepted & SEQ2SEQ_ARGUMENTS
+    assert rows.keys() - present == LEGACY_ARGUMENTS.keys() | DISCOURAGED_ARGUMENTS.keys()
 
 
 def test_values_after_construction_are_those_of_the_reference(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainingArguments as ReferenceArguments
 
+from hexloop.app.arguments.arguments import TrainingArguments
 from hexloop.app.arguments.choices import ParallelMode
-from hexloop.app.arguments.declare import GROUP
-from hexloop.app.arguments.old_names import KEPT
-from hexloop.app.arguments.own import Own
-from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.arguments.declaration import GROUP
+from hexloop.app.arguments.hexloop_only import HexloopArguments
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
 from hexloop.app.environment import Surroundings
 
 
@@ -124,14 +124,14 @@ def test_dictionaries_are_the_reference_s() -> None:
     theirs: Any = ReferenceArguments("out", **given)
     own = {"loss_weighting", "keyed_data_randomness", "save_async", "save_when_busy", "resume_despite"}
     own |= {"predictions_folder", "journal", "interrupts", "stop_file", "stop_after", "stop_margin"}
-    assert {name for group in Own.__mro__ for name in vars(group).get(GROUP, ())} == own
+    assert {name for group in HexloopArguments.__mro__ for name in vars(group).get(GROUP, ())} == own
     for mine, reference in (
         (ours.to_dict(), theirs.to_dict()),
         (json.loads(ours.to_json_string()), json.loads(theirs.to_json_string())),
         (ours.to_sanitized_dict(), theirs.to_sanitized_dict()),
     ):
         assert own <= mine.keys()
-        assert [str(mine.pop(name)) for name in KEPT] == ["None", "False", "-1"]
+        assert [str(mine.pop(name)) for name in DISCOURAGED_ARGUMENTS] == ["None", "False", "-1"]
         assert {name: value for name, value in mine.items() if name not in own} == {
             name: reference[name] for name in mine.keys() - own
         }

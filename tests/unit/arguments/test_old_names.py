@@ -12,9 +12,11 @@ from typing import Any
 import attrs
 import pytest
 
-from hexloop.app.arguments import TrainingArguments, from_dict, from_json_file, from_yaml_file, parse
-from hexloop.app.arguments.accelerator_config import AcceleratorConfig
-from hexloop.app.arguments.old_names import KEPT, OLD_NAMES
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.data import AcceleratorConfig
+from hexloop.app.arguments.documents import from_dict, from_json_file, from_yaml_file
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
+from hexloop.app.arguments.parser import parse
 from hexloop.domain.errors import ConfigurationError
 
 ALMOST_ONE = 0.9999999999999999
@@ -64,13 +66,13 @@ RENAMED: list[tuple[str, Any, dict[str, Any]]] = [
 REFUSED: list[tuple[str, Any, str]] = [
     ("evaluation_strategy", "sometimes", "choose 'no', 'steps' or 'epoch'"),
     ("per_gpu_train_batch_size", -1, "give 1 or more"),
-    ("warmup_ratio", 1.5, "a ratio lies between 0 and 1; give warmup_steps a number of steps"),
+    ("warmup_ratio", 1.5, "a ratio is between 0 and 1; give warmup_steps a number of steps"),
     ("no_cuda", "perhaps", "give true or false"),
     ("fp16_backend", "apex", "set fp16=True alone, or bf16=True"),
     ("half_precision_backend", "apex", "set fp16=True alone, or bf16=True"),
     ("half_precision_backend", "amq", "did you mean 'amp'?"),
     ("fp16_opt_level", "O7", "choose 'O0', 'O1', 'O2' or 'O3'"),
-    ("save_safetensors", False, "leave it out: weights go to safetensors files"),
+    ("save_safetensors", False, "leave it out: weights are written as safetensors"),
     ("tpu_num_cores", 8, "train on GPUs or a CPU"),
     ("mp_parameters", "partitions=2", "run the script by itself"),
     ("sharded_ddp", "zero_dp_4", "did you mean 'zero_dp_3'?"),
@@ -104,7 +106,7 @@ def test_an_old_name_has_its_modern_effect_and_a_warning(name: str, value: Any, 
     given: dict[str, Any] = {name: value}
     made, told = told_by(lambda: TrainingArguments("out", **given))
     assert changed(made) == modern
-    assert told == [f"{name} is an argument of earlier releases; {OLD_NAMES[name].write}."]
+    assert told == [f"{name} is an argument of earlier releases; {LEGACY_ARGUMENTS[name].write}."]
 
 
 @pytest.mark.parametrize(("name", "value", "said"), REFUSED)
@@ -120,7 +122,7 @@ def test_what_is_no_more_is_refused_with_the_way_out(name: str, value: Any, said
 
 def test_every_old_name_is_tried() -> None:
     """The tables above try every old name."""
-    assert {row[0] for row in RENAMED} | {row[0] for row in REFUSED} == OLD_NAMES.keys()
+    assert {row[0] for row in RENAMED} | {row[0] for row in REFUSED} == LEGACY_ARGUMENTS.keys()
 
 
 @dataclasses.dataclass
@@ -233,7 +235,7 @@ def test_a_token_is_shown_in_no_message() -> None:
     with pytest.warns(FutureWarning) as told, pytest.raises(ConfigurationError) as caught:
         TrainingArguments("out", push_to_hub_token="secret1", hub_token="secret2")  # type: ignore[call-arg]
     (problem,) = caught.value.problems
-    assert problem.startswith("You chose push_to_hub_token='<hidden>', but hub_token says '<hidden>'")
+    assert problem.startswith("You chose push_to_hub_token='<hidden>', but hub_token is '<hidden>'")
     assert not [each for each in told if "secret" in str(each.message)]
 
 
@@ -270,7 +272,8 @@ def test_an_old_and_a_new_name_may_agree(given: dict[str, Any], modern: dict[str
 def test_all_defaults_of_an_earlier_release_ask_for_nothing() -> None:
     """A dictionary of everything that an earlier release had, at its defaults, changes nothing."""
     nothing: dict[str, Any] = {
-        name: False if old.kind is bool and name != "save_safetensors" else None for name, old in OLD_NAMES.items()
+        name: False if old.kind is bool and name != "save_safetensors" else None
+        for name, old in LEGACY_ARGUMENTS.items()
     }
     nothing |= {"fp16_backend": "auto", "fp16_opt_level": "O1", "warmup_ratio": 0.0, "fsdp_min_num_params": 0}
     nothing |= {"mp_parameters": "", "ray_scope": "last", "past_index": -1, "sharded_ddp": "", "save_safetensors": True}
@@ -334,7 +337,7 @@ def test_an_old_name_can_be_read(name: str, given: dict[str, Any], value: Any) -
 
 def test_every_old_name_is_read() -> None:
     """The table above reads every old name; another name is no attribute."""
-    assert {row[0] for row in READ} == OLD_NAMES.keys()
+    assert {row[0] for row in READ} == LEGACY_ARGUMENTS.keys()
     with pytest.raises(AttributeError, match="'TrainingArguments' object has no attribute 'nothing'"):
         TrainingArguments("out").nothing  # type: ignore[attr-defined]  # noqa: B018
 
@@ -367,12 +370,12 @@ def test_a_setter_refuses_what_is_no_more() -> None:
 KEPT_VALUES: dict[str, Any] = {"logging_dir": "logs", "overwrite_output_dir": True, "past_index": 1}
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", DISCOURAGED_ARGUMENTS)
 def test_an_old_argument_that_nothing_replaced_is_kept(name: str) -> None:
     """An old argument without a successor is an argument still; it warns where it asks for something."""
     value, default = KEPT_VALUES[name], TrainingArguments.__dataclass_fields__[name].default
     made, told = told_by(lambda: TrainingArguments("out", **{name: value}))
     assert getattr(made, name) == value
     assert len(told) == 1
-    assert KEPT[name] in told[0]
+    assert DISCOURAGED_ARGUMENTS[name] in told[0]
     assert told_by(lambda: TrainingArguments("out", **{name: default}))[1] == []

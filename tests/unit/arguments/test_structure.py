@@ -14,10 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.arguments import (
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.documents import (
     Document,
-    Place,
-    TrainingArguments,
+    SourceLocation,
     from_dict,
     from_document,
     from_json_file,
@@ -127,11 +127,11 @@ def test_every_problem_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     assert problems_of_yaml(TrainingArguments, tmp_path, text) == [
         "recipe.yaml, line 2: You chose learning_rat=0.0001, but there is no argument of that name; "
         "did you mean learning_rate?",
-        "recipe.yaml, line 6: You chose max_steps=0, but that leaves no step to train; "
-        "give 1 or more, or -1 to let num_train_epochs decide.",
+        "recipe.yaml, line 6: You chose max_steps=0, but that yields zero training steps; "
+        "give 1 or more, or -1 to use num_train_epochs.",
         "recipe.yaml, line 8: You chose learning_rate=nan, but it must be finite; give a finite number.",
         "recipe.yaml, line 4: You chose seed='many', but it takes a whole number; give one.",
-        "recipe.yaml, lines 5 and 7: You chose fp16=True and bf16=True, but a run trains in one number format; "
+        "recipe.yaml, lines 5 and 7: You chose fp16=True and bf16=True, but a run trains in one precision; "
         "set only one of them.",
     ]
 
@@ -159,8 +159,8 @@ modle: x
         "recipe.yaml, line 2: You chose nam='net', but there is no such key; did you mean name?",
         "recipe.yaml, line 5: You chose wramup_steps=3, but there is no argument of that name; "
         "did you mean warmup_steps?",
-        "recipe.yaml, line 4: You chose max_steps=0, but that leaves no step to train; "
-        "give 1 or more, or -1 to let num_train_epochs decide.",
+        "recipe.yaml, line 4: You chose max_steps=0, but that yields zero training steps; "
+        "give 1 or more, or -1 to use num_train_epochs.",
         "recipe.yaml, line 8: You chose extras.1.name=7, but it takes text; put it in quotes.",
         "recipe.yaml, line 9: You chose setings={}, but there is no such key; did you mean settings?",
         "recipe.yaml, line 10: You chose ratio='much', but it takes a number; give one.",
@@ -202,8 +202,7 @@ def test_fields_that_a_subclass_adds_are_converted_too(tmp_path: Path) -> None:
     assert problems_of_yaml(Mine, tmp_path, text) == [
         "recipe.yaml, line 1: You chose alphas.1='x', but it takes a number; give one.",
         "recipe.yaml, line 2: You chose model.name=3, but it takes text; put it in quotes.",
-        "recipe.yaml, line 4: You chose seed=-1, but the generators take seeds from 0 to 4294967295; "
-        "give a seed in that range.",
+        "recipe.yaml, line 4: You chose seed=-1, but seeds range from 0 to 4294967295; give a seed in that range.",
     ]
 
 
@@ -230,9 +229,9 @@ def test_anchors_and_merges_work(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ("a: [1\nb: 2\n", "line 2: This is no YAML"),
-    ("a: {[]: 1}\n? [b]\n: 2\n", "This is no YAML"),
-    ("a: \x00\n", "This is no YAML"),
+    ("a: [1\nb: 2\n", "line 2: Invalid YAML"),
+    ("a: {[]: 1}\n? [b]\n: 2\n", "Invalid YAML"),
+    ("a: \x00\n", "Invalid YAML"),
     ("a: &x [*x]\n", "no argument of that name"),
     ("- 1\n", "it takes a mapping"),
     ("7\n", "it takes a mapping"),
@@ -267,7 +266,7 @@ def test_json_is_read_with_lines_too(tmp_path: Path) -> None:
     for bad, said in (
         ('{\n\t"seed": 1,\n\t"sede": 2\n}', "line 3: You chose sede=2"),
         ('{"seed": 1,\n"seed": 2}', "lines 1 and 2: You gave 'seed' twice"),
-        ('{"seed": 1,\n}', "line 2: This is no JSON"),
+        ('{"seed": 1,\n}', "line 2: Invalid JSON"),
         ('{"learning_rate":\n NaN}', "line 1: You chose learning_rate=nan"),
     ):
         with pytest.raises(ConfigurationError, match=said):
@@ -277,13 +276,13 @@ def test_json_is_read_with_lines_too(tmp_path: Path) -> None:
 def test_values_may_be_put_over_those_of_a_file(tmp_path: Path) -> None:
     """What is put over a value of a document counts instead, and is told with its own place."""
     document = read_yaml(write(tmp_path, "training:\n  seed: 1\n  lr_scheduler_kwargs: {a: 1}\n"))
-    document.put(("training", "seed"), "-5", Place("--seed"))
-    document.put(("training", "lr_scheduler_kwargs"), "{}", Place("--lr_scheduler_kwargs"))
-    document.put(("model", "name"), "net", Place("--model"))
+    document.put(("training", "seed"), "-5", SourceLocation("--seed"))
+    document.put(("training", "lr_scheduler_kwargs"), "{}", SourceLocation("--lr_scheduler_kwargs"))
+    document.put(("model", "name"), "net", SourceLocation("--model"))
     with pytest.raises(ConfigurationError) as caught:
         from_document(Recipe, document)
     assert caught.value.problems[0].startswith("--seed: You chose seed='-5'")
-    document.put(("training", "seed"), 5, Place("--seed"))
+    document.put(("training", "seed"), 5, SourceLocation("--seed"))
     assert from_document(Recipe, document).training.seed == 5
     assert from_document(Component, Document({"name": "x"})) == Component("x")
 
@@ -291,11 +290,11 @@ def test_values_may_be_put_over_those_of_a_file(tmp_path: Path) -> None:
 def test_values_cannot_be_put_into_what_is_no_mapping(tmp_path: Path) -> None:
     """What is put into an empty place of a file is all there is; into something else than a mapping it is not put."""
     document = read_yaml(write(tmp_path, "model: {name: a}\ntraining: 5\n"))
-    document.put(("training", "seed"), 1, Place("--seed"))
+    document.put(("training", "seed"), 1, SourceLocation("--seed"))
     with pytest.raises(ConfigurationError, match="line 2: You chose training=5, but it takes a mapping"):
         from_document(Recipe, document)
     document = read_yaml(write(tmp_path, "model: {name: a}\ntraining:\n"))
-    document.put(("training", "seed"), 1, Place("--seed"))
+    document.put(("training", "seed"), 1, SourceLocation("--seed"))
     assert from_document(Recipe, document).training.seed == 1
     assert document.at(("training", "seed", "none")) is None
 

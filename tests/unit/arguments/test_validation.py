@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.app.arguments.group import Arguments
-from hexloop.app.arguments.introspection import declarations
-from hexloop.app.arguments.training import TrainingArguments
+from hexloop.app.arguments.arguments import TrainingArguments
+from hexloop.app.arguments.base import Arguments
+from hexloop.app.arguments.declaration import declarations
 from hexloop.domain.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
@@ -32,33 +32,33 @@ def problems(**values: Any) -> tuple[str, ...]:
 
 
 ALONE: list[tuple[str, Any, str]] = [
-    ("learning_rate", -1e-3, "least it can be is 0"),
+    ("learning_rate", -1e-3, "must be at least 0"),
     ("learning_rate", "fast", "takes a number"),
     ("learning_rate", None, "takes a number"),
     ("learning_rate", True, "takes a number"),
-    ("weight_decay", -0.1, "least it can be is 0"),
-    ("max_grad_norm", -1, "least it can be is 0"),
-    ("adam_beta1", 1.0, "from 0 up to, but without, 1"),
-    ("adam_beta2", -0.1, "from 0 up to, but without, 1"),
-    ("adam_epsilon", -1e-8, "least it can be is 0"),
-    ("label_smoothing_factor", 1.0, "from 0 up to, but without, 1"),
-    ("per_device_train_batch_size", 0, "least it can be is 1"),
+    ("weight_decay", -0.1, "must be at least 0"),
+    ("max_grad_norm", -1, "must be at least 0"),
+    ("adam_beta1", 1.0, "at least 0 and less than 1"),
+    ("adam_beta2", -0.1, "at least 0 and less than 1"),
+    ("adam_epsilon", -1e-8, "must be at least 0"),
+    ("label_smoothing_factor", 1.0, "at least 0 and less than 1"),
+    ("per_device_train_batch_size", 0, "must be at least 1"),
     ("per_device_eval_batch_size", 2.5, "takes a whole number"),
-    ("gradient_accumulation_steps", 0, "least it can be is 1"),
-    ("num_train_epochs", -1, "least it can be is 0"),
-    ("max_steps", 0, "leaves no step to train"),
-    ("max_steps", -2, "leaves no step to train"),
+    ("gradient_accumulation_steps", 0, "must be at least 1"),
+    ("num_train_epochs", -1, "must be at least 0"),
+    ("max_steps", 0, "yields zero training steps"),
+    ("max_steps", -2, "yields zero training steps"),
     ("warmup_steps", -1, "cannot be negative"),
-    ("warmup_steps", 1.5, "steps, which come whole"),
-    ("save_steps", 10.5, "steps, which come whole"),
+    ("warmup_steps", 1.5, "steps, which must be whole"),
+    ("save_steps", 10.5, "steps, which must be whole"),
     ("logging_steps", -5, "cannot be negative"),
-    ("eval_delay", -1, "least it can be is 0"),
-    ("save_total_limit", 0, "least it can be is 1"),
-    ("eval_accumulation_steps", 0, "least it can be is 1"),
-    ("torch_empty_cache_steps", 0, "least it can be is 1"),
-    ("dataloader_num_workers", -1, "least it can be is 0"),
-    ("seed", -1, "seeds from 0 to"),
-    ("data_seed", 2**32, "seeds from 0 to"),
+    ("eval_delay", -1, "must be at least 0"),
+    ("save_total_limit", 0, "must be at least 1"),
+    ("eval_accumulation_steps", 0, "must be at least 1"),
+    ("torch_empty_cache_steps", 0, "must be at least 1"),
+    ("dataloader_num_workers", -1, "must be at least 0"),
+    ("seed", -1, "seeds range from 0 to"),
+    ("data_seed", 2**32, "seeds range from 0 to"),
     ("bf16", "perhaps", "takes a truth value"),
     ("bf16", 1, "takes a truth value"),
     ("output_dir", 3, "takes text"),
@@ -105,14 +105,17 @@ def test_no_number_may_be_nan_or_infinite(name: str, value: float) -> None:
 
 
 TOGETHER: list[tuple[dict[str, Any], str]] = [
-    ({"fp16": True, "bf16": True}, "trains in one number format"),
-    ({"fp16_full_eval": True, "bf16_full_eval": True}, "evaluates in one number format"),
-    ({"logging_steps": 0}, "two logs"),
-    ({"save_steps": 0}, "two checkpoints"),
-    ({"eval_strategy": "steps", "eval_steps": 0, "logging_strategy": "no", "logging_steps": 0}, "two evaluations"),
-    ({"num_train_epochs": 0}, "no step to train"),
-    ({"load_best_model_at_end": True}, "only evaluation tells"),
-    ({"load_best_model_at_end": True, "save_strategy": "no"}, "only evaluation tells"),
+    ({"fp16": True, "bf16": True}, "trains in one precision"),
+    ({"fp16_full_eval": True, "bf16_full_eval": True}, "evaluates in one precision"),
+    ({"logging_steps": 0}, "logging_steps must be greater than 0"),
+    ({"save_steps": 0}, "save_steps must be greater than 0"),
+    (
+        {"eval_strategy": "steps", "eval_steps": 0, "logging_strategy": "no", "logging_steps": 0},
+        "eval_steps must be greater than 0",
+    ),
+    ({"num_train_epochs": 0}, "zero training steps"),
+    ({"load_best_model_at_end": True}, "only evaluation determines"),
+    ({"load_best_model_at_end": True, "save_strategy": "no"}, "only evaluation determines"),
     ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "give both strategies the same value"),
     (
         {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 10},
@@ -127,7 +130,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
         "make both a ratio, or both a number of steps",
     ),
     ({"save_strategy": "best", "eval_strategy": "epoch"}, "name the metric in metric_for_best_model"),
-    ({"save_strategy": "best", "metric_for_best_model": "accuracy"}, "only evaluation tells"),
+    ({"save_strategy": "best", "metric_for_best_model": "accuracy"}, "only evaluation determines"),
     ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows a metric"),
     ({"lr_scheduler_type": "greedy"}, "follows a metric"),
     ({"dataloader_prefetch_factor": 2}, "only workers load batches ahead"),
@@ -292,14 +295,14 @@ def test_an_unknown_name_is_told_even_where_a_required_one_is_missing() -> None:
 
 def test_groups_stand_alone() -> None:
     """A class of one group of arguments alone is checked as that of all is."""
-    from hexloop.app.arguments.declare import arguments_class
-    from hexloop.app.arguments.precision import Precision
+    from hexloop.app.arguments.declaration import arguments_class
+    from hexloop.app.arguments.hardware import PrecisionArguments
 
     @arguments_class
-    class Formats(Precision):
+    class Formats(PrecisionArguments, Arguments):
         """How numbers are kept."""
 
     assert issubclass(Formats, Arguments)
     assert Formats(bf16=True).mixed_precision == "bf16"
-    with pytest.raises(ConfigurationError, match="one number format"):
+    with pytest.raises(ConfigurationError, match="one precision"):
         Formats(bf16=True, fp16=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.arguments.introspection import declarations
-from hexloop.app.arguments.old_names import OLD_NAMES
+from hexloop.app.arguments.declaration import declarations
+from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.domain.errors import ConfigurationError
 
@@ -20,14 +20,15 @@ TABLE = Path(__file__).parents[2] / "reference" / "arguments.tsv"
 
 TRUTH = ("perhaps", "it takes a truth value; give true or false")
 TEXT = (3, "it takes text; put it in quotes")
-NOT_NEGATIVE = (-1, "the least it can be is 0; give 0 or more")
-AT_LEAST_ONE = (0, "the least it can be is 1; give 1 or more")
-BELOW_ONE = (1.0, "it lies in the range from 0 up to, but without, 1; give a number in that range")
+NOT_NEGATIVE = (-1, "it must be at least 0; give 0 or more")
+AT_LEAST_ONE = (0, "it must be at least 1; give 1 or more")
+BELOW_ONE = (1.0, "it must be at least 0 and less than 1; give a number in that range")
 STEPS = (
     10.5,
-    "from 1 on it counts steps, which come whole; give a whole number of steps, or a ratio of the run below 1",
+    "values from 1 on are numbers of steps, which must be whole; give a whole number of steps, or a ratio of the run "
+    "below 1",
 )
-SEED = (-1, "the generators take seeds from 0 to 4294967295; give a seed in that range")
+SEED = (-1, "seeds range from 0 to 4294967295; give a seed in that range")
 LEVEL = ("warn", "there is no such choice; did you mean 'warning'?")
 PERIOD = ("best", "there is no such choice; choose 'no', 'steps' or 'epoch'")
 MAPPING = ("no mapping", 'it takes a mapping; give one, or its JSON text such as {"name": 1}')
@@ -78,7 +79,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "label_smoothing_factor": BELOW_ONE,
     "learning_rate": NOT_NEGATIVE,
     "liger_kernel_config": ({"rope": "perhaps"}, "it takes a truth value; give true or false"),
-    "local_rank": (-2, "the least it can be is -1; give -1 or more"),
+    "local_rank": (-2, "it must be at least -1; give -1 or more"),
     "log_level": LEVEL,
     "log_level_replica": LEVEL,
     "logging_steps": STEPS,
@@ -86,10 +87,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "lr_scheduler_kwargs": ({"min_lr": math.nan}, "it must be finite; give a finite number"),
     "lr_scheduler_type": ("linera", "there is no such choice; did you mean 'linear'?"),
     "max_grad_norm": NOT_NEGATIVE,
-    "max_steps": (0, "that leaves no step to train; give 1 or more, or -1 to let num_train_epochs decide"),
+    "max_steps": (0, "that yields zero training steps; give 1 or more, or -1 to use num_train_epochs"),
     "mp_parameters": (
         "partitions=2",
-        "SageMaker's model parallelism is no more; leave it out, and run the script by itself",
+        "SageMaker's model parallelism is no longer supported; leave it out, and run the script by itself",
     ),
     "neftune_noise_alpha": NOT_NEGATIVE,
     "num_train_epochs": NOT_NEGATIVE,
@@ -100,16 +101,16 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "optim_target_modules": (3, NAMES[1]),
     "parallelism_config": (3, "it takes a ParallelismConfig of the package accelerate; give one, or leave it out"),
-    "past_index": (-2, "the least it can be is -1; give -1 or more"),
+    "past_index": (-2, "it must be at least -1; give -1 or more"),
     "per_device_eval_batch_size": AT_LEAST_ONE,
     "per_device_train_batch_size": AT_LEAST_ONE,
     "per_gpu_eval_batch_size": (-1, AT_LEAST_ONE[1]),
     "per_gpu_train_batch_size": (-1, AT_LEAST_ONE[1]),
-    "ray_scope": ("all", "hexloop does not search for hyperparameters with Ray; leave it out"),
+    "ray_scope": ("all", "hexloop does not support hyperparameter search with Ray; leave it out"),
     "report_to": (3, NAMES[1]),
     "save_safetensors": (
         False,
-        "a pickle can run any code as it is loaded; leave it out: weights go to safetensors files",
+        "loading a pickle can run any code; leave it out: weights are written as safetensors",
     ),
     "save_steps": STEPS,
     "save_strategy": ("step", "there is no such choice; did you mean 'steps'?"),
@@ -123,7 +124,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "shuffled",
         "there is no such choice; choose 'random', 'sequential' or 'group_by_length'",
     ),
-    "warmup_ratio": (1.5, "a ratio lies between 0 and 1; give warmup_steps a number of steps, or a ratio below 1"),
+    "warmup_ratio": (1.5, "a ratio is between 0 and 1; give warmup_steps a number of steps, or a ratio below 1"),
     "warmup_steps": STEPS,
     "weight_decay": NOT_NEGATIVE,
     "xpu_backend": ("ncl", "there is no such choice; did you mean 'nccl'?"),
@@ -139,7 +140,7 @@ def names() -> list[str]:
 
 def kind_of(name: str) -> Any:
     """The type that an argument's values have."""
-    return OLD_NAMES[name].kind if name in OLD_NAMES else declarations(Seq2SeqTrainingArguments)[name][1]
+    return LEGACY_ARGUMENTS[name].kind if name in LEGACY_ARGUMENTS else declarations(Seq2SeqTrainingArguments)[name][1]
 
 
 def wrong_value(name: str) -> tuple[Any, str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from hexloop.app.parser import HfArg
+from hexloop.app.arguments.parser import HfArg
 
 
 class Colour(Enum):

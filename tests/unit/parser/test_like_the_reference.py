@@ -11,7 +11,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hexloop.app.parser import HfArgumentParser
+from hexloop.app.arguments.parser import HfArgumentParser
 from tests.unit.parser.classes import Plain
 
 NEEDED = ["--name", "n", "--needed", "blue"]

@@ -16,7 +16,7 @@ import transformers
 
 import hexloop
 from hexloop import ConfigurationError, TrainingArguments
-from hexloop.app.parser import HfArgumentParser
+from hexloop.app.arguments.parser import HfArgumentParser
 from tests.unit.parser.classes import Attrs, Colour, Generous, Needing, Plain
 
 NEEDED = ["--name", "n", "--needed", "blue"]
@@ -85,9 +85,9 @@ def test_kinds_of_values_that_the_reference_does_not_take(line: str, wanted: dic
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--mapping [1]", "is no mapping; write its JSON text"),
-        ("--mapping {a:1}", "is no mapping"),
-        ("--choices red green", "'green' is none of red, blue"),
+        ("--mapping [1]", "is not a mapping; write its JSON text"),
+        ("--mapping {a:1}", "is not a mapping"),
+        ("--choices red green", "'green' is not one of red, blue"),
         ("--numbers 1 x", "invalid literal for int"),
         ("--number x", "invalid"),
     ],
@@ -259,7 +259,7 @@ def test_files(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"line .*extra=1"):
         read(file)
     file.write_text("[1, 2]")
-    with pytest.raises(ConfigurationError, match="no mapping; give values by their names"):
+    with pytest.raises(ConfigurationError, match="not a mapping; give values by their names"):
         read(file)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read(tmp_path / "nowhere")
@@ -301,7 +301,7 @@ def test_a_file_of_words_that_is_not_there(script: Path) -> None:
     parser = HfArgumentParser(Attrs)
     assert parser.parse_args_into_dataclasses()[0].steps == 5
     for options in ({"args_filename": "no.args"}, {"args": ["-f", "no.args"], "args_file_flag": "-f"}):
-        with pytest.raises(ConfigurationError, match=r"'no.args' for arguments, but it cannot be read"):
+        with pytest.raises(ConfigurationError, match=r"arguments file 'no.args' cannot be read"):
             parser.parse_args_into_dataclasses(**options)
 
 
@@ -334,8 +334,8 @@ class Unresolved:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        ((Plain, Generous), "You chose to parse Plain and Generous, but each has a field numbers; rename one."),
-        ((dict,), "is no class with fields; make it an attrs class or a dataclass"),
+        ((Plain, Generous), "Plain and Generous cannot be parsed together: each has a field numbers; rename one."),
+        ((dict,), "it has no fields; make it an attrs class or a dataclass"),
         ((Unresolved,), "the types of the fields of Unresolved cannot be resolved .*NotThere"),
     ],
 )

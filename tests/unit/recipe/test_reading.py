@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hexloop import Seq2SeqTrainingArguments, Trainer
-from hexloop.app.arguments import TrainingArguments, add_arguments
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.arguments.parser import add_arguments
 from hexloop.app.recipe import read_recipe
 from hexloop.domain.errors import ConfigurationError
 from tests.unit.recipe.small_project import RECIPE, Project
@@ -138,7 +139,7 @@ def test_a_tab_is_told_as_one(project: Project) -> None:
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     """A recipe that does not exist is told with its name."""
-    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml', but it cannot be read \(No such file"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml' cannot be read \(No such file"):
         read_recipe(tmp_path / "nowhere.yaml")
 
 
@@ -160,7 +161,10 @@ def test_options_count_instead_of_what_the_recipe_says(project: Project) -> None
     assert (recipe.arguments.max_steps, recipe.arguments.save_strategy) == (9, "no")
     with pytest.raises(ConfigurationError) as caught:
         read_recipe(path, options=parser.parse_args(["--seed", "x"]), unknown=["--sede", "3"])
-    assert [problem.split(":")[0] for problem in caught.value.problems] == ["--sede", "--seed"]
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "You gave --sede 3, but there is no such option; did you mean --seed?",
+        "--seed",
+    ]
 
 
 def test_further_checks_see_the_arguments_and_what_is_given(project: Project) -> None:
@@ -211,7 +215,7 @@ def test_a_trainer_says_of_which_class_its_arguments_are(project: Project) -> No
     options, unknown = parser.parse_known_args(["--max_steps", "9", "--temperature", "0.25"])
     recipe = read_recipe(path, options=options, unknown=unknown)
     assert (recipe.arguments.max_steps, recipe.arguments.temperature) == (9, 0.25)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigurationError, match=r"--temprature: .*did you mean temperature"):
+    with pytest.raises(ConfigurationError, match=r"--temprature .*did you mean --temperature"):
         read_recipe(path, options=options, unknown=["--temprature", "3"])
 
 

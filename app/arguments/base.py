@@ -1,0 +1,309 @@
+"""`Arguments`: the base of classes of arguments, such as `TrainingArguments` and classes derived from it.
+
+Such a class is an attrs class that looks like a dataclass. Users derive from it with either decorator; both write an
+`__init__` that first sets every field and then calls `__post_init__`. Values are therefore stored as they are until
+`__post_init__` has checked all of them together; from then on each assignment is checked.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from abc import ABCMeta
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import Field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hexloop.app.arguments.declaration import (
+    ArgumentGroup,
+    Declaration,
+    declarations,
+    default_of,
+    has_argument,
+    rules,
+    show_as_dataclass,
+    takes,
+)
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
+
+SEQ2SEQ_ARGUMENTS = frozenset(
+    {
+        "generation_config",
+        "generation_max_length",
+        "generation_num_beams",
+        "predict_with_generate",
+        "sortish_sampler",
+    }
+)
+"""The arguments that only `Seq2SeqTrainingArguments` has."""
+
+
+def unknown_argument(name: str, value: object, known: Iterable[str]) -> Problem:
+    """Return the problem that `name` is not among the arguments `known`."""
+    if name in SEQ2SEQ_ARGUMENTS:
+        refusal = RefusalError("only sequence-to-sequence training has this argument", "use Seq2SeqTrainingArguments")
+    else:
+        remedy = did_you_mean(name, known, "leave it out", similarity=0.7)
+        refusal = RefusalError("there is no argument of that name", remedy)
+    return problem({name: value}, refusal)
+
+
+def problems_of(make: Callable[[], object]) -> tuple[str, ...]:
+    """Return the problems of the ConfigurationError that `make` raises; none if it does not raise one."""
+    try:
+        make()
+    except ConfigurationError as error:
+        return error.problems
+    except TypeError:
+        return ()
+    return ()
+
+
+class ArgumentsMeta(ABCMeta):
+    """Metaclass of arguments: calls may use the names of earlier releases, and report all problems at once.
+
+    It works with any constructor, whether attrs, dataclasses or a user wrote it. It derives from ABCMeta so that
+    subclasses may be abstract.
+    """
+
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        """Make an object. Unknown names are refused together with everything that is wrong with the others."""
+        kind: Any = cls
+        warn_of_discouraged(kind, named)
+        named, refused = without_legacy_names(kind, named, {"output_dir": values[0]} if values else {})
+        unknown = {name: value for name, value in named.items() if not takes(kind, name)}
+        if not (unknown or refused):
+            return super().__call__(*values, **named)
+        known = {name: value for name, value in named.items() if name not in unknown}
+        problems = [unknown_argument(name, value, kind.__dataclass_fields__) for name, value in unknown.items()]
+        others = problems_of(lambda: super(ArgumentsMeta, cls).__call__(*values, **known))
+        raise ConfigurationError([*problems, *refused, *others])
+
+
+class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
+    """Base of classes of arguments. Construction raises `ConfigurationError` with every problem."""
+
+    __attrs_attrs__: ClassVar[Any]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    _made = False
+
+    def __attrs_post_init__(self) -> None:
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check everything. A subclass that has its own `__post_init__` calls this one from it."""
+        self.check()
+        self._made = True
+
+    def check(self) -> None:
+        """Derive unset values, then check every argument and every rule, as is due after several assignments.
+
+        Raises:
+            ConfigurationError: with every problem.
+        """
+        refused = self._convert_all()
+        problems = [problem({name: value}, refusal) for name, (value, refusal) in refused.items()]
+        self._derive()
+        problems += self._broken_rules(refused)
+        if problems:
+            vars(self).update({name: value for name, (value, _) in refused.items()})
+            raise ConfigurationError(problems)
+
+    def assign(self, **values: Any) -> None:
+        """Set several arguments, or none of them if one is refused.
+
+        Raises:
+            ConfigurationError: with a problem for each value that is refused.
+        """
+        kind: type = type(self)
+        warn_of_discouraged(kind, values)
+        accepted: dict[str, Any] = {}
+        values, problems = without_legacy_names(kind, values, vars(self))
+        for name, value in values.items():
+            if name not in self._declared:
+                problems.append(unknown_argument(name, value, self._declared))
+                continue
+            try:
+                accepted[name] = _accepted(kind, name, value)
+            except RefusalError as refusal:
+                problems.append(problem({name: value}, refusal))
+        if problems:
+            raise ConfigurationError(problems)
+        for name, value in accepted.items():
+            vars(self)[name] = value
+            twin = self._declared[name][0].twin
+            if twin is not None:
+                vars(self)[twin] = value
+
+    if not TYPE_CHECKING:  # with it, type checkers would accept every misspelt attribute
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if self._made and (name in self._declared or is_legacy(type(self), name)):
+                self.assign(**{name: value})
+            elif is_legacy(type(self), name):
+                self._set_legacy(name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in LEGACY_ARGUMENTS:
+                return LEGACY_ARGUMENTS[name].reads(self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _set_legacy(self, name: str, value: object) -> None:
+        """Apply a legacy name that a subclass's own `__post_init__` assigns before it calls this class's."""
+        current, problems = without_legacy_names(type(self), {name: value}, vars(self))
+        if problems:
+            raise ConfigurationError(problems)
+        for each, its_value in current.items():
+            setattr(self, each, its_value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments by name, with enumerations as their values and tokens hidden."""
+        names = [field.name for field in self.__dataclass_fields__.values() if field.init]
+        return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(getattr(self, name)) for name in names}
+
+    def __repr__(self) -> str:
+        """Return every argument and its value, one per line."""
+        lines = [f"    {name}={value!r},\n" for name, value in self.to_dict().items()]
+        return f"{type(self).__name__}(\n{''.join(lines)})"
+
+    @property
+    def _declared(self) -> Mapping[str, tuple[Declaration, Any]]:
+        kind: type = type(self)
+        return declarations(kind)
+
+    def _convert_all(self) -> dict[str, tuple[object, RefusalError]]:
+        """Convert and check each argument by itself. Return those refused, which have their defaults meanwhile."""
+        refused = {}
+        kind: type = type(self)
+        for name in self._declared:
+            value = getattr(self, name)
+            try:
+                vars(self)[name] = _accepted(kind, name, value)
+            except RefusalError as refusal:
+                refused[name] = (value, refusal)
+                vars(self)[name] = default_of(kind, name)
+        return refused
+
+    def _broken_rules(self, refused: Container[str]) -> list[Problem]:
+        problems = []
+        kind: type = type(self)
+        for rule in rules(kind):
+            if not any(name in refused for name in rule.names):
+                try:
+                    rule.check(self)
+                except RefusalError as refusal:
+                    problems.append(problem({name: getattr(self, name) for name in rule.names}, refusal))
+        return problems
+
+    @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        """Complete a subclass that attrs has made an attrs class."""
+        show_as_dataclass(cls)
+        if vars(cls).get("__attrs_own_setattr__"):
+            # attrs wrote a __setattr__ for the hooks of the subclass's own fields, which bypasses the checks here.
+            _check_before(cls, vars(cls)["__setattr__"])
+
+
+def _check_before(cls: type[Arguments], generated: Callable[[Any, str, object], None]) -> None:
+    def checking_setattr(self: Arguments, name: str, value: object) -> None:
+        if name in self._declared:
+            Arguments.__setattr__(self, name, value)
+        else:
+            generated(self, name, value)
+
+    cls.__setattr__ = checking_setattr  # type: ignore[assignment, method-assign]
+    cls.__attrs_own_setattr__ = False  # type: ignore[attr-defined]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    for method in ("to_dict", "to_json"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return value
+
+
+def is_legacy(cls: type, name: str) -> bool:
+    """Return whether `cls` takes `name` for another argument; a subclass may have an argument of that name itself."""
+    return name in LEGACY_ARGUMENTS and not has_argument(cls, name)
+
+
+def legacy_names_of(cls: type) -> list[str]:
+    """Return the legacy names that `cls` takes, none if it is not a class of arguments."""
+    return [name for name in LEGACY_ARGUMENTS if is_legacy(cls, name)] if issubclass(cls, Arguments) else []
+
+
+def without_legacy_names(
+    cls: type, given: Mapping[str, Any], known: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return `given` with current names only, and a problem for each legacy name that is refused; warn of each.
+
+    known: arguments that the given ones may add to, but do not contradict.
+    """
+    current = {name: value for name, value in given.items() if not is_legacy(cls, name)}
+    problems = []
+    for name in [name for name in LEGACY_ARGUMENTS if name in given and name not in current]:
+        legacy, value = LEGACY_ARGUMENTS[name], given[name]
+        _warn(f"{name} is an argument of earlier releases; {legacy.write}.")
+        try:
+            values = legacy.current(value, {**(known or {}), **current})
+            if not legacy.adds:
+                _refuse_contradiction(cls, values, current)
+            for each, its_value in values.items():
+                _accepted(cls, each, its_value)
+        except RefusalError as refusal:
+            problems.append(problem({name: value}, refusal))
+        else:
+            current |= values
+    return current, problems
+
+
+def warn_of_discouraged(cls: type, given: Mapping[str, Any]) -> None:
+    """Warn of each argument of earlier releases that nothing has replaced, if its value is not the default."""
+    for name, instead in DISCOURAGED_ARGUMENTS.items():
+        if name in given and name in declarations(cls) and given[name] != default_of(cls, name):
+            _warn(f"{name} is an argument of earlier releases; it still works, but better {instead}.")
+
+
+def _refuse_contradiction(cls: type, values: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise RefusalError if a current name has a value that is neither its default nor that of the legacy name."""
+    for name, value in values.items():
+        if name not in current:
+            continue
+        given = _accepted_or_default(cls, name, current[name])
+        if given not in (_accepted(cls, name, value), _accepted_or_default(cls, name, default_of(cls, name))):
+            raise RefusalError(
+                f"{name} is {shown_as(name, current[name])}", f"leave one of the two out, and write {name}"
+            )
+
+
+def _accepted(cls: type, name: str, value: object) -> Any:
+    declaration, kind = declarations(cls)[name]
+    return declaration.accepted(value, kind)
+
+
+def _accepted_or_default(cls: type, name: str, value: object) -> Any:
+    """Return the converted value of an argument; an invalid one, which is reported elsewhere, counts as the default."""
+    try:
+        return _accepted(cls, name, value)
+    except RefusalError:
+        return _accepted(cls, name, default_of(cls, name))
+
+
+_OWN_MODULES = ("hexloop.app.arguments", "cattrs", "dataclasses", "attr.", "<attrs")
+
+
+def _warn(message: str) -> None:
+    """Warn at the line outside this package that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, FutureWarning, stacklevel=level)

@@ -1,0 +1,127 @@
+"""Arguments that transformers does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hexloop.app.arguments.conversion import above_zero, at_least, each_one_of, one_of
+from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
+from hexloop.domain.wording import RefusalError
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""The signals that can stop a run; loader workers ignore all of them."""
+
+
+def _signal_names(value: Any) -> Any:
+    """Convert a single name to a list."""
+    return [value] if isinstance(value, str) and not value.startswith("[") else value
+
+
+@argument_group
+class PreemptionArguments(ArgumentGroup):
+    """Stopping a run early.
+
+    Each of these finishes the current optimizer step, saves a checkpoint, and stops the run, which then reports it
+    (`Trainer.outcome`; exit code 3 on the command line). All are off by default.
+
+    interrupts: names of the signals that stop the run; a second signal of the same kind stops it at once. Python
+        delivers signals only to a program's main thread, so the run must start there. On the command line the default
+        is SIGINT and SIGTERM, and an empty list turns them off.
+    stop_file: touching this file stops the run. A file that exists before the run starts does not.
+    stop_after, stop_margin: the run stops `stop_after` seconds after the Trainer was created, less `stop_margin`, in
+        which the current step and the save must complete.
+    """
+
+    interrupts: list[str] | None = argument(
+        default=None,
+        prepare=_signal_names,
+        checks=(each_one_of(*SIGNALS),),
+        help=f"signals at which the run saves and stops, from {', '.join(SIGNALS)} (if unset, SIGINT and SIGTERM on "
+        "the command line, else none)",
+    )
+    stop_file: str | None = argument(default=None, help="file that stops the run, after a save, when it is touched")
+    stop_after: float | None = argument(
+        default=None, checks=(above_zero,), help="seconds after which the run saves and stops, less stop_margin"
+    )
+    stop_margin: float = argument(
+        default=60.0,
+        checks=(at_least(0),),
+        help="seconds before stop_after that are reserved for a last step and a save",
+    )
+
+    @rule("stop_after", "stop_margin")
+    def _some_time_before_the_deadline(self) -> None:
+        if self.stop_after is not None and self.stop_margin >= self.stop_after:
+            raise RefusalError(
+                "the margin leaves no time to train", "choose a later deadline, or a smaller stop_margin"
+            )
+
+
+@argument_group
+class JournalArguments(ArgumentGroup):
+    """The run's journal.
+
+    journal: what is written to `journal.jsonl` in the output folder, which `hexloop runs diff` compares to find where
+        two runs diverge. `events`: each log and each phase of each save, with fingerprints of the random generators and
+        the saved weights; steps without either cost nothing, and a run with save_strategy="no" writes no journal.
+        `steps`: in addition, for every step, fingerprints of its batch and of the random generators, its learning rate
+        and its loss, which is read from the device with the next log. `off`: no journal.
+    """
+
+    journal: str = argument(
+        default="events",
+        checks=(one_of("off", "events", "steps"),),
+        help="what to write to journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events (logs and "
+        "saves), steps (each step as well)",
+    )
+
+
+@argument_group
+class HexloopArguments(JournalArguments, PreemptionArguments):
+    """hexloop's own.
+
+    loss_weighting: how the losses of the micro-batches of one optimizer step are combined. `exact` weights each by its
+        number of items (labels that count, else rows), so that accumulating 4 batches equals one batch four times as
+        large. `reference` takes the mean of the micro-batches' means, as transformers does for models that do not take
+        the number of items.
+    keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by its
+        position. True does so in a single process without workers as well, so that any number of workers produces the
+        same samples, at a cost of a few microseconds per sample.
+    predictions_folder: a folder in which evaluation keeps the arrays of predictions, labels and inputs as memory-mapped
+        files, deleted together with the arrays. It allows evaluations that are larger than memory.
+    save_async: write checkpoints in the background instead of making training wait. It takes memory for another copy of
+        the weights and the optimizer state. With a callback that overrides `on_save`, or a Trainer that overrides
+        `save_model`, training waits regardless.
+    save_when_busy: what to do when a save is due while an earlier one is still being written: `wait` for it, or `skip`
+        the new one, unless it was requested, is that of the best evaluation so far, or is the run's last.
+    resume_despite: differences from the checkpoint that are accepted when resuming, instead of refused. `precision`:
+        the weights are converted. `optimizer`: one of another class or with other groups starts fresh; otherwise
+        this run's options apply. `data_length`: the order of samples is that of the new data. `batch_size`: the run
+        continues at the same sample, and a schedule of its own is stretched over the remaining steps.
+    """
+
+    loss_weighting: str = argument(
+        default="exact",
+        checks=(one_of("exact", "reference"),),
+        help="how accumulated losses are weighted: exact (by the number of items), or reference (mean of means)",
+    )
+    keyed_data_randomness: bool = argument(
+        default=False, help="key each sample's random streams by its position even without loader workers"
+    )
+    predictions_folder: str | None = argument(
+        default=None,
+        help="folder in which evaluation keeps predictions as memory-mapped files; they stay in memory if unset",
+    )
+    save_async: bool = argument(
+        default=True, help="write checkpoints in the background instead of making training wait"
+    )
+    save_when_busy: str = argument(
+        default="wait",
+        checks=(one_of("wait", "skip"),),
+        help="when a save is due while another is being written: wait for that one, or skip the new one",
+    )
+    resume_despite: list[str] = argument(
+        factory=list,
+        checks=(each_one_of("precision", "optimizer", "data_length", "batch_size"),),
+        help="accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size",
+    )
