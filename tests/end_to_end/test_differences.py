@@ -371,7 +371,7 @@ def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
     """The best model without an evaluation is refused at once; the reference takes it."""
     given: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "best", "metric_for_best_model": "loss"}
-    with pytest.raises(ConfigurationError, match="only evaluation tells which model is best"):
+    with pytest.raises(ConfigurationError, match="only evaluation determines the best model"):
         hexloop.TrainingArguments(**given)
     transformers.TrainingArguments(**given)
     with pytest.raises(ConfigurationError, match="learning_rate"):
