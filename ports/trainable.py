@@ -1,7 +1,7 @@
 """A model with its loss and optimizer, in the pieces that make up a training step.
 
 The domain calls the pieces in the standard order (forward, backward, unscale, clip, step), which is written once, in
-`hexloop.domain.step`. An engine whose step cannot be divided implements the Learner port instead.
+`hexloop.domain.loop`. An engine whose step cannot be divided implements the Learner port instead.
 """
 
 from __future__ import annotations

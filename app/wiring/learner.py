@@ -25,8 +25,8 @@ from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.wiring.losses import loss_in_force, preparing
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
+from hexloop.domain.loop import StandardLearner
 from hexloop.domain.run import windows
-from hexloop.domain.step import StandardLearner
 from hexloop.ports.learner import Learner
 from hexloop.ports.parallelism import OwnUpdate, Parallelism, ParallelismCapabilities
 from hexloop.ports.precision import Precision

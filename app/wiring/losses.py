@@ -17,14 +17,13 @@ from hexloop.adapters.trainable.torch.forward import (
     takes_any_keyword,
 )
 from hexloop.adapters.trainable.torch.loss import (
-    ComputeLoss,
     FunctionLoss,
     LabelSmoother,
-    ModelLoss,
     SmoothedLoss,
     in_full_precision,
     takes_item_count,
 )
+from hexloop.adapters.trainable.torch.trainable import ComputeLoss, ModelLoss
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.parts import TrainerParts
 

@@ -15,8 +15,7 @@ from hexloop import Trainer, TrainingArguments
 from hexloop.adapters.device.torch.base import CpuDevice
 from hexloop.adapters.engines.single.engine import ENGINE as SINGLE
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, LinearModel, MomentumOptimizer, Row, Scalar
-from hexloop.adapters.trainable.torch.loss import ModelLoss
-from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.engines import installed_rows
 from hexloop.app.testing.contracts.engines import EngineContract
 from hexloop.app.testing.resume_exactness import assert_resume_exact

@@ -9,7 +9,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
 from hexloop.adapters.trainable.least_squares.trainable import Row, Scalar
 from hexloop.app.testing.contracts.learning import LearnerContract
-from hexloop.domain.step import StandardLearner
+from hexloop.domain.loop import StandardLearner
 from hexloop.ports.learner import Learner
 from tests.contracts.least_squares import ROWS, WINDOW, small_trainable
 

@@ -26,17 +26,16 @@ from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.scheduler.torch import TorchScheduler
-from hexloop.adapters.trainable.torch.loss import ModelLoss
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
-from hexloop.adapters.trainable.torch.trainable import TorchTrainable
+from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.testing.contracts.data import BatchesContract, EvaluatorContract
 from hexloop.app.testing.contracts.devices import DeviceContract, PrecisionContract
 from hexloop.app.testing.contracts.learning import LearnerContract, LossesContract, SchedulerContract, TrainableContract
 from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.domain.evaluation import BestMetric
-from hexloop.domain.step import StandardLearner
+from hexloop.domain.loop import StandardLearner
 from hexloop.ports.batches import Batches
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device

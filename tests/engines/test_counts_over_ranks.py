@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hexloop import TrainerCallback
-from hexloop.adapters.trainable.torch.loss import ModelLoss
-from hexloop.adapters.trainable.torch.trainable import TorchTrainable, exact_item_sum
+from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable, exact_item_sum
 from tests.engines.processes import free_port, in_processes
 from tests.engines.several.training import Training, distance, fresh, run
 

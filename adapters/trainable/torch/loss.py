@@ -5,54 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL
 from hexloop.domain.errors import DataError
 
-IGNORED_LABEL = -100
-"""The label that torch's cross entropy ignores."""
-
 HALF_TYPES = (torch.bfloat16, torch.float16)
-
-
-class ComputeLoss(Protocol):
-    """A function from a model and its inputs to the loss; with `return_outputs`, to the loss and the outputs."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Return the loss, or (loss, outputs)."""
-        ...
-
-
-@frozen
-class ModelLoss:
-    """The loss that the model computes itself. With `passes_count`, the model is called with `num_items_in_batch`."""
-
-    passes_count: bool = False
-
-    def __call__(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """See `ComputeLoss`."""
-        if self.passes_count and num_items_in_batch is not None:
-            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
-        else:
-            outputs = model(**inputs)
-        loss = loss_from_outputs(outputs, inputs)
-        return (loss, outputs) if return_outputs else loss
 
 
 @frozen
@@ -159,30 +121,6 @@ def calls_loss_function(model: nn.Module) -> bool:
     """Return whether forward calls the model's exchangeable `loss_function`, as in transformers' models."""
     forward = inspect.unwrap(type(model).forward)
     return "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
-
-
-def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """Return the loss in a model's outputs: "loss" of a mapping, the attribute `loss`, or the first of a tuple.
-
-    Raises DataError, describing the outputs, if there is none or if it is not a single number.
-    """
-    if isinstance(outputs, Mapping):
-        loss = outputs.get("loss")
-    elif isinstance(outputs, tuple | list):
-        loss = outputs[0] if outputs else None
-    elif isinstance(outputs, Tensor):
-        loss = outputs
-    else:
-        loss = getattr(outputs, "loss", None)
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss
-    found = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-    if isinstance(loss, Tensor):
-        found += f", with a tensor of shape {tuple(loss.shape)} as the loss"
-    raise DataError(
-        f"The model returned no loss for the inputs {', '.join(inputs)}: it returned {found}. Add labels that its "
-        'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
-    )
 
 
 def in_full_precision(outputs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
-from hexloop.adapters.trainable.torch.loss import IGNORED_LABEL, ComputeLoss
+from hexloop.domain.errors import DataError
 from hexloop.ports.batches import Padding
 from hexloop.ports.collectives import Collectives, Reduction
 
@@ -97,6 +97,66 @@ def estimated_item_sum(size: int) -> ItemSum:
 
 
 # The trainable
+
+
+class ComputeLoss(Protocol):
+    """A function from a model and its inputs to the loss; with `return_outputs`, to the loss and the outputs."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the loss, or (loss, outputs)."""
+        ...
+
+
+@frozen
+class ModelLoss:
+    """The loss that the model computes itself. With `passes_count`, the model is called with `num_items_in_batch`."""
+
+    passes_count: bool = False
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """See `ComputeLoss`."""
+        if self.passes_count and num_items_in_batch is not None:
+            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        else:
+            outputs = model(**inputs)
+        loss = loss_from_outputs(outputs, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+
+def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """Return the loss in a model's outputs: "loss" of a mapping, the attribute `loss`, or the first of a tuple.
+
+    Raises DataError, describing the outputs, if there is none or if it is not a single number.
+    """
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    elif isinstance(outputs, tuple | list):
+        loss = outputs[0] if outputs else None
+    elif isinstance(outputs, Tensor):
+        loss = outputs
+    else:
+        loss = getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    if isinstance(loss, Tensor):
+        found += f", with a tensor of shape {tuple(loss.shape)} as the loss"
+    raise DataError(
+        f"The model returned no loss for the inputs {', '.join(inputs)}: it returned {found}. Add labels that its "
+        'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
+    )
 
 
 class TorchTrainable:
@@ -257,6 +317,10 @@ def _are_uniform(gradients: list[Tensor]) -> bool:
         type(gradient) is Tensor and gradient.device == first.device and gradient.layout is torch.strided
         for gradient in gradients
     )
+
+
+IGNORED_LABEL = -100
+"""The label that torch's cross entropy ignores."""
 
 
 # Items: what a loss is the mean of (label tokens if there are labels, rows otherwise)

@@ -12,7 +12,7 @@ from hexloop.adapters.device.simulated import SimulatedDevice
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.app.testing.contracts.state import contents, kept
-from hexloop.domain.step import StandardLearner
+from hexloop.domain.loop import StandardLearner
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine, RunFacts
 from hexloop.ports.learner import Learner

@@ -8,9 +8,9 @@ from typing import Any
 from hexloop.adapters.trainable.least_squares.trainable import Row, Scalar
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import only_value
+from hexloop.domain.loop import StandardLearner
 from hexloop.domain.schedules.adaptive import ReduceLROnPlateau
 from hexloop.domain.schedules.scheduler import AdaptiveRates
-from hexloop.domain.step import StandardLearner
 from hexloop.ports.scheduler import Scheduler
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer

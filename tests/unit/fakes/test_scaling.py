@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hexloop.adapters.trainable.least_squares.trainable import Row
-from hexloop.domain.step import StandardLearner
+from hexloop.domain.loop import StandardLearner
 from hexloop.testing import SimulatedScaling, SingleProcess, least_squares
 
 ROWS: list[Row] = [((1.0,), 3.0), ((2.0,), 5.0)]

@@ -10,10 +10,9 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.trainable.least_squares.trainable import Row
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import Logged, StepEnded, TrainEnded
-from hexloop.domain.loop import train
+from hexloop.domain.loop import StandardLearner, train
 from hexloop.domain.requests import Requests, SharedAgreement
 from hexloop.domain.state import RunState
-from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.collectives import Collectives
 from hexloop.testing import (

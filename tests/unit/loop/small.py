@@ -11,13 +11,12 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.domain import evaluation
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent
-from hexloop.domain.loop import apply_requests, train
+from hexloop.domain.loop import StandardLearner, apply_requests, train
 from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.schedules import Linear
 from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
-from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.ports.state import Exportable
 from hexloop.testing import (

@@ -10,10 +10,9 @@ import pytest
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.domain.events import StepEnded, TrainBegan
-from hexloop.domain.loop import train
+from hexloop.domain.loop import StandardLearner, train
 from hexloop.domain.run import NoCheckpoints
 from hexloop.domain.state import RunState
-from hexloop.domain.step import StandardLearner
 from hexloop.testing import LeastSquares
 from tests.unit.loop.small import every, make_small, names, resume
 

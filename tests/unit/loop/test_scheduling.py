@@ -11,10 +11,9 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import StepEnded
 from hexloop.domain.json_documents import json_part
-from hexloop.domain.loop import train
+from hexloop.domain.loop import StandardLearner, train
 from hexloop.domain.schedules import Greedy, Linear, ReduceLROnPlateau
 from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
-from hexloop.domain.step import StandardLearner
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.testing import LeastSquares, PlainPrecision, SingleProcess
 from tests.unit.loop.small import every, make_small
