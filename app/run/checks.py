@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 import time
 import uuid
 from contextlib import suppress
@@ -116,6 +117,49 @@ def refuse_parts(
         )
     if problems:
         raise ConfigurationError(problems)
+
+
+def refuse_untrainable_model(model: Any) -> None:
+    """Raise ConfigurationError for a quantized model that cannot be trained, as transformers does.
+
+    Its weights are not parameters that an optimizer can change, so nearly all of it would stay as it is. Trainable are
+    quantized models with adapters, and those of a method that supports quantization-aware training.
+    """
+    if not getattr(model, "is_quantized", False) or getattr(model, "_hf_peft_config_loaded", False):
+        return
+    quantizer = getattr(model, "hf_quantizer", None)
+    method = _quantization_method(model, quantizer)
+    if hasattr(model, "_orig_mod"):
+        problem = (
+            f"The model is quantized ({method}) and compiled, and a compiled quantized model cannot be trained; pass "
+            "the model without torch.compile."
+        )
+    elif not _has_peft_adapters(model) and not getattr(quantizer, "is_qat_trainable", False):
+        problem = (
+            f"The model is quantized ({method}) and has no trainable adapters, so its quantized weights would not be "
+            "trained; add adapters, with peft.get_peft_model(model, LoraConfig(...)) or model.add_adapter(...), or "
+            "load the model without quantization."
+        )
+    elif not getattr(quantizer, "is_trainable", False):
+        problem = (
+            f"The model is quantized by a method that does not support training ({method}), with adapters or without; "
+            "quantize it by another, such as bitsandbytes, or load it without quantization."
+        )
+    else:
+        return
+    raise ConfigurationError([problem])
+
+
+def _quantization_method(model: Any, quantizer: Any) -> str:
+    configuration = getattr(quantizer, "quantization_config", None)
+    method = getattr(configuration, "quant_method", None) or getattr(model, "quantization_method", None)
+    return str(getattr(method, "value", method) or "by an unknown method")
+
+
+def _has_peft_adapters(model: Any) -> bool:
+    """Return whether the model is one of PEFT's; its package is loaded in that case."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, (peft.PeftModel, peft.PeftMixedModel))
 
 
 MAY_DIFFER = frozenset({"local_rank", "log_level", "log_level_replica", "logging_dir", "run_name"})

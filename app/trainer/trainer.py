@@ -17,7 +17,7 @@ from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.run import evaluation as evaluating
 from hexloop.app.run import reporting, saving
 from hexloop.app.run import saving as results
-from hexloop.app.run.checks import Refusals, refuse_parts
+from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import seeded
 from hexloop.app.run.driving import find_batch_size, follow, refuse_second_run
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
@@ -100,6 +100,7 @@ class Trainer(TrainerHooks, LegacyNames):
         log_ineffective_arguments(self.args)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
+        refuse_untrainable_model(self.model)
         self.model_wrapped = self.model
         self.note_model()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

@@ -1,0 +1,97 @@
+"""Quantized models that cannot be trained are refused at construction, by the rule of transformers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import trainer_utils
+
+from hexloop import Trainer
+from hexloop.domain.errors import ConfigurationError
+from tests.end_to_end.small.models import Net, net
+from tests.end_to_end.small.trainers import small_trainer
+
+validate: Any = trainer_utils.validate_quantization_for_training
+
+
+class Adapted(Net):
+    """What is recognized as a model of PEFT's."""
+
+
+class AdaptedMixed(Net):
+    """Likewise, with adapters of several kinds."""
+
+
+def quantized(kind: type[Net] = Net, trainable: bool = True, aware: bool = False, loaded: bool = False) -> Any:
+    """A model with the attributes that transformers gives to quantized ones."""
+    model: Any = net(kind=kind)
+    model.is_quantized = True
+    model.hf_quantizer = SimpleNamespace(
+        is_trainable=trainable, is_qat_trainable=aware, quantization_config=SimpleNamespace(quant_method="four_bits")
+    )
+    if loaded:
+        model._hf_peft_config_loaded = True
+    return model
+
+
+def _without_quantizer() -> Any:
+    model = quantized()
+    del model.hf_quantizer
+    return model
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "without adapters": (quantized, "has no trainable adapters"),
+    "without adapters, and without a quantizer": (_without_quantizer, "by an unknown method"),
+    "with adapters, by a method that cannot be trained": (lambda: quantized(Adapted, trainable=False), "four_bits"),
+    "of quantization-aware training that cannot be trained": (
+        lambda: quantized(trainable=False, aware=True), "does not support training"
+    ),
+    "compiled": (lambda: torch.compile(quantized(Adapted), backend="eager"), "without torch.compile"),
+}  # fmt: skip
+
+TRAINED: dict[str, Any] = {
+    "not quantized": net,
+    "with adapters": lambda: quantized(Adapted),
+    "with adapters of several kinds": lambda: quantized(AdaptedMixed),
+    "with adapters that transformers added": lambda: quantized(loaded=True),
+    "with quantization-aware training": lambda: quantized(aware=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT's two classes, as if its package were loaded."""
+    peft: Any = SimpleNamespace(PeftModel=Adapted, PeftMixedModel=AdaptedMixed)
+    monkeypatch.setitem(sys.modules, "peft", peft)
+    adapted = (Adapted, AdaptedMixed)
+    monkeypatch.setattr("transformers.trainer_utils._is_peft_model", lambda model: isinstance(model, adapted))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_quantized_model_that_cannot_be_trained_is_refused(tmp_path: Path, name: str) -> None:
+    """With what to do instead; transformers refuses it, too."""
+    make, words = REFUSED[name]
+
+    def init() -> Any:
+        return make()
+
+    with pytest.raises(ConfigurationError, match=words):
+        small_trainer(tmp_path, parts={"model": make()})
+    with pytest.raises(ConfigurationError, match=words):
+        small_trainer(tmp_path, parts={"model_init": init})
+    with pytest.raises(ValueError, match="fine-tun"):
+        validate(make())
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_quantized_model_that_can_be_trained_is_trained(tmp_path: Path, name: str) -> None:
+    """As in transformers."""
+    validate(TRAINED[name]())
+    trainer: Trainer = small_trainer(tmp_path, parts={"model": TRAINED[name]()}, max_steps=1)
+    assert trainer.train().global_step == 1
