@@ -95,10 +95,10 @@ def test_all_differences_are_told_at_once() -> None:
     parts = list(ModelState(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False))).export())
     other = nn.Sequential(nn.Linear(2, 4), nn.Linear(3, 1, dtype=torch.float64))
     assert ModelState(other).differences(parts, types=True) == [
-        "1.bias is missing",
-        "0.bias is of shape (3,) there and (4,) here",
-        "0.weight is of shape (3, 2) there and (4, 2) here",
-        "1.weight is of type F32 there and F64 here",
+        "1.bias is not in the checkpoint",
+        "0.bias has shape (3,) in the checkpoint and (4,) in the model",
+        "0.weight has shape (3, 2) in the checkpoint and (4, 2) in the model",
+        "1.weight has type F32 in the checkpoint and F64 in the model",
     ]
     assert ModelState(other).differences(parts)[1:] == ModelState(other).differences(parts, types=True)[1:3]
 
@@ -107,7 +107,7 @@ def test_a_long_list_of_differences_is_cut_short() -> None:
     """Of a hundred missing tensors twenty are named."""
     told = ModelState(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(100)))).differences([])
     assert len(told) == 21
-    assert told[-1] == "and so are 80 more"
+    assert told[-1] == "and 80 more"
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.empty(2, dtype=torch.complex128)], ids=["a", "b"])

@@ -159,7 +159,7 @@ def test_an_object_in_a_group_is_refused() -> None:
     optimizer = KeepingAnObject(ours.parameters())
     state = OptimizerState(ours, optimizer)
     advance(ours, optimizer)
-    with pytest.raises(CheckpointError, match="Generator, which a checkpoint cannot hold"):
+    with pytest.raises(CheckpointError, match=r"is a .*Generator, and checkpoints contain no pickled"):
         list(state.export())
 
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_kept_is_refused_by_name(value: object) -> None:
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
     optimizer.state[ours.get_parameter("1.bias")]["handle"] = value
     with pytest.raises(
-        CheckpointError, match=rf"SGD, whose 1\.bias\.handle is a .*{type(value).__name__}.*ever pickled"
+        CheckpointError, match=rf"SGD cannot be saved: its 1\.bias\.handle is a .*{type(value).__name__}.*no pickled"
     ):
         list(OptimizerState(ours, optimizer).export())
 
@@ -234,7 +234,9 @@ def test_a_class_that_the_optimizer_does_not_know_is_never_made(tmp_path: Path) 
     from attrs import evolve
 
     before = deepcopy(new.state_dict())
-    with pytest.raises(ValueError, match=r"holds a subprocess\.Popen, which this optimizer's module does not know"):
+    with pytest.raises(
+        ValueError, match=r"contains a subprocess\.Popen, which is not a class of this optimizer's package"
+    ):
         OptimizerState(again, new).load([*parts[:-1], evolve(parts[-1], read=lambda: memoryview(data))])
     assert same(before, new.state_dict())
 

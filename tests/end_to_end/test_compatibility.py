@@ -97,10 +97,10 @@ def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
     told = refusal(folder, {"model": net(kind=Wider)}, weight_decay=0.1)
     for words in (
         "its model, a Net, is another",
-        "more is missing",
-        "layers.0.bias is unknown to the model",
-        "layers.0.weight is of shape (8, 4) there and (9, 4) here",
-        "layers.3.weight is of type F32 there and F64 here",
+        "more is not in the checkpoint",
+        "layers.0.bias is not in the model",
+        "layers.0.weight has shape (8, 4) in the checkpoint and (9, 4) in the model",
+        "layers.3.weight has type F32 in the checkpoint and F64 in the model",
         "Resume with the model",
     ):
         assert words in told

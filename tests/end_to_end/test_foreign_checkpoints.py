@@ -261,7 +261,7 @@ def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
     kept["state"][0], kept["state"][1] = second, first
     torch.save(kept, source / "optimizer.pt")  # noqa: TID251 - as the reference would have written it
     folder = imported(source, tmp_path / "imported")
-    with pytest.raises(CheckpointError, match="were in another order"):
+    with pytest.raises(CheckpointError, match="are in a different order"):
         trained(hexloop, tmp_path / "ours", case, folder)
     assert isinstance(ours.model, nn.Module)
 

@@ -249,11 +249,11 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "moments of no elements": (of_moment(lambda moment: moment[:0, :0]), "exp_avg has shape"),
     "moments of one row": (of_moment(lambda moment: moment[:1].contiguous(), "exp_avg_sq"), "exp_avg_sq has shape"),
-    "moments of bytes": (of_moment(lambda moment: moment.to(torch.uint8)), "exp_avg is of type U8"),
+    "moments of bytes": (of_moment(lambda moment: moment.to(torch.uint8)), "exp_avg has type U8"),
     "a step of many numbers": (of_moment(lambda _: torch.zeros(3), "step"), "step has shape"),
     "a moment that is a number": (
         in_document("optimizer.json", lambda each: each["param_groups"]["state"][WEIGHT].update(exp_avg=1.0)),
-        "does not mention|not a tensor",
+        "unknown tensors|not a tensor",
     ),
     "a rate that is a text": (
         in_document("optimizer.json", lambda each: each["param_groups"]["groups"][0].update(lr="fast")), "not a number"

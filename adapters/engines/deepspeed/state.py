@@ -16,9 +16,8 @@ from hexloop.adapters.engines.deepspeed.partitions import Fragment, ZeroPartitio
 from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues
 from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.moment_checks import Expected, refuse_unfit_moments
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
-from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS
+from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_moments
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,
     TYPES,
@@ -104,7 +103,7 @@ class ZeroOptimizerState:
                 document = by_name(document, self._present_names(), self._model)
             self._refuse_other_groups(document["groups"])
             self._refuse_other_shapes(document, found)
-            restoring = StateDecoder(found, package_classes(self._partitions.optimizer), holds=False)
+            restoring = StateDecoder(found, package_classes(self._partitions.optimizer), hides=False)
             self._groups.put(self._groups.taken(document, restoring))
             for flat, parameters in self._by_flat_tensor():
                 with self._partitions.loaded(flat):
@@ -180,7 +179,7 @@ class ZeroOptimizerState:
 
         for key, value in document["state"].get(name, {}).items():
             if not (isinstance(value, dict) and TENSOR in value):
-                live[key] = StateDecoder(found).restore(value)
+                live[key] = StateDecoder(found).decode(value)
                 continue
             part = found[value[TENSOR]]
             if key == COUNTER or part.shape != whole_shape(parameter):
@@ -192,10 +191,10 @@ class ZeroOptimizerState:
         if name in document.get(MASTERS, {}):
             fill(master, found[document[MASTERS][name][TENSOR]])
 
-    def _expected(self) -> dict[str, Expected]:
+    def _expected(self) -> dict[str, MomentSpec]:
         parameters = (each for group in self._partitions.groups for each in group)
         return {
-            self._names[id(each)]: Expected(tuple(whole_shape(each)), {torch.float32, each.dtype}, fused=True)
+            self._names[id(each)]: MomentSpec(tuple(whole_shape(each)), {torch.float32, each.dtype}, fused=True)
             for each in parameters
         }
 
@@ -213,7 +212,7 @@ class ZeroOptimizerState:
 
     def _refuse_other_shapes(self, document: Mapping[str, Any], found: Mapping[str, Part]) -> None:
         state, expected = document["state"], self._expected()
-        refuse_unfit_moments(self._partitions.optimizer, state, found, expected)
+        check_moments(self._partitions.optimizer, state, found, expected)
         for name, value in document.get(MASTERS, {}).items():
             if found[value[TENSOR]].shape != expected[name].shape:
                 raise ValueError(

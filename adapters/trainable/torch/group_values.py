@@ -1,4 +1,4 @@
-"""What an optimizer keeps in its parameter groups besides the parameters: learning rates, options and state.
+"""The values in an optimizer's parameter groups: learning rates, options and state.
 
 A resumed run takes the learning rates and the state from the checkpoint, and keeps its own options. State is what the
 optimizer, a schedule or a callback changed since the run started, and every tensor. Functions are configuration: they
@@ -25,13 +25,13 @@ STATE_KEYS = "state_keys"
 PARAMETERS = frozenset({"params", "param_names"})
 
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
-"""Set by the schedule; always taken from a checkpoint."""
+"""Set by the schedule; always loaded from a checkpoint."""
 
 IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})
-"""Never taken from a checkpoint: they select the kernel, or the direction of the steps."""
+"""Never loaded from a checkpoint: they select the kernel, or the direction of the steps."""
 
 CYCLED = frozenset({"momentum", "betas"})
-"""What torch's schedules change in groups of torch's optimizers, apart from the rates."""
+"""The values, besides the rates, that torch's schedules change in the groups of torch's optimizers."""
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type, partial)
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
@@ -64,11 +64,11 @@ class GroupValues:
     def export(self, encoder: StateEncoder, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the values of `groups`, those of a state dict, as JSON; functions are left out.
 
-        Raises CheckpointError for what a checkpoint cannot hold.
+        Raises CheckpointError for a value that cannot be stored.
         """
         return [
             {
-                key: encoder.flatten(value, f"group.{key}")
+                key: encoder.encode(value, f"group.{key}")
                 for key, value in group.items()
                 if key not in PARAMETERS and not _is_function(value)
             }
@@ -89,7 +89,7 @@ class GroupValues:
     def taken(self, document: Mapping[str, Any], decoder: StateDecoder) -> list[dict[str, Any]]:
         """Return the values to take from a saved optimizer, by group.
 
-        Raises ValueError for a value of another kind than the optimizer's own.
+        Raises ValueError for a value whose type differs from the optimizer's own.
         """
         groups, listed = document["groups"], document.get(STATE_KEYS)
         if listed is not None and len(listed) != len(groups):
@@ -102,7 +102,7 @@ class GroupValues:
             for key, value in saved.items():
                 if key in PARAMETERS or key in IMPLEMENTATION or key not in RATES.union(keys):
                     continue
-                restored = decoder.restore(value, device)
+                restored = decoder.decode(value, device)
                 restored = restored.tensor if isinstance(restored, UncastTensor) else restored
                 checked = key in live and (key in RATES or is_torchs(self._optimizer))
                 values[key] = _like(live[key], restored, key) if checked else restored
@@ -110,14 +110,14 @@ class GroupValues:
         return taken
 
     def merged(self, taken: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return each group's own values, with those that were taken in their place; without the parameters."""
+        """Return each group's values, without the parameters, updated with those that were taken."""
         return [
             {**{key: value for key, value in group.items() if key not in PARAMETERS}, **values}
             for group, values in zip(self._optimizer.param_groups, taken, strict=True)
         ]
 
     def put(self, merged: Sequence[Mapping[str, Any]]) -> None:
-        """Put values into the optimizer's groups."""
+        """Update the optimizer's groups."""
         for group, values in zip(self._optimizer.param_groups, merged, strict=True):
             group.update(values)
 
@@ -126,7 +126,7 @@ class GroupValues:
         return key in first and _is_plain(value) and _same(first[key], value)
 
     def _keys_of_older(self, saved: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[str]:
-        """The state among the values of a checkpoint that does not list it."""
+        """Yield the keys that are state in a checkpoint that does not list them."""
         for key, value in saved.items():
             if (
                 key not in live
@@ -139,12 +139,12 @@ class GroupValues:
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a group's values that are plain or tensors, which `load_state_dict` can copy."""
+    """Return the values of a group that `load_state_dict` can copy: plain values and tensors."""
     return {key: value for key, value in values.items() if isinstance(value, Tensor) or _is_plain(value)}
 
 
 def _is_function(value: Any) -> bool:
-    """Return whether a value is a function or class, or a collection of such alone."""
+    """Return whether a value is a function or class, or a collection of these only."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_function, value))
     if isinstance(value, dict):
@@ -166,14 +166,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _like(own: Any, saved: Any, key: str) -> Any:
-    """Return a saved value in the place of the optimizer's own. Raises ValueError where it is of another kind."""
+    """Return a saved value to replace the optimizer's own. Raises ValueError if its type or shape differs."""
     if isinstance(own, Tensor):
         if not isinstance(saved, Tensor):
             saved = torch.tensor(_number(saved, key), dtype=own.dtype)
         if saved.shape != own.shape or saved.dtype != own.dtype:
             raise ValueError(
                 f"The saved optimizer has {key} of shape {tuple(saved.shape)} and {saved.dtype} in a group, and this "
-                f"one has it of shape {tuple(own.shape)} and {own.dtype}."
+                f"one of shape {tuple(own.shape)} and {own.dtype}."
             )
         return saved.to(own.device)
     if isinstance(own, bool):

@@ -1,4 +1,4 @@
-"""The weights of a module, under the names of the user's model."""
+"""The weights of a module, under the names in the module that the user passed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
 EXTRA = "_extra_state"
-"""The last component of the name of a module's `get_extra_state`."""
+"""The last component of the name of a module's extra state (`get_extra_state`) in a state dict."""
 
 MOST_NAMED = 20
-"""How many tensors a message lists for each kind of difference."""
+"""The most tensors of one kind that a message lists."""
 
 
 class ModelState:
-    """Exportable adapter for a module's parameters and buffers, and the extra state of its submodules.
+    """Implements the Exportable port for a module's parameters, buffers and extra state.
 
-    A tied tensor is exported once, under the name that is not in transformers' tied keys, else under its first name;
-    loading it fills all names.
-
-    layout: how the tensors are distributed. If they are sharded, each is exported whole by one rank, and as an empty
-    part by the others. writers: how many ranks export tensors; None: all.
+    A tensor with several names (tied weights) is exported once: under the name that the model does not derive from
+    another (transformers' tied keys), or else under the first. Loading it fills all of them.
+    layout: how the tensors are distributed over the ranks. One rank exports a distributed tensor as a whole, the others
+    export an empty part of it. writers: the number of ranks that export tensors; all ranks if None.
     """
 
     def __init__(self, model: nn.Module, layout: TorchLayout = WHOLE, writers: int | None = None) -> None:
@@ -43,7 +42,7 @@ class ModelState:
         self._writers = writers
 
     def export(self) -> Iterator[Part]:
-        """Yield every tensor of the state dict once, and each extra state as a JSON document."""
+        """Export every tensor of the state dict once, and each extra state as a JSON document."""
         tensors = self.named_tensors()
         if isinstance(self._layout, WholeLayout):
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
@@ -53,11 +52,11 @@ class ModelState:
         yield from self.extra_parts()
 
     def extra_parts(self) -> Iterator[Part]:
-        """Yield each extra state as a JSON document, after its tensors."""
+        """Export each extra state, as a JSON document and its tensors."""
         for name, value in self._extra().items():
-            flattening = StateEncoder(type(self._model).__qualname__)
-            document = flattening.flatten(value, f"{name}.value")
-            for inner, tensor in flattening.tensors.items():
+            encoder = StateEncoder(type(self._model).__qualname__)
+            document = encoder.encode(value, f"{name}.value")
+            for inner, tensor in encoder.tensors.items():
                 yield tensor_part(inner, tensor)
             yield json_part(name, document)
 
@@ -69,21 +68,21 @@ class ModelState:
     def load(self, parts: Iterable[Part]) -> None:
         """Copy the parts into the module's own tensors.
 
-        Raises ValueError, changing nothing, if tensors are missing, unknown or have other shapes.
+        Raises ValueError, changing nothing, if a tensor is missing, unknown or of a different shape.
         """
         found = {part.name: part for part in parts}
         problems = self.differences(list(found.values()))
         if problems:
             raise ValueError(f"The saved weights do not fit the model: {'; '.join(problems)}.")
-        own, restoring = self._state(), StateDecoder(found)
-        extra = {name: restoring.restore(json_value(found[name])) for name in self._extra()}
+        own, decoder = self._state(), StateDecoder(found)
+        extra = {name: decoder.decode(json_value(found[name])) for name in self._extra()}
         with torch.no_grad():
             self._copy({name: own[name] for name in found if name in own}, found)
         for name, value in extra.items():
             self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
     def _copy(self, own: Mapping[str, Tensor], found: Mapping[str, Part]) -> None:
-        """Fill each tensor from its part; of a sharded tensor, only this rank's elements are read."""
+        """Fill each tensor from the part of its name; of a distributed tensor, only this rank's elements are read."""
         for name, tensor in own.items():
             spread = self._layout.spread(tensor, tensor)
             if spread is None:
@@ -92,7 +91,7 @@ class ModelState:
                 self._layout.local(tensor).copy_(read_slice(found[name], *spread.own))
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
-        """Return how saved tensors differ from the model's: missing, unknown, other shapes and, if asked, types."""
+        """Return how saved tensors differ from the model's: missing, unknown, other shapes and optionally types."""
         found = {part.name: part for part in parts}
         own, extra = self._state(), self._extra()
         shapes = {name: shape_of(tensor, tensor, self._layout) for name, tensor in own.items()}
@@ -101,17 +100,17 @@ class ModelState:
         belonging = {name for name in found if any(name == each or name.startswith(f"{each}.") for each in extra)}
         both = sorted(name for name in found.keys() & own.keys() if found[name].dtype != JSON)
         listed = {
-            "missing": [f"{name} is missing" for name in sorted({*owners.values(), *extra} - held)],
+            "missing": [f"{name} is not in the checkpoint" for name in sorted({*owners.values(), *extra} - held)],
             "unknown": [
-                f"{name} is unknown to the model" for name in sorted(found.keys() - own.keys() - belonging)
+                f"{name} is not in the model" for name in sorted(found.keys() - own.keys() - belonging)
             ],
             "shapes": [
-                f"{name} is of shape {found[name].shape} there and {shapes[name]} here"
+                f"{name} has shape {found[name].shape} in the checkpoint and {shapes[name]} in the model"
                 for name in both
                 if found[name].shape != shapes[name]
             ],
             "types": [
-                f"{name} is of type {found[name].dtype} there and {DTYPES.get(own[name].dtype)} here"
+                f"{name} has type {found[name].dtype} in the checkpoint and {DTYPES.get(own[name].dtype)} in the model"
                 for name in both
                 if types and found[name].dtype != DTYPES.get(own[name].dtype)
             ],
@@ -132,11 +131,11 @@ def _is_extra(name: str) -> bool:
 
 def _shortened(problems: list[str]) -> list[str]:
     left = len(problems) - MOST_NAMED
-    return problems if left <= 0 else [*problems[:MOST_NAMED], f"and so are {left} more"]
+    return problems if left <= 0 else [*problems[:MOST_NAMED], f"and {left} more"]
 
 
 def _owners(model: nn.Module, state: dict[str, Tensor]) -> dict[str, str]:
-    """For each name of a tensor the one name under which the tensor leaves."""
+    """Return, for each name of a tensor, the name under which the tensor is exported."""
     names_of: dict[int, list[str]] = {}
     for name, tensor in state.items():
         names_of.setdefault(id(tensor), []).append(name)
@@ -150,6 +149,6 @@ def _owners(model: nn.Module, state: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _is_derived(model: nn.Module, name: str) -> bool:
-    """Whether the model makes the tensor of this name from another's, by a name or a pattern of names."""
+    """Return whether the model derives the tensor of this name from another, according to its tied keys or patterns."""
     derived = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
     return any(name == key or re.fullmatch(key, name) for key in derived)

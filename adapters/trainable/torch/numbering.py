@@ -1,4 +1,4 @@
-"""Conversion between torch optimizers' state dicts, which number the parameters, and hexloop's, which names them."""
+"""Conversion between torch optimizers' state dicts, which number the parameters, and hexloop's, which name them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import Part
 
 NUMBERED = "numbered"
-"""The entry of a document whose parameters are numbered."""
+"""The key of a document that numbers the parameters."""
 
 OF_PARAMETERS_SHAPE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
-"""State that has its parameter's shape in every torch optimizer that has state of this name."""
+"""The state that has its parameter's shape in all of torch's optimizers with this name."""
 
 
 def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the parts that `OptimizerState` loads from an optimizer's state dict, which has no parameter names.
+    """Return the parts that `OptimizerState` loads, from a state dict without the names of the parameters.
 
-    Raises CheckpointError if it holds values that a checkpoint cannot hold.
+    Raises CheckpointError if it contains a value that cannot be stored.
     """
-    flattening = StateEncoder("an optimizer")
+    encoder = StateEncoder("an optimizer")
     document = {
         NUMBERED: True,
         "groups": [
-            {**flattening.flatten(dict(group), "group"), "params": list(group["params"])}
+            {**encoder.encode(dict(group), "group"), "params": list(group["params"])}
             for group in state_dict["param_groups"]
         ],
-        "state": {str(number): flattening.flatten(dict(v), str(number)) for number, v in state_dict["state"].items()},
+        "state": {str(number): encoder.encode(dict(v), str(number)) for number, v in state_dict["state"].items()},
     }
-    for name, tensor in flattening.tensors.items():
+    for name, tensor in encoder.tensors.items():
         yield tensor_part(name, tensor)
     yield json_part("param_groups", document)
 
 
 def by_name(document: Mapping[str, Any], present: Sequence[Sequence[str]], model: nn.Module) -> dict[str, Any]:
-    """Return a numbered document with the numbers replaced by the optimizer's parameter names, `present` by group.
+    """Return a numbered document with the names of the optimizer's parameters (`present`, by group) instead of numbers.
 
-    Groups of the same sizes correspond one to one, as in torch. If this optimizer has one group, two saved groups with
-    equal options are merged: transformers separates parameters with and without weight decay even if it is 0.
-    Raises ValueError in all other cases.
+    As in torch, groups of the same sizes correspond one by one. Two saved groups with equal options are those that
+    transformers makes with and without weight decay; they correspond to one group here.
+    Raises ValueError if the groups do not correspond.
     """
     saved = [list(group["params"]) for group in document["groups"]]
     if [len(group) for group in saved] == [len(group) for group in present]:
@@ -68,38 +68,34 @@ def _merged(
     if others or sizes != expected or options[0] != options[1]:
         raise ValueError(
             f"The saved optimizer has groups of {sizes} parameters, and this one has groups of "
-            f"{[len(group) for group in present]}; resume with the model, the optimizer and the weight decay that it "
-            "was saved with."
+            f"{[len(group) for group in present]}; resume with the same model, optimizer and weight decay."
         )
     return names, [{**options[0], "params": list(one)}]
 
 
-def refuse_other_shapes(
-    state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, Part]
-) -> None:
-    """Raise ValueError for a moment whose shape is not that of its parameter; `shapes` are by parameter name."""
+def check_shapes(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, Part]) -> None:
+    """Raise ValueError if a moment does not have the shape of its parameter, by name."""
     for name, values in state.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             if key in OF_PARAMETERS_SHAPE and isinstance(value, dict) and TENSOR in value:
                 part = found.get(value[TENSOR])
                 if part is not None and part.shape != shapes[name]:
                     raise ValueError(
-                        f"The saved optimizer's {key} of {name} has the shape {part.shape}, and the parameter has "
-                        f"{shapes[name]}: the parameters were in another order; resume with the model that it was "
-                        "saved with."
+                        f"The saved optimizer's {key} of {name} has shape {part.shape}, and the parameter has shape "
+                        f"{shapes[name]}: the parameters are in a different order; resume with the same model."
                     )
 
 
 def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | None = None) -> dict[str, Any]:
-    """Return a torch optimizer's state dict from what `OptimizerState` exported, with numbered parameters.
+    """Return the state dict of a torch optimizer from the parts that `OptimizerState` exported, with numbers in order.
 
-    groups: the parameter names by group, if the one saved group is to be split. Raises ValueError for objects, and for
-    state that torch's own state dicts do not have.
+    groups: the names of the parameters by group, to split the only saved group.
+    Raises ValueError if the state contains objects, or more than groups and the state of parameters.
     """
-    document, restoring = json_value(parts["param_groups"]), StateDecoder(parts, holds=False)
+    document, decoder = json_value(parts["param_groups"]), StateDecoder(parts, hides=False)
     saved = document["groups"]
     if document.get("further"):
-        raise ValueError("the optimizer has state other than that of parameters")
+        raise ValueError("the optimizer has more state than that of parameters")
     if groups is not None:
         (one,) = saved
         saved = [{**one, "params": list(names)} for names in groups]
@@ -108,9 +104,9 @@ def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | N
         for name in group["params"]:
             numbers[name] = len(numbers)
     return {
-        "state": {numbers[name]: restoring.restore(values) for name, values in document["state"].items()},
+        "state": {numbers[name]: decoder.decode(values) for name, values in document["state"].items()},
         "param_groups": [
-            {**restoring.restore({k: v for k, v in group.items() if k != "params"}),
+            {**decoder.decode({k: v for k, v in group.items() if k != "params"}),
              "params": [numbers[name] for name in group["params"]]}
             for group in saved
         ],

@@ -1,14 +1,15 @@
-"""The moments and options of a torch optimizer, under the names of the model's parameters."""
+"""The state of a torch optimizer, under the names of the model's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues, plain_values
 from hexloop.adapters.trainable.torch.layouts import (
@@ -20,9 +21,10 @@ from hexloop.adapters.trainable.torch.layouts import (
     merge_uneven_state,
     shape_of,
 )
-from hexloop.adapters.trainable.torch.moment_checks import Expected, refuse_unfit_moments
-from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, refuse_other_shapes
+from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, check_shapes
 from hexloop.adapters.trainable.torch.serialization import (
+    DTYPES,
+    TENSOR,
     StateDecoder,
     StateEncoder,
     UncastTensor,
@@ -37,20 +39,21 @@ from hexloop.ports.parallelism import Spread
 from hexloop.ports.state import JSON, Part
 
 OPTIONS = "param_groups"
+"""The name of the JSON document."""
+
 FURTHER = "further"
-"""The entry of what a state dict has besides groups and the state of parameters."""
+"""The key for what a state dict contains besides groups and the state of parameters."""
 
 
 class OptimizerState:
-    """Exportable adapter for any torch optimizer, whatever its state dict holds.
+    """Implements the Exportable port for any torch optimizer, whatever its state dict contains.
 
-    Options and state may be tensors, numbers, strings, tuples, lists, dictionaries, torch types, and objects of the
-    optimizer's own package with such attributes. They are restored bit-identically: torch decides on which device a
-    loaded tensor is, but one whose dtype is not that of its parameter keeps its own, which torch would cast (8-bit
-    states, float32 moments of bfloat16 weights). Construct it before the first step; see `GroupValues`.
-
-    layout: how the tensors are distributed. If they are sharded, each is exported whole by one rank, and as an empty
-    part by the others.
+    Options and state may be tensors, numbers, texts, tuples, lists, dictionaries, torch types, and objects of the
+    optimizer's own package with such attributes. They are restored bit-identically: torch chooses the device of a
+    loaded tensor, but a tensor whose type differs from its parameter's (8-bit state, float32 moments of bfloat16
+    weights) keeps its type, which torch would change. Construct it before the first step; see `GroupValues`.
+    layout: how tensors are distributed over the ranks. One rank exports a distributed tensor as a whole, the others
+    export an empty part of it.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, layout: TorchLayout = WHOLE) -> None:
@@ -61,18 +64,18 @@ class OptimizerState:
         self._groups = GroupValues(optimizer)
 
     def export(self) -> Iterator[Part]:
-        """Yield each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
+        """Export each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
         whole = isinstance(self._layout, WholeLayout)
         names = self._names if whole else {}
-        flattening = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer), names)
+        encoder = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer), names)
         kept = self._optimizer.state_dict()
-        groups = self._groups.export(flattening, kept["param_groups"])
+        groups = self._groups.export(encoder, kept["param_groups"])
         named = dict(enumerate(self._named_parameters()))
         document: dict[str, Any] = {
             "groups": [{**group, "params": names} for group, names in zip(groups, self._present_names(), strict=True)],
             STATE_KEYS: self._groups.state_keys(),
             "state": {
-                name: flattening.flatten(kept["state"][number], name, parameter)
+                name: encoder.encode(kept["state"][number], name, parameter)
                 for number, (name, parameter) in named.items()
                 if number in kept["state"]
             },
@@ -81,11 +84,11 @@ class OptimizerState:
         unnumbered = {key: value for key, value in kept["state"].items() if key not in named}
         if further or unnumbered:
             values = {"top": further, "state": unnumbered}
-            document[FURTHER] = {key: flattening.flatten(value, FURTHER) for key, value in values.items()}
+            document[FURTHER] = {key: encoder.encode(value, FURTHER) for key, value in values.items()}
         if whole:
-            yield from (tensor_part(name, tensor) for name, tensor in flattening.tensors.items())
+            yield from (tensor_part(name, tensor) for name, tensor in encoder.tensors.items())
         else:
-            entries = entries_of(flattening.tensors, flattening.parameters, self._layout)
+            entries = entries_of(encoder.tensors, encoder.parameters, self._layout)
             if self._layout.uneven:
                 document["state"], entries = merge_uneven_state(
                     document["state"], entries, dict(named.values()), self._layout
@@ -100,35 +103,35 @@ class OptimizerState:
         """
         found = {part.name: part for part in parts}
         if OPTIONS not in found or found[OPTIONS].dtype != JSON:
-            raise ValueError(f"The saved optimizer lacks its document {OPTIONS!r}.")
+            raise ValueError(f"The saved optimizer has no document {OPTIONS!r}.")
         document = json_value(found[OPTIONS])
         if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
-            raise ValueError(f"The saved optimizer has tensors that it does not mention: {', '.join(sorted(unknown))}.")
+            raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
-                refuse_other_shapes(document["state"], self._shapes(), found)
-            self._refuse_other_groups(document["groups"])
-            refuse_unfit_moments(self._optimizer, document["state"], found, self._expected())
+                check_shapes(document["state"], self._shapes(), found)
+            self._check_groups(document["groups"])
+            check_moments(self._optimizer, document["state"], found, self._expected())
             classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
             keys = self._layout.parameters(self._model)
-            self._take(document, StateDecoder(found, classes, spread=spread, keys=keys))
+            self._load_document(document, StateDecoder(found, classes, spread=spread, keys=keys))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"The saved optimizer is malformed: {error!r}.") from error
+            raise ValueError(f"The saved optimizer is invalid: {error!r}.") from error
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         parameters = self._layout.parameters(self._model)
         return {name: shape_of(parameter, parameter, self._layout) for name, parameter in parameters.items()}
 
-    def _expected(self) -> dict[str, Expected]:
+    def _expected(self) -> dict[str, MomentSpec]:
         return {
-            self._name(each): Expected(shape_of(each, each, self._layout), [each.dtype], bool(group.get("fused")))
+            self._name(each): MomentSpec(shape_of(each, each, self._layout), [each.dtype], bool(group.get("fused")))
             for group in self._optimizer.param_groups
             for each in group["params"]
         }
 
     def _spread(self, state: Mapping[str, Any], found: Mapping[str, Part]) -> dict[str, Callable[[Part], Tensor]]:
-        """Return, for each tensor that is sharded like its parameter, what reads this rank's elements of it."""
+        """Return a function that reads this rank's elements for each tensor that is distributed like its parameter."""
         readers: dict[str, Callable[[Part], Tensor]] = {}
         for name, parameter in self._named_parameters():
             spread = self._layout.spread(parameter, parameter)
@@ -137,19 +140,19 @@ class OptimizerState:
                     readers[tensor] = partial(_own, self._layout, parameter, spread)
         return readers
 
-    def _take(self, document: Mapping[str, Any], restoring: StateDecoder) -> None:
+    def _load_document(self, document: Mapping[str, Any], decoder: StateDecoder) -> None:
         named = list(self._named_parameters())
         numbers = {name: number for number, (name, _) in enumerate(named)}
-        merged = self._groups.merged(self._groups.taken(document, restoring))
+        merged = self._groups.merged(self._groups.taken(document, decoder))
         groups = [
             {**plain_values(values), "params": [numbers[name] for name in group["params"]]}
             for values, group in zip(merged, document["groups"], strict=True)
         ]
         state: dict[Any, Any] = {
-            numbers[name]: restoring.restore(values, named[numbers[name]][1].device)
+            numbers[name]: decoder.decode(values, named[numbers[name]][1].device)
             for name, values in document["state"].items()
         }
-        further = {key: restoring.restore(value) for key, value in document.get(FURTHER, {}).items()}
+        further = {key: decoder.decode(value) for key, value in document.get(FURTHER, {}).items()}
         unnumbered = further.get("state", {})
         self._optimizer.load_state_dict(
             {**further.get("top", {}), "state": {**state, **unnumbered}, "param_groups": groups}
@@ -158,14 +161,14 @@ class OptimizerState:
         for number, (_, parameter) in enumerate(named):
             if number in state and parameter in self._optimizer.state:
                 loaded = self._optimizer.state[parameter]
-                self._optimizer.state[parameter] = _exact(state[number], loaded, parameter, restoring.own_type)
+                self._optimizer.state[parameter] = _exact(state[number], loaded, parameter, decoder.own_type)
 
-    def _refuse_other_groups(self, groups: list[dict[str, Any]]) -> None:
+    def _check_groups(self, groups: list[dict[str, Any]]) -> None:
         saved, present = [group["params"] for group in groups], self._present_names()
         if saved != present:
             raise ValueError(
                 f"The saved optimizer has the parameter groups {saved}, and this one has {present}; "
-                "resume with the model and the weight decay that it was saved with."
+                "resume with the same model and weight decay."
             )
 
     def _present_names(self) -> list[list[str]]:
@@ -179,8 +182,8 @@ class OptimizerState:
     def _name(self, parameter: Tensor) -> str:
         if id(parameter) not in self._names:
             raise CheckpointError(
-                f"The optimizer has a tensor of shape {tuple(parameter.shape)} that is not a parameter of the model, "
-                "so no checkpoint would hold it; register it as a parameter of the model."
+                f"The optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
+                "model, so a checkpoint would not contain it; register it as a parameter of the model."
             )
         return self._names[id(parameter)]
 
@@ -191,7 +194,7 @@ def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> 
 
 
 def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> Any:
-    """Return the state that the optimizer loaded, its tensors with the dtype and the strides of `saved`."""
+    """Return the state that the optimizer `loaded` from `saved`, with the saved types, and the parameter's strides."""
     if isinstance(loaded, UncastTensor):
         saved = loaded = loaded.tensor.to(parameter.device)
     if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.shape == loaded.shape:
@@ -209,3 +212,90 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
         pairs = zip(saved, loaded, strict=True)
         return type(saved)(_exact(one, other, parameter, own_type) for one, other in pairs)
     return loaded
+
+
+# Checks of saved moments before any is loaded: fused kernels do not check them, and write beyond the memory of a moment
+# that is smaller than its parameter, or of a smaller type
+
+SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
+"""Moments that are a single number."""
+
+OF_PARAMETER = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "sum", "square_avg", "grad_avg"}
+    | {"acc_delta", "ax", "prev", "step_size", "variance"}
+)
+"""Moments that have their parameter's shape."""
+
+FACTORS = {"row_var": -1, "col_var": -2}
+"""Moments that have their parameter's shape except for one dimension, which is 1."""
+
+STATES = frozenset({"state1", "state2"})
+"""Moments of bitsandbytes, of any type; one of its optimizers stores two of them in one tensor."""
+
+CHECKED = ("torch.optim", "deepspeed", "apex", "bitsandbytes")
+"""The packages whose optimizers have moments of these names, and kernels that do not check them."""
+
+
+@frozen
+class MomentSpec:
+    """What a parameter's moments may be: its whole shape, the allowed types (any if empty), whether it is fused."""
+
+    shape: tuple[int, ...]
+    dtypes: Collection[torch.dtype] = ()
+    fused: bool = False
+
+
+def check_moments(
+    optimizer: Optimizer, state: Mapping[str, Any], found: Mapping[str, Part], parameters: Mapping[str, MomentSpec]
+) -> None:
+    """Raise ValueError for a saved moment that does not fit its parameter.
+
+    state: the saved state of each parameter, by name; its tensors are in `found`.
+    """
+    if not _is_checked(optimizer):
+        return
+    for name, values in state.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key in SCALARS | OF_PARAMETER | STATES or key in FACTORS:
+                _check_moment(f"{name}.{key}", key, value, found, parameters[name])
+
+
+def _is_checked(optimizer: Optimizer) -> bool:
+    kinds: Iterable[type[Any]] = type(optimizer).__mro__
+    own = (kind for kind in kinds if issubclass(kind, Optimizer) and kind is not Optimizer)
+    return not isinstance(optimizer, LBFGS) and any(kind.__module__.startswith(CHECKED) for kind in own)
+
+
+def _check_moment(label: str, key: str, value: Any, found: Mapping[str, Part], parameter: MomentSpec) -> None:
+    if not (isinstance(value, dict) and TENSOR in value):
+        if value is None or (key in SCALARS and isinstance(value, int | float)):
+            return
+        raise ValueError(f"The saved {label} is {value!r}, which is not a tensor.")
+    part = found.get(value[TENSOR])
+    if part is None:
+        raise ValueError(f"The saved optimizer has no tensor {value[TENSOR]!r}.")
+    if part.shape not in _shapes(key, parameter.shape):
+        raise ValueError(f"The saved {label} has shape {part.shape}, and its parameter {parameter.shape}.")
+    if key in STATES:
+        return
+    allowed = _dtypes(key, parameter)
+    if part.dtype not in allowed:
+        raise ValueError(f"The saved {label} has type {part.dtype}, but should have one of {', '.join(allowed)}.")
+
+
+def _shapes(key: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    if key in SCALARS:
+        return ((),)
+    if key in FACTORS:
+        factor = list(shape)
+        if len(shape) >= 2:
+            factor[FACTORS[key]] = 1
+        return (tuple(factor),)
+    return (shape, (2, *shape)) if key in STATES else (shape,)
+
+
+def _dtypes(key: str, parameter: MomentSpec) -> list[str]:
+    """Return the safetensors names of the types that a moment may have."""
+    if parameter.fused:
+        return [DTYPES[torch.float32]] if key in SCALARS else [DTYPES[dtype] for dtype in parameter.dtypes]
+    return [name for dtype, name in DTYPES.items() if dtype.is_floating_point or dtype.is_complex]

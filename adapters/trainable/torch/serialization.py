@@ -1,4 +1,4 @@
-"""Tensors as parts, and parts as tensors."""
+"""Tensors and nested values as named parts of an export, and back."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The safetensors name of each type."""
+"""The safetensors name of each torch type."""
 
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def tensor_part(name: str, tensor: Tensor) -> Part:
-    """The whole tensor as one part; its bytes are copied to the host when they are read.
+    """Return the whole tensor as one part. Its bytes are copied to the host when they are read.
 
-    Raises CheckpointError for a tensor that is no plain array of numbers, or of a type that safetensors lacks.
+    Raises CheckpointError for a tensor that is not a dense array, or of a type that safetensors does not have.
     """
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
         raise CheckpointError(
-            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}, and safetensors has no place "
-            "for that; keep a plain tensor of another type there."
+            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}, which safetensors does not "
+            "support; use a dense tensor of another type."
         )
 
     def read() -> memoryview:
@@ -61,24 +61,24 @@ def tensor_part(name: str, tensor: Tensor) -> Part:
 
 
 def read_tensor(part: Part) -> Tensor:
-    """A new tensor of the part's type and shape that shares no memory with the part.
+    """Return a new tensor with the part's type, shape and values.
 
-    Raises ValueError, naming the part, where its bytes are not as many as its shape takes, before it takes memory.
+    Raises ValueError, before it allocates memory, if the part's bytes do not have the size of its shape.
     """
     return _tensor(part, part.read, prod(part.shape)).view(part.shape)
 
 
 def read_slice(part: Part, begin: int, length: int) -> Tensor:
-    """The elements of a whole tensor's part from `begin` on, as a new flat tensor. Raises ValueError as `tensor_of`."""
+    """Return some elements of a whole tensor's part as a new flat tensor. Raises ValueError like `read_tensor`."""
     return _tensor(part, lambda: part.run(begin, length), length)
 
 
 def _tensor(part: Part, read: Callable[[], memoryview], count: int) -> Tensor:
     if part.dtype not in TYPES:
-        raise ValueError(f"{part.name} is of the type {part.dtype}, which this torch does not have.")
+        raise ValueError(f"{part.name} has the type {part.dtype}, which this version of torch does not have.")
     dtype, data = TYPES[part.dtype], read()
     if len(data) != count * dtype.itemsize:
-        raise ValueError(f"{part.name} has {len(data)} bytes, and its shape {part.shape} takes another number of them.")
+        raise ValueError(f"{part.name} has {len(data)} bytes, which does not fit its shape {part.shape}.")
     tensor = torch.empty(count, dtype=dtype)
     if count:
         tensor.view(torch.uint8).numpy()[:] = data
@@ -86,17 +86,17 @@ def _tensor(part: Part, read: Callable[[], memoryview], count: int) -> Tensor:
 
 
 TENSOR, TUPLE, PAIRS, DTYPE, OBJECT = "__tensor__", "__tuple__", "__pairs__", "__dtype__", "__object__"
-"""How JSON marks a tensor that is a part of its own, a tuple, a dictionary whose keys are no texts, a torch type, and
-an object of a class that the optimizer's modules know."""
+"""The keys that mark, in JSON, the name of a tensor, a tuple, a dictionary with keys other than texts, a torch type,
+and an object of a class from the optimizer's package."""
 
 OWN_TYPE = "own_type"
-"""Beside TENSOR: the tensor is of another type than the parameter that it belongs to, and stays so."""
+"""Next to TENSOR: the tensor has another type than the parameter that it belongs to, and keeps it."""
 
 ON_DEVICE = "on_device"
-"""Beside TENSOR: the tensor is not in host memory, though it belongs to no parameter."""
+"""Next to TENSOR: the tensor is not in host memory, although it belongs to no parameter."""
 
 PARAMETER = "__parameter__"
-"""How JSON marks a parameter, by its name, that is a key of a dictionary."""
+"""The key that marks, in JSON, the name of a parameter that is a key of a dictionary."""
 
 _MARKS = frozenset({TENSOR, TUPLE, PAIRS, DTYPE, OBJECT, PARAMETER})
 
@@ -104,9 +104,9 @@ Classes = Mapping[str, type[Any]]
 
 
 def package_classes(owner: object) -> Classes:
-    """The classes of which an object may be rebuilt, by name: plain ones of `owner`'s own package, as its modules name.
+    """Return the classes, by name, of which objects may be restored: those in the modules of `owner`'s own package.
 
-    What a checkpoint says is looked up here and nowhere else, so that no name in a file imports or calls anything.
+    The names in a checkpoint are looked up only here, so no name in a file can import or call anything.
     """
     found: dict[str, type[Any]] = {}
     for kind in type(owner).__mro__:
@@ -121,11 +121,11 @@ def package_classes(owner: object) -> Classes:
 
 @define
 class StateEncoder:
-    """Turns values into JSON; their tensors gather in `tensors` under dotted names, each once however often it is met.
+    """Converts values to JSON. Their tensors are collected in `tensors` under dotted names, each tensor once.
 
-    owner: whose values they are, for messages. classes: those of which objects may be kept. names: those of the
-    parameters, by id, that may be keys of dictionaries.
-    parameters: afterwards, for the tensors of a parameter's state, that parameter.
+    owner: the name of the values' owner, for messages. classes: the classes whose objects may be stored. names: the
+    names of the parameters, by id, that may be keys of dictionaries.
+    parameters: after encoding, the parameter of each tensor that is state of a parameter.
     """
 
     owner: str
@@ -135,8 +135,8 @@ class StateEncoder:
     parameters: dict[str, Tensor] = field(factory=dict, init=False)
     _names: dict[int, str] = field(factory=dict, init=False)
 
-    def flatten(self, value: Any, name: str, parameter: Tensor | None = None) -> Any:
-        """`value`, called `name`, as JSON. Raises CheckpointError, saying where, for what cannot be kept."""
+    def encode(self, value: Any, name: str, parameter: Tensor | None = None) -> Any:
+        """Return `value`, called `name`, as JSON. Raises CheckpointError for a value that cannot be stored."""
         if isinstance(value, Tensor):
             return self._tensor(value, name, parameter)
         if value is None or isinstance(value, bool | str):
@@ -150,7 +150,7 @@ class StateEncoder:
         if isinstance(value, dict):
             return self._dictionary(value, name, parameter)
         if isinstance(value, list | tuple):
-            items = [self.flatten(inner, f"{name}.{index}", parameter) for index, inner in enumerate(value)]
+            items = [self.encode(inner, f"{name}.{index}", parameter) for index, inner in enumerate(value)]
             return {TUPLE: items} if isinstance(value, tuple) else items
         return self._object(value, name)
 
@@ -170,22 +170,22 @@ class StateEncoder:
 
     def _dictionary(self, value: dict[Any, Any], name: str, parameter: Tensor | None) -> dict[str, Any]:
         if all(isinstance(key, str) for key in value) and not _MARKS & value.keys():
-            return {key: self.flatten(inner, f"{name}.{key}", parameter) for key, inner in value.items()}
+            return {key: self.encode(inner, f"{name}.{key}", parameter) for key, inner in value.items()}
         return {
             PAIRS: [
-                [self._key(key, name), self.flatten(inner, f"{name}.{self.names.get(id(key), key)}", parameter)]
+                [self._key(key, name), self.encode(inner, f"{name}.{self.names.get(id(key), key)}", parameter)]
                 for key, inner in value.items()
             ]
         }
 
     def _key(self, key: Any, name: str) -> Any:
         if not isinstance(key, Tensor):
-            return self.flatten(key, name)
+            return self.encode(key, name)
         if id(key) not in self.names:
             raise CheckpointError(
-                f"{self.owner} keeps something in {name} for a tensor of shape {tuple(key.shape)}, which is not a "
-                "parameter of the model as it was passed in, so that a checkpoint cannot say which one it is; use an "
-                "optimizer that keeps it in `state`, or train in one process or with DDP."
+                f"{self.owner} has a dictionary in {name} with a tensor of shape {tuple(key.shape)} as a key, which is "
+                "not a parameter of the model as it was passed, so a checkpoint cannot identify it; use an optimizer "
+                "that keeps it in `state`, or train in one process or with DDP."
             )
         return {PARAMETER: self.names[id(key)]}
 
@@ -193,45 +193,45 @@ class StateEncoder:
         kind = type(value)
         if self.classes.get(_full_name(kind)) is not kind or not _is_plain(kind):
             raise CheckpointError(
-                f"You chose {self.owner}, whose {name} is a {_full_name(kind)}, which a checkpoint cannot hold, as "
-                "nothing is ever pickled; keep numbers, texts, tensors, lists and dictionaries there, or objects with "
-                "such attributes, of a class that the optimizer's own module defines or imports from its package."
+                f"{self.owner} cannot be saved: its {name} is a {_full_name(kind)}, and checkpoints contain no pickled "
+                "objects. Supported are numbers, texts, tensors, lists and dictionaries, and objects with such "
+                "attributes of a class that the optimizer's module defines or imports from its own package."
             )
-        kept = value.state_dict() if _speaks_for_itself(kind) else vars(value)
-        return {OBJECT: _full_name(kind), "state": self.flatten(dict(kept), name)}
+        kept = value.state_dict() if _has_state_dict(kind) else vars(value)
+        return {OBJECT: _full_name(kind), "state": self.encode(dict(kept), name)}
 
 
 @frozen(eq=False)
 class UncastTensor:
-    """A tensor that torch is not to see, as it would cast it to the type of its parameter."""
+    """Hides a tensor from torch, which would cast it to the type of its parameter."""
 
     tensor: Tensor
 
 
 @define
 class StateDecoder:
-    """Turns what `Flattening` made back into values. Every tensor is new; one that was met twice is one tensor again.
+    """Restores values that `StateEncoder` encoded. Every tensor is new; a tensor that occurred twice is restored once.
 
-    found: the parts, by name. holds: a tensor that is to keep its type comes as `Held`.
-    spread: what reads a tensor, by its name, of which this process holds but a part. keys: parameters by name.
-    own_type: afterwards, the ids of the counters that are to keep theirs.
+    found: the parts, by name. hides: return a tensor that keeps its own type as an UncastTensor.
+    spread: how to read a tensor, by name, of which this rank has only a part. keys: the parameters by name.
+    own_type: after decoding, the ids of the counters that keep their own type.
     """
 
     found: Mapping[str, Part]
     classes: Classes = field(factory=dict)
-    holds: bool = True
+    hides: bool = True
     spread: Mapping[str, Callable[[Part], Tensor]] = field(factory=dict)
     keys: Mapping[str, Tensor] = field(factory=dict)
     own_type: set[int] = field(factory=set, init=False)
     _tensors: dict[str, Tensor] = field(factory=dict, init=False)
 
-    def restore(self, value: Any, device: torch.device | None = None) -> Any:
-        """The value. Tensors within objects are put on `device`: torch, which places the others, does not see them.
+    def decode(self, value: Any, device: torch.device | None = None) -> Any:
+        """Return the value. Tensors in objects are moved to `device`: torch moves the others, but not these.
 
-        Raises ValueError where a tensor, a type or a class is not there.
+        Raises ValueError if a tensor, a type or a class does not exist.
         """
         if isinstance(value, list):
-            return [self.restore(inner, device) for inner in value]
+            return [self.decode(inner, device) for inner in value]
         if not isinstance(value, dict):
             return value
         if TENSOR in value:
@@ -239,43 +239,45 @@ class StateDecoder:
         if PARAMETER in value:
             return self.keys[value[PARAMETER]]
         if TUPLE in value:
-            return tuple(self.restore(inner, device) for inner in value[TUPLE])
+            return tuple(self.decode(inner, device) for inner in value[TUPLE])
         if PAIRS in value:
-            return {self.restore(key): self.restore(inner, device) for key, inner in value[PAIRS]}
+            return {self.decode(key): self.decode(inner, device) for key, inner in value[PAIRS]}
         if DTYPE in value:
             return _torch_type(value[DTYPE])
         if OBJECT in value:
             return self._object(value[OBJECT], value["state"], device)
-        return {key: self.restore(inner, device) for key, inner in value.items()}
+        return {key: self.decode(inner, device) for key, inner in value.items()}
 
     def _tensor(self, name: str, own_type: bool, device: torch.device | None) -> Tensor | UncastTensor:
         if name not in self.found:
-            raise ValueError(f"The saved optimizer lacks the tensor {name!r}.")
+            raise ValueError(f"The saved optimizer has no tensor {name!r}.")
         if name not in self._tensors:
             self._tensors[name] = _moved(self.spread.get(name, read_tensor)(self.found[name]), device)
         tensor = self._tensors[name]
-        if own_type and self.holds and (tensor.dim() > 0 or tensor.is_complex()):
+        if own_type and self.hides and (tensor.dim() > 0 or tensor.is_complex()):
             return UncastTensor(tensor)
-        if own_type:  # a counter, which optimizers look at as they load
+        if own_type:  # a counter, which optimizers read while they load
             self.own_type.add(id(tensor))
         return tensor
 
     def _object(self, name: str, state: Any, device: torch.device | None) -> Any:
         kind = self.classes.get(name)
         if kind is None or not _is_plain(kind):
-            raise ValueError(f"The saved optimizer holds a {name}, which this optimizer's module does not know.")
-        kept = _moved(self.restore(state, device), device)
-        if _speaks_for_itself(kind):
-            made = kind()
-            made.load_state_dict(kept)
-            return made
-        made = object.__new__(kind)
-        vars(made).update(kept)
-        return made
+            raise ValueError(
+                f"The saved optimizer contains a {name}, which is not a class of this optimizer's package."
+            )
+        kept = _moved(self.decode(state, device), device)
+        if _has_state_dict(kind):
+            restored = kind()
+            restored.load_state_dict(kept)
+            return restored
+        restored = object.__new__(kind)
+        vars(restored).update(kept)
+        return restored
 
 
 def _moved(value: Any, device: torch.device | None) -> Any:
-    """`value` with its tensors on `device`."""
+    """Return `value` with its tensors moved to `device`."""
     if isinstance(value, Tensor):
         return value if device is None else value.to(device)
     if isinstance(value, dict):
@@ -286,7 +288,7 @@ def _moved(value: Any, device: torch.device | None) -> Any:
 
 
 def tensor_names(value: Any) -> Iterator[str]:
-    """The names of the tensors that what `Flattening` made mentions."""
+    """Yield the names of the tensors in an encoded value."""
     if isinstance(value, list):
         for inner in value:
             yield from tensor_names(inner)
@@ -302,14 +304,14 @@ def _full_name(kind: type[Any]) -> str:
 
 
 def _is_plain(kind: type[Any]) -> bool:
-    """Whether an object of the class is what its attributes, or its state dict, say."""
-    return _speaks_for_itself(kind) or (
+    """Return whether an object of the class is determined by its attributes or its state dict."""
+    return _has_state_dict(kind) or (
         kind.__dictoffset__ != 0 and not any("__new__" in vars(each) for each in kind.__mro__[:-1])
     )
 
 
-def _speaks_for_itself(kind: type[Any]) -> bool:
-    """Whether the class has a state dict, and can be made without arguments."""
+def _has_state_dict(kind: type[Any]) -> bool:
+    """Return whether the class has a state dict, and can be constructed without arguments."""
     if not (callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))):
         return False
     try:
@@ -322,5 +324,5 @@ def _speaks_for_itself(kind: type[Any]) -> bool:
 def _torch_type(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"The saved optimizer names the type {name!r}, which this torch does not have.")
+        raise ValueError(f"The saved optimizer contains the type {name!r}, which this version of torch does not have.")
     return found
