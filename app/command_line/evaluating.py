@@ -17,7 +17,7 @@ import hexloop
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line.errors import ExitCode
 from hexloop.app.recipe import Recipe, read_recipe
-from hexloop.app.run.saving import write_whole
+from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
 from hexloop.app.wiring.storage import is_elsewhere, is_missing, joined, split_location, storage_for
 from hexloop.domain.checkpoints.best import find_checkpoint
@@ -71,7 +71,7 @@ def predict(options: Namespace) -> ExitCode:
                 "There are no predictions to write, as the model returned only a loss; let it return its outputs too, "
                 "and do not set prediction_loss_only."
             )
-        write_whole(path, FORMATS[path.suffix](predicted.predictions, predicted.label_ids))
+        write_atomically(path, FORMATS[path.suffix](predicted.predictions, predicted.label_ids))
         print(f"The predictions are in {path}.")
     print(_metrics_text(predicted.metrics or {}, checkpoint), end="")
     return ExitCode.DONE
@@ -180,7 +180,7 @@ def _write_metrics(text: bytes, output: str | None, trainer: hexloop.Trainer) ->
         trainer.adapters.storage.remove(RESULTS)
         trainer.adapters.storage.write(RESULTS, [text])
     else:
-        write_whole(Path(output or joined(folder, RESULTS)), text)
+        write_atomically(Path(output or joined(folder, RESULTS)), text)
     return output or joined(folder, RESULTS)
 
 

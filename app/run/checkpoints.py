@@ -1,4 +1,4 @@
-"""The checkpoints of a Trainer's run."""
+"""Checkpoints of a run: when they are taken in the background, what they hold, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any, cast
 
 import torch
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.run.compatibility import RunSetup
@@ -21,7 +19,7 @@ from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.resume import AUTO, finished_at
 from hexloop.app.run.saving import companion_files
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import model_state, optimizer_state, rank_files
+from hexloop.app.wiring.state import contents_for
 from hexloop.app.wiring.storage import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
@@ -32,14 +30,14 @@ from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Reduction
-from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage
 
 
 class RunCheckpoints:
-    """A store, before each of whose saves the callbacks' state and the waiting counts are brought into the run's.
+    """Takes the checkpoints of a run, with the state of callbacks and counters brought up to date first.
 
-    Where a callback listens for saves, or a subclass writes the model itself, the save is published before they hear.
+    A save is published before it returns, instead of in the background, if a callback listens to saves or the user
+    writes the model's files.
     """
 
     def __init__(self, parts: TrainerParts, store: CheckpointStore, settle_counters: Callable[[], None]) -> None:
@@ -47,84 +45,84 @@ class RunCheckpoints:
         self._settle_counters = settle_counters
         self._store = store
         self._required = True
-        self._taken: list[AnyEvent] = []
+        self._events: list[AnyEvent] = []
         self.collect = store.collect
         self.finish = store.finish
         self.close = store.close
 
     def writing(self) -> bool:
-        """Whether a save is in flight; see `CheckpointStore.writing`."""
+        """Return whether a save is in flight; see `CheckpointStore.writing`."""
         return self._store.writing
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to tell; see `Checkpoints.has_news`."""
+        """Whether `collect` has an event; see `Checkpoints.has_news`."""
         return self._store.has_news
 
     @property
     def latest(self) -> str | None:
-        """The newest checkpoint that led to where the run stands; see `CheckpointStore.latest`."""
+        """The newest checkpoint of this run's history; see `CheckpointStore.latest`."""
         return self._store.latest
 
     def prepare(self) -> None:
-        """Make room for snapshots, where any are to be taken."""
+        """Allocate the snapshots, if the run saves."""
         if self._parts.args.save_strategy != "no":
-            self._choose_way()
+            self._choose_background()
             self._store.prepare()
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """Take a checkpoint, by an overridden `_save_checkpoint` where there is one; see `Checkpoints.save`."""
+        """Take a checkpoint, by an overridden `_save_checkpoint` if there is one; see `Checkpoints.save`."""
         if not self._parts.hooks.save_checkpoint.overridden:
             return self._save(state, required)
         return self._save_by_override(state, required)
 
     def take(self, state: RunState) -> None:
         """Take a checkpoint on behalf of an overridden `_save_checkpoint`."""
-        self._taken.extend(self._save(state, self._required))
+        self._events.extend(self._save(state, self._required))
 
     def load_best(self, state: RunState) -> None:
-        """Put the weights of the best checkpoint in force, by an overridden `_load_best_model` where there is one."""
-        own = self._parts.hooks.load_best_model.overridden and self._parts.args.load_best_model_at_end
-        if own and state.best_checkpoint is not None:
+        """Load the weights of the best checkpoint, by an overridden `_load_best_model` if there is one."""
+        overridden = self._parts.hooks.load_best_model.overridden and self._parts.args.load_best_model_at_end
+        if overridden and state.best_checkpoint is not None:
             self._parts.hooks.load_best_model()
         else:
             self._store.load_best(state)
 
     def load_best_now(self, state: RunState) -> None:
-        """Put the weights of the best checkpoint in force, where the run is to end with them."""
+        """Load the weights of the best checkpoint, if the run is to end with them."""
         self._store.load_best(state)
 
     def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
-        """Callbacks hear of the save when the method has returned, whatever it did."""
-        self._required, self._taken = required, []
+        """Call the user's method, and yield the events of its saves after it has returned."""
+        self._required, self._events = required, []
         try:
             self._parts.hooks.save_checkpoint(self._parts.model_wrapped, None)
         finally:
-            self._required, told = True, self._taken
-        if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in told):
+            self._required, events = True, self._events
+        if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in events):
             yield Saved(state.step, checkpoint_name(state.step))
-        yield from told
+        yield from events
 
     def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
-        self._choose_way()
+        self._choose_background()
         if self._parts.args.save_async:
-            self._agree_on_way()
+            self._agree_on_background()
         return self._store.save(state, required)
 
-    def _agree_on_way(self) -> None:
-        """Let no rank write in the background if a callback of one of them listens for saves."""
+    def _choose_background(self) -> None:
+        listens = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
+        in_background = self._parts.args.save_async and not listens
+        self._store.background = self._parts.adapters.background if in_background else None
+
+    def _agree_on_background(self) -> None:
+        """Save in the background only if all ranks do."""
         collectives = self._parts.adapters.collectives
         if collectives.world_size > 1:
-            in_background = self._store.background is not None
-            (everywhere,) = collectives.start_reduction([float(in_background)], Reduction.MINIMUM).result()
+            own = [float(self._store.background is not None)]
+            (everywhere,) = collectives.start_reduction(own, Reduction.MINIMUM).result()
             self._store.background = self._parts.adapters.background if everywhere else None
-
-    def _choose_way(self) -> None:
-        heard = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
-        in_background = self._parts.args.save_async and not heard
-        self._store.background = self._parts.adapters.background if in_background else None
 
 
 def make_store(
@@ -132,53 +130,24 @@ def make_store(
 ) -> CheckpointStore:
     """Return what writes and reads this run's checkpoints.
 
-    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the parts as they stand then.
+    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the Trainer's parts anew.
     """
-    storage = parts.adapters.storage
-    args, kept, collectives = parts.args, exportables(parts, run), parts.adapters.collectives
+    args, storage = parts.args, parts.adapters.storage
     return CheckpointStore(
         storage,
-        CheckpointContents(
-            kept,
-            lambda: companion_files(now()),
-            snapshots=snapshots_for(parts),
-            setup=RunSetup(parts, run, asked_accumulation),
-            ranks=rank_files(parts),
-            written={"model"} if args.save_only_model else None,
-        ),
+        contents_for(parts, run, RunSetup(parts, run, asked_accumulation), lambda: companion_files(now())),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(parts),
         load_best_at_end=args.load_best_model_at_end,
         note=note_of_saves(parts.adapters.journal, storage),
-        collectives=collectives,
+        collectives=parts.adapters.collectives,
         background=parts.adapters.background if args.save_async else None,
         skip_when_busy=args.save_when_busy == "skip",
     )
 
 
-def snapshots_for(parts: TrainerParts) -> TorchSnapshots:
-    """Memory for the trainer's state, whose copies are done before the optimizer changes what they copy."""
-    snapshots = TorchSnapshots()
-    if parts.adapters.device.name.startswith("cuda"):
-        parts.optimizer.register_step_pre_hook(lambda *_: snapshots.wait_before_update())
-    return snapshots
-
-
-def exportables(parts: TrainerParts, run: Run[Any, Any]) -> dict[str, Exportable]:
-    """Whoever keeps something between steps, by the name of its file."""
-    return {
-        "model": model_state(parts),
-        "optimizer": optimizer_state(parts),
-        "scheduler": run.scheduler,
-        "scaler": parts.adapters.precision,
-        "losses": run.losses,
-        "data": run.batches,
-        "random": parts.adapters.device,
-    }
-
-
 def _environment(parts: TrainerParts) -> dict[str, str]:
-    """Facts on which the last bits of a result may depend."""
+    """Return facts on which the last bits of a result may depend."""
     return {
         "machine": platform.machine(),
         "python": platform.python_version(),
@@ -190,11 +159,36 @@ def _environment(parts: TrainerParts) -> dict[str, str]:
     }
 
 
-def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
-    """Put a new run where a checkpoint left off: a folder by its path, or with True the newest good one of the run's.
+def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:
+    """Raise ConfigurationError if the run saves to a folder that cannot be written to."""
+    location, folder = str(args.output_dir), storage.capabilities.local_folder
+    if str(args.save_strategy) == "no":
+        return
+    if is_elsewhere(location):
+        refuse_unreachable(location, storage)
+    if folder is None:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            [
+                f"output_dir={args.output_dir!r} cannot be written to ({error}); choose another folder, or "
+                "save_strategy='no'."
+            ]
+        ) from error
 
-    "auto" is True where there is any, and leaves the run at its start where there is none; a run that is finished has
-    no step left then. Raises CheckpointError where there is none, or where it does not fit.
+
+# Resuming
+
+
+def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
+    """Restore a new run from a checkpoint: a folder by its path, or with True the run's newest good one.
+
+    "auto" is True if there is one, and otherwise leaves the run at its start; a finished run has no step left.
+    Raises CheckpointError if there is no such checkpoint, or it does not fit the run.
     """
     if resume_from is None or resume_from is False:
         return
@@ -210,11 +204,11 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
             return
         _refuse_transformers_checkpoints(parts.adapters.storage)
         raise CheckpointError(
-            "You chose resume_from_checkpoint=True, but there is no good checkpoint in "
+            "resume_from_checkpoint=True found no good checkpoint in "
             f"{parts.adapters.storage.capabilities.location}; name one, or train from the start."
         )
     if parts.args.should_log:
-        _warn_of_another_order(run.state, state)
+        _warn_of_changed_order(run.state, state)
     if parts.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state
@@ -223,6 +217,38 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
         run.control.should_training_stop = True
     rebuild = parts.args.restore_callback_states_from_checkpoint
     restore_callbacks(parts.callback_handler, parts.control, state.callbacks, rebuild)
+
+
+def _resume_folder(parts: TrainerParts, store: CheckpointStore, folder: str) -> RunState | None:
+    """Resume from a folder of the run's own storage, or of any other, by its path or URL."""
+    own = parts.adapters.storage.capabilities
+    if own.local_folder is None and os.sep not in folder:
+        return store.resume(folder)
+    parent, name = split_location(folder)
+    if parent == as_location(own.local_folder or own.location):
+        return store.resume(name)
+    return store.resume(name, storage_for(parent))
+
+
+def _refuse_transformers_checkpoints(storage: Storage) -> None:
+    """Raise CheckpointError for the newest checkpoint of transformers, with the command that imports it."""
+    from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
+
+    folder = storage.capabilities.local_folder
+    for step in checkpoint_steps(storage) if folder is not None else []:
+        refuse_transformers_checkpoint(os.path.join(folder or "", checkpoint_name(step)))
+
+
+def _warn_of_changed_order(new: RunState, saved: RunState) -> None:
+    if (new.seed, new.data_seed) != (saved.seed, saved.data_seed):
+        warnings.warn(
+            f"The checkpoint was written with seed {saved.seed} and data_seed {saved.data_seed}, and this run has "
+            f"{new.seed} and {new.data_seed}, so the order of samples changes from here on.",
+            stacklevel=2,
+        )
+
+
+# Callbacks
 
 
 def callbacks_state(handler: CallbackHandler, control: TrainerControl, saving: bool = False) -> dict[str, Any]:
@@ -239,65 +265,8 @@ def restore_callbacks(
     if rebuild:
         handler.callbacks = restored
         control.take_over(replace(cast(TrainerControl, switches), should_training_stop=control.should_training_stop))
-    else:
-        _take_attributes(handler.callbacks, restored)
-
-
-def _refuse_transformers_checkpoints(storage: Storage) -> None:
-    """Raise CheckpointError, with the command that reads it, for the newest checkpoint of another library."""
-    from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
-
-    folder = storage.capabilities.local_folder
-    for step in checkpoint_steps(storage) if folder is not None else []:
-        refuse_transformers_checkpoint(os.path.join(folder or "", checkpoint_name(step)))
-
-
-def _resume_folder(parts: TrainerParts, store: CheckpointStore, folder: str) -> RunState | None:
-    """Resume from a folder of the run's own storage, or of anywhere else, by its path or URL."""
-    own = parts.adapters.storage.capabilities
-    if own.local_folder is None and os.sep not in folder:
-        return store.resume(folder)
-    parent, name = split_location(folder)
-    if parent == as_location(own.local_folder or own.location):
-        return store.resume(name)
-    return store.resume(name, storage_for(parent))
-
-
-def _warn_of_another_order(new: RunState, saved: RunState) -> None:
-    if (new.seed, new.data_seed) != (saved.seed, saved.data_seed):
-        warnings.warn(
-            f"The checkpoint was written with seed {saved.seed} and data_seed {saved.data_seed}, and this run has "
-            f"{new.seed} and {new.data_seed}, so the samples come in another order from here on.",
-            stacklevel=2,
-        )
-
-
-def _take_attributes(callbacks: list[Any], restored: list[Any]) -> None:
-    """Give each callback, as the user constructed it, what its restored twin remembers from the run."""
-    for callback, twin in zip(callbacks, restored, strict=True):
-        if twin is not callback:
-            for name in twin.state().get("attributes", {}):
-                setattr(callback, name, getattr(twin, name))
-
-
-def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:
-    """Raise ConfigurationError if the run saves to a folder that cannot be written to."""
-    place = str(args.output_dir)
-    folder = storage.capabilities.local_folder
-    if str(args.save_strategy) == "no":
         return
-    if is_elsewhere(place):
-        refuse_unreachable(place, storage)
-    if folder is None:
-        return
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            [
-                f"You chose output_dir={args.output_dir!r}, but it cannot be written to ({error}); "
-                "choose another folder, or save_strategy='no'."
-            ]
-        ) from error
+    for callback, source in zip(handler.callbacks, restored, strict=True):
+        if source is not callback:
+            for name in source.state().get("attributes", {}):  # type: ignore[attr-defined]
+                setattr(callback, name, getattr(source, name))

@@ -1,4 +1,4 @@
-"""What is wrong with a run that has not begun: everything at once, and not one thing at a time."""
+"""Checks before the first step: configuration, consistency of ranks, and a shared output folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, cast
 
-from hexloop.adapters.batches.torch.batches import length_of
-from hexloop.adapters.trainable.torch.layouts import shape_of
-from hexloop.app.wiring.model import make_schedule
+from hexloop.app.wiring.optimization import make_schedule
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import layout_of
+from hexloop.app.wiring.state import parameter_shapes
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.collectives import Json
@@ -25,7 +23,7 @@ from hexloop.ports.storage import Storage
 
 
 class Refusals:
-    """Collects the problems of the configuration that its `with` blocks meet; `settle` raises them together."""
+    """Collects the ConfigurationErrors of its `with` blocks; `settle` raises all problems together."""
 
     def __init__(self) -> None:
         self._problems: list[str] = []
@@ -42,13 +40,13 @@ class Refusals:
         return True
 
     def settle(self) -> None:
-        """Raise ConfigurationError with every problem that was met."""
+        """Raise ConfigurationError with every problem."""
         if self._problems:
             raise ConfigurationError(self._problems)
 
 
 def refuse_evaluation_without_data(parts: TrainerParts) -> None:
-    """Raise ConfigurationError where evaluations are due in the run, and nothing is there to evaluate on."""
+    """Raise ConfigurationError if evaluations are due in the run and there is no data for them."""
     args = parts.args
     due = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no" or args.eval_on_start
     if not due or parts.hooks.evaluate.overridden or parts.hooks.get_eval_dataloader.overridden:
@@ -56,25 +54,25 @@ def refuse_evaluation_without_data(parts: TrainerParts) -> None:
     if parts.eval_dataset is None:
         raise ConfigurationError(
             [
-                f"You chose eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r}, but the "
-                "Trainer has no data to evaluate on; pass eval_dataset, or set eval_strategy='no'."
+                f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} needs data to "
+                "evaluate on, but the Trainer has none; pass eval_dataset, or set eval_strategy='no'."
             ]
         )
     datasets = parts.eval_dataset if isinstance(parts.eval_dataset, dict) else {"eval_dataset": parts.eval_dataset}
-    empty = [name for name, dataset in datasets.items() if length_of(dataset) == 0]
+    empty = [name for name, dataset in datasets.items() if _length(dataset) == 0]
     if empty or not datasets:
         raise ConfigurationError(
             [
-                f"The data to evaluate on is empty ({', '.join(empty) or 'no data set at all'}); "
-                "give it at least one sample, or set eval_strategy='no'."
+                f"The evaluation data is empty ({', '.join(empty) or 'no data set at all'}); pass at least one sample, "
+                "or set eval_strategy='no'."
             ]
         )
 
 
 def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
-    """Raise ConfigurationError where the optimizer or the schedule cannot be made, or is of other parameters."""
+    """Raise ConfigurationError if the optimizer or the schedule cannot be made, or does not fit the parallelism."""
     with Refusals() as refusals:
-        _refuse_optimizer_of_whole_parameters(parts)
+        _refuse_users_optimizer_of_sharded_model(parts)
     with refusals:
         if parts.makes_optimizer:
             parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
@@ -84,14 +82,14 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
     refusals.settle()
 
 
-def _refuse_optimizer_of_whole_parameters(parts: TrainerParts) -> None:
+def _refuse_users_optimizer_of_sharded_model(parts: TrainerParts) -> None:
     capabilities = parts.adapters.parallelism.capabilities
     if capabilities.sharded and not parts.own_optimizer:
         raise ConfigurationError(
             [
-                f"You gave the Trainer an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()) with "
-                f"the parallelism {capabilities.name}, but that puts parameters of its own in the place of those that "
-                "your optimizer was made of; name it with optim, or pass optimizer_cls_and_kwargs."
+                "The Trainer was given an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()), but "
+                f"the parallelism {capabilities.name} replaces the parameters that it holds; name the optimizer with "
+                "optim, or pass optimizer_cls_and_kwargs."
             ]
         )
 
@@ -99,21 +97,22 @@ def _refuse_optimizer_of_whole_parameters(parts: TrainerParts) -> None:
 def refuse_parts(
     model_init: object, optimizers: tuple[Any, Any], optimizer_class: object, data_collator: object
 ) -> None:
-    """Raise ConfigurationError for every two parts of a Trainer that exclude each other."""
+    """Raise ConfigurationError if parameters of the Trainer's constructor exclude each other."""
     problems = []
     if model_init is not None and any(each is not None for each in optimizers):
         problems.append(
-            "You gave model_init and optimizers, but these hold the parameters of a model that is not the one that "
-            "model_init makes; override create_optimizer_and_scheduler, or give the model."
+            "model_init and optimizers exclude each other, because the optimizer holds the parameters of another model "
+            "than model_init returns; override create_optimizer_and_scheduler, or pass the model."
         )
     if optimizer_class is not None and optimizers[0] is not None:
         problems.append(
-            "You gave optimizers and optimizer_cls_and_kwargs, but a run has one optimizer; give one of them."
+            "optimizers and optimizer_cls_and_kwargs exclude each other, because a run has one optimizer; pass one of "
+            "them."
         )
     if data_collator is not None and not callable(data_collator):
         problems.append(
-            f"You gave a data_collator of type {type(data_collator).__name__}, which cannot be called; give a function "
-            "from a list of samples to a batch."
+            f"data_collator is a {type(data_collator).__name__}, which cannot be called; pass a function from a list "
+            "of samples to a batch."
         )
     if problems:
         raise ConfigurationError(problems)
@@ -162,47 +161,45 @@ def _has_peft_adapters(model: Any) -> bool:
     return peft is not None and isinstance(model, (peft.PeftModel, peft.PeftMixedModel))
 
 
+# Consistency of ranks
+
 MAY_DIFFER = frozenset({"local_rank", "log_level", "log_level_replica", "logging_dir", "run_name"})
-"""Arguments that a process may have for itself."""
+"""Arguments that may differ between processes."""
 
 LIBRARIES = ("hexloop", "torch", "numpy", "safetensors", "transformers", "accelerate", "deepspeed", "peft")
-"""What computes, shares and saves: other versions of it may do so otherwise."""
+"""Packages whose version may change results, communication or files."""
 
-MOST_TOLD = 8
+MOST_REPORTED = 8
 
 
-def refuse_unlike(parts: TrainerParts) -> None:
-    """Raise ConfigurationError, on every process, where arguments, versions, model or data are not everywhere the same.
+def refuse_inconsistent_ranks(parts: TrainerParts) -> None:
+    """Raise ConfigurationError, on every rank, if arguments, versions, model or data are not the same on all of them.
 
-    One small message a process; what differs is told by key and rank, only where anything does.
+    Collective. Ranks exchange one digest each, and only if these differ, what they are made from.
     """
     collectives = parts.adapters.collectives
     if collectives.world_size == 1:
         return
-    own = _described(parts)
+    own = _description(parts)
     digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16).hexdigest()
     if len(set(cast("list[str]", collectives.gather(digest)))) == 1:
         return
-    everybody = cast("list[dict[str, Any]]", collectives.gather(cast(Json, own)))
+    every = cast("list[dict[str, Any]]", collectives.gather(cast(Json, own)))
     problems = []
-    for rank, theirs in enumerate(everybody):
-        for key in sorted(theirs.keys() | everybody[0].keys()):
-            first, other = everybody[0].get(key), theirs.get(key)
+    for rank, theirs in enumerate(every):
+        for key in sorted(theirs.keys() | every[0].keys()):
+            first, other = every[0].get(key), theirs.get(key)
             if first != other:
                 problems.append(
-                    f"Rank {rank} has {key}={other}, but rank 0 has {first}; start all processes with the same."
+                    f"Rank {rank} has {key}={other}, but rank 0 has {first}; start all processes with the same value."
                 )
-    raise ConfigurationError(problems[:MOST_TOLD])
+    raise ConfigurationError(problems[:MOST_REPORTED])
 
 
-def _described(parts: TrainerParts) -> dict[str, Any]:
-    """What has to be the same, as plain values."""
+def _description(parts: TrainerParts) -> dict[str, Any]:
+    """Return what must be the same on all ranks, as plain values."""
     arguments = {name: value for name, value in parts.args.to_dict().items() if name not in MAY_DIFFER}
-    model, layout = parts.adapters.parallelism.unwrap(parts.model), layout_of(parts)
-    shapes = [
-        [name, *shape_of(tensor, tensor, layout), str(tensor.dtype)]
-        for name, tensor in layout.parameters(model).items()
-    ]
+    shapes = json.dumps(parameter_shapes(parts)).encode()
     described = {
         **{
             name: value if isinstance(value, bool | int | float | str) else str(value)
@@ -210,8 +207,8 @@ def _described(parts: TrainerParts) -> dict[str, Any]:
         },
         "the version of Python": ".".join(platform.python_version_tuple()[:2]),
         **{f"the version of {library}": _version(library) for library in LIBRARIES},
-        "the model": type(model).__qualname__,
-        "the model's parameters": hashlib.blake2b(json.dumps(shapes).encode(), digest_size=8).hexdigest(),
+        "the model": type(parts.unwrapped_model).__qualname__,
+        "the model's parameters": hashlib.blake2b(shapes, digest_size=8).hexdigest(),
     }
     length = _length(parts.train_dataset)
     return described if length is None else {**described, "the number of training samples": length}
@@ -227,25 +224,27 @@ def _version(library: str) -> str:
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 
-PATIENCE = 5.0
-"""Seconds in which what one process has written is seen by another, also where machines share a folder by network."""
+# A shared output folder
+
+VISIBLE_WITHIN = 5.0
+"""Seconds after which a written file is visible to all processes, also on a network file system."""
 
 
 def refuse_separate_folders(parts: TrainerParts) -> None:
-    """Raise ConfigurationError, on every process, where any does not see what the first one writes.
+    """Raise ConfigurationError, on every rank, if a rank does not see what rank 0 writes to the output folder.
 
-    A checkpoint is the work of all processes: in folders of their own, as on disks of several machines, none of them
-    would be whole. To be called on all processes at once.
+    All ranks write a checkpoint together: in separate folders, as on the disks of several machines, no checkpoint would
+    be complete. Collective.
     """
     collectives, storage = parts.adapters.collectives, parts.adapters.storage
     if collectives.world_size == 1 or str(parts.args.save_strategy) == "no":
         return
-    name = run_on_rank0(collectives, lambda: _written(storage))
-    seen = run_on_all_ranks(collectives, lambda: _is_seen(storage, name))
+    name = run_on_rank0(collectives, lambda: _write_test_file(storage))
+    seen = run_on_all_ranks(collectives, lambda: _is_visible(storage, name))
     if collectives.rank == 0:
         with suppress(StorageError):
             storage.remove(name)
@@ -253,21 +252,21 @@ def refuse_separate_folders(parts: TrainerParts) -> None:
     if blind:
         raise ConfigurationError(
             [
-                f"You chose output_dir={parts.args.output_dir!r}, but what rank 0 writes there is not there for "
-                f"{_ranks(blind)}: they have a folder of the same name on another disk, and no checkpoint would be "
-                "whole; choose a folder that all machines share, the URL of an object store, or save_strategy='no'."
+                f"output_dir={parts.args.output_dir!r} is not shared: {_ranks(blind)} cannot see what rank 0 writes "
+                "there, so that no checkpoint would be complete; choose a folder that all machines share, the URL of "
+                "an object store, or save_strategy='no'."
             ]
         )
 
 
-def _written(storage: Storage) -> str:
+def _write_test_file(storage: Storage) -> str:
     name = f".hexloop-{uuid.uuid4().hex}"
-    storage.write(name, [b"can everybody read this?"])
+    storage.write(name, [b"read test"])
     return name
 
 
-def _is_seen(storage: Storage, name: str) -> bool:
-    until = time.monotonic() + PATIENCE
+def _is_visible(storage: Storage, name: str) -> bool:
+    until = time.monotonic() + VISIBLE_WITHIN
     while True:
         try:
             b"".join(storage.read(name))
@@ -280,5 +279,5 @@ def _is_seen(storage: Storage, name: str) -> bool:
 
 
 def _ranks(ranks: list[int]) -> str:
-    told = ", ".join(map(str, ranks[:8]))
-    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}{' and others' if len(ranks) > 8 else ''}"
+    listed = ", ".join(map(str, ranks[:8]))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}{' and others' if len(ranks) > 8 else ''}"

@@ -1,4 +1,4 @@
-"""What a run has to have in common with a checkpoint that it goes on from, and what becomes of accepted differences."""
+"""Checkpoint compatibility checks: whether a checkpoint fits a run, and how accepted differences are handled."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 
 from attrs import evolve
 
-from hexloop.adapters.trainable.torch.layouts import TorchLayout
-from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.wiring.data import global_batch_size
-from hexloop.app.wiring.model import make_schedule
+from hexloop.app.wiring.optimization import make_schedule
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import group_sizes, layout_of, model_state, own_class
+from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
 from hexloop.domain.run import Run
 from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
@@ -24,13 +22,13 @@ MAY_CHANGE = frozenset(
     {"params", "param_names", "lr", "initial_lr", "max_lr", "min_lr"}
     | {"foreach", "fused", "capturable", "differentiable"}
 )
-"""Options of a parameter group that are the schedule's to say, or that only say how the same is computed."""
+"""Options of a parameter group that the schedule sets, or that do not change the results."""
 
 
 class RunSetup:
-    """Answers `hexloop.adapters.contents.checkpoint.contents.Setup` for a Trainer's run.
+    """Implements `hexloop.adapters.contents.checkpoint.contents.Setup`.
 
-    Made before the first step, as a schedule may change the optimizer's options on the way.
+    It is made before the first step, because a schedule may change the optimizer's options during the run.
     """
 
     def __init__(self, parts: TrainerParts, run: Run[Any, Any], asked_accumulation: int) -> None:
@@ -40,59 +38,58 @@ class RunSetup:
         found = ("batch_size",) if parts.args.auto_find_batch_size else ()
         self._accepted = frozenset((*parts.args.resume_despite, *found))
         self._model = model_state(parts)
-        self._document = self._described()
+        self._document = self._description()
 
     def document(self) -> Mapping[str, Any]:
-        """Model, precision, optimizer with its groups' options, samples in a pass, and samples in an optimizer step."""
+        """Return model, precision, optimizer with its groups' options, samples of an epoch and of an optimizer step."""
         return self._document
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterator[str]:
-        """Everything in which the run differs from the checkpoint's and which is not accepted by name."""
+        """Yield every difference between the run and the checkpoint's that is not accepted by name."""
         tensors = self._model.differences(weights, types="precision" not in self._accepted)
         if tensors:
             yield (
-                f"its model{self._of_class(saved)} is another than this run's: {'; '.join(tensors)}. Resume with the "
-                "model that it was written with."
+                f"its model{self._class_of(saved)} differs from this run's: {'; '.join(tensors)}. Resume with the "
+                "model of the checkpoint."
             )
-        for name, difference in self._by_name(saved, state):
+        for name, difference in self._named_differences(saved, state):
             if name not in self._accepted:
                 yield (
-                    f"{difference}. Resume with what it was written with, or go on all the same with "
+                    f"{difference}. Resume with the settings of the checkpoint, or accept the difference with "
                     f"resume_despite=[{name!r}]."
                 )
 
     def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
-        """The optimizer where it is another, the loss scale under another precision, an import's data."""
-        left = set()
+        """Return what to leave as it is: a different optimizer, the loss scale of another precision, imported data."""
+        not_loaded = set()
         if self._other_optimizer(saved):
-            left.add("optimizer")
+            not_loaded.add("optimizer")
             if self._parts.args.should_log:
                 warnings.warn(
-                    "The optimizer begins anew, as the checkpoint's is another: its moments are gone.", stacklevel=2
+                    "The optimizer starts without moments, because the checkpoint's optimizer differs.", stacklevel=2
                 )
         if saved.get("precision", self._document["precision"]) != self._document["precision"]:
-            left.add("scaler")
+            not_loaded.add("scaler")
         if "imported_from" in saved:
-            left.add("data")
-        return left
+            not_loaded.add("data")
+        return not_loaded
 
     def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """Put this run's options of the optimizer in force, and go on at the same sample under another batch size."""
+        """Apply this run's optimizer options, and continue at the same sample if the batch size differs."""
         if not self._other_optimizer(saved):
             self._keep_own_options(saved)
-        present = self._document["global_batch_size"]
-        if state.global_batch_size != present:
-            state.global_batch_size = present
+        own = self._document["global_batch_size"]
+        if state.global_batch_size != own:
+            state.global_batch_size = own
             self._count_batches(state)
             self._stretch_plan(state)
         elif saved.get("batch_size", self._document["batch_size"]) != self._document["batch_size"]:
-            self._count_batches(state)  # as many processes, or as much accumulation, give the same steps otherwise
+            self._count_batches(state)  # the same step size from other micro-batches
 
-    def _described(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         parts, optimizer = self._parts, self._parts.optimizer
-        model = parts.adapters.parallelism.unwrap(parts.model)
         return {
-            "model": own_class(model).__qualname__,
+            "model": own_class(parts.unwrapped_model).__qualname__,
             "precision": parts.adapters.precision.name,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
@@ -105,44 +102,44 @@ class RunSetup:
                     _options(group, size)
                     for group, size in zip(optimizer.param_groups, group_sizes(parts), strict=True)
                 ],
-                "without_decay": _without_decay(model, layout_of(parts)),
+                "without_decay": names_without_decay(parts),
             },
         }
 
-    def _by_name(self, saved: Mapping[str, Any], state: RunState) -> Iterator[tuple[str, str]]:
-        """The name under which a difference is accepted, and what it is."""
+    def _named_differences(self, saved: Mapping[str, Any], state: RunState) -> Iterator[tuple[str, str]]:
+        """Yield the name under which a difference can be accepted, and its description."""
         here = self._document
         if saved.get("precision", here["precision"]) != here["precision"]:
             yield (
                 "precision",
-                f"it was written under the precision {saved['precision']}, and this is {here['precision']}",
+                f"it was written with the precision {saved['precision']}, and this run has {here['precision']}",
             )
-        for difference in self._of_optimizer(saved):
+        for difference in self._optimizer_differences(saved):
             yield "optimizer", difference
         then, now = saved.get("samples_per_epoch", here["samples_per_epoch"]), here["samples_per_epoch"]
         if then != now:
-            yield "data_length", f"its data had {_count(then)} in a pass, and these have {_count(now)}"
+            yield "data_length", f"its data had {_count(then)} in an epoch, and the data of this run has {_count(now)}"
         if state.global_batch_size != here["global_batch_size"]:
             yield (
                 "batch_size",
-                f"its optimizer steps were of {state.global_batch_size} samples, and these are of "
+                f"its optimizer steps had {state.global_batch_size} samples, and those of this run have "
                 f"{here['global_batch_size']}",
             )
 
-    def _of_optimizer(self, saved: Mapping[str, Any]) -> Iterator[str]:
+    def _optimizer_differences(self, saved: Mapping[str, Any]) -> Iterator[str]:
         then, now = saved.get("optimizer"), self._document["optimizer"]
         if then is None:
             return
         if then["class"] != now["class"]:
-            yield f"its optimizer is {then['class']}, and this is {now['class']}"
+            yield f"its optimizer is {then['class']}, and that of this run is {now['class']}"
         elif _sizes(then) != _sizes(now):
-            groups = f"its optimizer has groups of {_sizes(then)} parameters, and this one has groups of {_sizes(now)}"
+            groups = f"its optimizer has groups of {_sizes(then)} parameters, and that of this run of {_sizes(now)}"
             yield f"{groups}{_by_decay(then, now)}"
         elif options := _differing(then["groups"], now["groups"]):
-            yield f"its optimizer has other options: {'; '.join(options)}"
+            yield f"the options of its optimizer differ: {'; '.join(options)}"
 
     def _other_optimizer(self, saved: Mapping[str, Any]) -> bool:
-        """Whether the moments of the checkpoint's optimizer mean nothing to this one."""
+        """Return whether the moments of the checkpoint's optimizer do not fit this one."""
         then, now = saved.get("optimizer"), self._document["optimizer"]
         return then is not None and (then["class"] != now["class"] or _sizes(then) != _sizes(now))
 
@@ -156,7 +153,7 @@ class RunSetup:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value
 
     def _count_batches(self, state: RunState) -> None:
-        """Count what is read of the present pass in batches of this run's size."""
+        """Count the samples read in the current epoch in batches of this run's size."""
         plan, samples, size = self._run.plan, self._document["samples_per_epoch"], self._document["batch_size"]
         if plan.batches_per_epoch is None or samples is None:
             state.batches = math.ceil(state.position / size)
@@ -166,9 +163,9 @@ class RunSetup:
         state.batches = max(0, plan.batches_per_epoch - max(0, left))
 
     def _stretch_plan(self, state: RunState) -> None:
-        """Count what is left of the run in steps of this run's size, and stretch its own schedule over them.
+        """Count the rest of the run in steps of this run's size, and stretch its schedule over them.
 
-        Where the steps are given, it is the passes over the data that are counted anew.
+        If `max_steps` is set, the epochs are recounted instead.
         """
         run, args = self._run, self._parts.args
         plan = run.plan
@@ -188,19 +185,12 @@ class RunSetup:
             run.scheduler.shape = make_schedule(args, total, self._parts.optimizer)  # type: ignore[assignment]
 
     @staticmethod
-    def _of_class(saved: Mapping[str, Any]) -> str:
+    def _class_of(saved: Mapping[str, Any]) -> str:
         return f", a {saved['model']}," if "model" in saved else ""
 
 
-def _without_decay(model: Any, layout: TorchLayout) -> list[str]:
-    names = {id(parameter): name for name, parameter in layout.parameters(model).items()}
-    decayed = frozenset(decayed_names(model))
-    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-    return [names[id(parameter)] for name, parameter in trained if name not in decayed]
-
-
 def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The options of a group that a resumed run is to have too, as JSON has them, and how many parameters it is of."""
+    """Return the options of a group that a resumed run must share, as JSON, and its number of parameters."""
     options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
@@ -216,7 +206,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _by_decay(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Says so where it is with the weight decay that groups come and go: without any, all parameters make one."""
+    """Return the reason if weight decay causes the difference: without it, all parameters form one group."""
     before, after = ({group.get("weight_decay") for group in each["groups"]} - {None, 0} for each in (then, now))
     return "" if bool(before) == bool(after) else f", as it has {'a' if after else 'no'} weight decay"
 
@@ -227,7 +217,7 @@ def _sizes(optimizer: Mapping[str, Any]) -> list[int]:
 
 def _differing(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        f"{name} of group {number} was {before.get(name, 'not there')} and is {after.get(name, 'not there')}"
+        f"{name} of group {number} was {before.get(name, 'not set')} and is {after.get(name, 'not set')}"
         for number, (before, after) in enumerate(zip(then, now, strict=True))
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)

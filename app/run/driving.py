@@ -1,4 +1,4 @@
-"""What happens between steps where a subclass has methods of its own for it."""
+"""Drives a run: yields its events and calls the callbacks first; finds a batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
-from hexloop.app.run.opening import open_session
+from hexloop.app.run.construction import open_session
 from hexloop.app.run.resume import likely_checkpoint
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost
@@ -30,53 +30,10 @@ from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage
 
 Dispatch = Callable[[AnyEvent], None]
-
-
-def asking_at_boundaries(parts: TrainerParts, state: RunState, dispatch: Dispatch) -> Dispatch:
-    """Return a `dispatch` that also calls an overridden `_maybe_log_save_evaluate` after every step and epoch."""
-    began, last = time.time(), StepEnded(0, (), None, True)
-    ask = parts.hooks.maybe_log_save_evaluate.method
-    parameters = inspect.signature(ask).parameters.values()
-    open_ended = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    names = {each.name for each in parameters}
-
-    def dispatch_and_ask(event: AnyEvent) -> None:
-        nonlocal last
-        dispatch(event)
-        if not isinstance(event, StepEnded | EpochEnded):
-            return
-        last = event if isinstance(event, StepEnded) else last
-        values = {
-            "tr_loss": sum(last.losses),  # type: ignore[arg-type]
-            "grad_norm": last.gradient_norm,
-            "model": parts.model_wrapped,
-            "trial": None,
-            "epoch": parts.state.epoch,
-            "ignore_keys_for_eval": parts.ignore_keys_for_eval,
-            "start_time": began,
-            "learning_rate": state.learning_rate,
-        }
-        if open_ended:
-            ask(*values.values())
-        else:
-            ask(**{name: value for name, value in values.items() if name in names})
-        parts.control.set_due_actions([])
-
-    return dispatch_and_ask
-
-
 Events = Generator[AnyEvent, None, None]
 
 
-def refuse_second_run(run: Run[Any, Any] | None) -> None:
-    """Raise RunStateError if a run of the Trainer is live."""
-    if run is not None:
-        raise RunStateError(
-            "A run of this Trainer is live already; finish it, close its stream, or use another Trainer."
-        )
-
-
-def follow(host: RunHost, resume_from: str | bool | None, run_name: str | None = None) -> Events:
+def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = None) -> Events:
     """Yield the events of one run, which resumes from `resume_from`.
 
     run_name: the name of a run that starts again, with the model as it is; otherwise `model_init` rebuilds the model.
@@ -91,14 +48,14 @@ def follow(host: RunHost, resume_from: str | bool | None, run_name: str | None =
         session = open_session(host, resume_from, run_name)
         parts = session.parts
         dispatch: Dispatch
-        dispatch, take_control = parts.dispatcher.dispatch, session.control.take
+        dispatch, take_global_state = parts.dispatcher.dispatch, session.global_state.take
         if parts.hooks.maybe_log_save_evaluate.overridden:
-            dispatch = asking_at_boundaries(parts, session.run.state, dispatch)
+            dispatch = _with_overridden_boundary(parts, session.run.state, dispatch)
         with closing(train(session.run)) as events:
             for event in events:
                 dispatch(event)
                 yield event
-                take_control()
+                take_global_state()
     except BaseException as error:
         explained = collectives.explain(error)
         if explained is not error:
@@ -110,13 +67,107 @@ def follow(host: RunHost, resume_from: str | bool | None, run_name: str | None =
         host.memory.abandon("train")
 
 
+def refuse_second_run(run: Run[Any, Any] | None) -> None:
+    """Raise RunStateError if a run of the Trainer is live."""
+    if run is not None:
+        raise RunStateError(
+            "A run of this Trainer is live already; finish it, close its stream, or use another Trainer."
+        )
+
+
+def _with_overridden_boundary(parts: TrainerParts, state: RunState, dispatch: Dispatch) -> Dispatch:
+    """Return a `dispatch` that also calls an overridden `_maybe_log_save_evaluate` after every step and epoch."""
+    start, last = time.time(), StepEnded(0, (), None, True)
+    method = parts.hooks.maybe_log_save_evaluate.method
+    parameters = inspect.signature(method).parameters.values()
+    takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    names = {each.name for each in parameters}
+
+    def dispatch_and_call(event: AnyEvent) -> None:
+        nonlocal last
+        dispatch(event)
+        if not isinstance(event, StepEnded | EpochEnded):
+            return
+        last = event if isinstance(event, StepEnded) else last
+        values = {
+            "tr_loss": sum(last.losses),  # type: ignore[arg-type]
+            "grad_norm": last.gradient_norm,
+            "model": parts.model_wrapped,
+            "trial": None,
+            "epoch": parts.state.epoch,
+            "ignore_keys_for_eval": parts.ignore_keys_for_eval,
+            "start_time": start,
+            "learning_rate": state.learning_rate,
+        }
+        if takes_all:
+            method(*values.values())
+        else:
+            method(**{name: value for name, value in values.items() if name in names})
+        parts.control.set_due_actions([])
+
+    return dispatch_and_call
+
+
+# auto_find_batch_size
+
 FACTOR = 0.9
-"""What the batch size is multiplied by where it does not fit; the reference library's."""
+"""The factor for the next batch size after running out of memory, as in transformers."""
+
+
+def find_batch_size(host: RunHost, resume_from: str | bool | None) -> Events:
+    """Yield the events of a run that starts again with a smaller batch each time the device runs out of memory.
+
+    Each attempt starts from the same weights, callbacks and checkpoint; checkpoints that a failed attempt saved are not
+    resumed. Raises RunStateError if not even a batch of one sample fits.
+    """
+    refuse_second_run(host.parts().run)
+    host.renew_model()
+    start, parts = StartState.of(host), host.parts()
+    device, run_name = parts.adapters.device, str(parts.hooks.new_run_name())
+    size = _saved_batch_size(parts.adapters.storage, resume_from) or parts.train_batch_size
+    del parts  # it refers to the model
+    while True:
+        host.set_train_batch_size(size)
+        try:
+            yield from drive(host, resume_from, run_name)
+            return
+        except Exception as error:
+            if not device.is_out_of_memory(error):
+                raise
+            size = _smaller(size, device.name, error)
+        start.restore(host)
+
+
+def _smaller(size: int, device: str, error: Exception) -> int:
+    smaller = int(size * FACTOR)
+    if smaller == 0:
+        raise RunStateError(
+            f"{device} has not enough memory for a batch of one sample, so auto_find_batch_size=True finds no size; "
+            "train a smaller model, in fewer bits, or with activation_checkpointing=True."
+        ) from error
+    logging.getLogger("hexloop").warning(
+        "%s has not enough memory for batches of %d samples; the run starts again with batches of %d.",
+        device,
+        size,
+        smaller,
+    )
+    return smaller
+
+
+def _saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | None:
+    """Return the batch size that the run had found when it wrote the checkpoint; None if it is not known."""
+    if not resume_from:
+        return None
+    with suppress(CheckpointError, OSError, ValueError):
+        storage, name = likely_checkpoint(own, resume_from)
+        size = json.loads(b"".join(storage.read(f"{name}/{STATE}"))).get("train_batch_size") if name else None
+        return size if isinstance(size, int) and size > 0 else None
+    return None
 
 
 @frozen
-class Start:
-    """Where a Trainer stood before its run: weights and buffers in the host's memory, and what the user's own hold."""
+class StartState:
+    """The state before a run: weights and buffers in host memory, the user's optimizer and schedule, callbacks."""
 
     tensors: dict[str, Tensor]
     optimizer: Any
@@ -124,8 +175,8 @@ class Start:
     callbacks: dict[str, Any]
 
     @classmethod
-    def of(cls, host: RunHost) -> Start:
-        """Return the current one."""
+    def of(cls, host: RunHost) -> StartState:
+        """Return the current state, without what an earlier run made."""
         host.forget_run()
         parts = host.parts()
         return cls(
@@ -135,8 +186,8 @@ class Start:
             deepcopy(callbacks_state(parts.callback_handler, parts.control)),
         )
 
-    def put_back(self, host: RunHost) -> None:
-        """Restore it, and release what the run held."""
+    def restore(self, host: RunHost) -> None:
+        """Restore this state, and release the memory of the run."""
         host.forget_run()
         parts = host.parts()
         with torch.no_grad():
@@ -150,54 +201,6 @@ class Start:
         restore_callbacks(parts.callback_handler, parts.control, deepcopy(self.callbacks))
         gc.collect()
         parts.adapters.device.release_memory()
-
-
-def find_batch_size(host: RunHost, resume_from: str | bool | None) -> Events:
-    """Yield the events of a run that starts again with a smaller batch each time the device runs out of memory.
-
-    Each attempt starts from the same weights, callbacks and checkpoint; checkpoints that a failed attempt saved are not
-    resumed. Raises RunStateError if not even a batch of one sample fits.
-    """
-    refuse_second_run(host.parts().run)
-    host.renew_model()
-    start, parts = Start.of(host), host.parts()
-    device, run_name = parts.adapters.device, str(parts.hooks.new_run_name())
-    size = saved_batch_size(parts.adapters.storage, resume_from) or parts.train_batch_size
-    del parts  # it holds the model
-    while True:
-        host.set_train_batch_size(size)
-        try:
-            yield from follow(host, resume_from, run_name)
-            return
-        except Exception as error:
-            if not device.is_out_of_memory(error):
-                raise
-            size = _smaller(size, device.name, error)
-        start.put_back(host)
-
-
-def _smaller(size: int, device: str, error: Exception) -> int:
-    smaller = int(size * FACTOR)
-    if smaller == 0:
-        raise RunStateError(
-            f"You chose auto_find_batch_size=True, but {device} has no room for a batch of one "
-            "sample; train a smaller model, in fewer bits, or with activation_checkpointing=True."
-        ) from error
-    logging.getLogger("hexloop").warning(
-        "%s has no room for batches of %d samples; the run begins again with batches of %d.", device, size, smaller
-    )
-    return smaller
-
-
-def saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | None:
-    """Return the batch size that the run had found when it wrote the checkpoint; None if it is not known."""
-    if not resume_from:
-        return None
-    with suppress(CheckpointError, OSError, ValueError):
-        storage, name = likely_checkpoint(own, resume_from)
-        size = json.loads(b"".join(storage.read(f"{name}/{STATE}"))).get("train_batch_size") if name else None
-        return size if isinstance(size, int) and size > 0 else None
-    return None
 
 
 def _tensors(model: Any) -> dict[str, Tensor]:

@@ -1,12 +1,12 @@
-"""Evaluation and prediction of a Trainer."""
+"""Evaluation and prediction, during a run and outside of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
-from hexloop.app.run.determinism import OwnDraws
+from hexloop.app.run.determinism import IsolatedRandomness
+from hexloop.app.values import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.evaluation import make_evaluator
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain import evaluation as domain
@@ -19,43 +19,43 @@ from hexloop.ports.device import Device
 
 
 class OpaquelyEvaluated(Evaluated):
-    """An evaluation by an overridden method is complete, of which the callbacks were told by that method itself."""
+    """An evaluation by an overridden `evaluate` is complete; the method itself has called the callbacks."""
 
 
 def evaluation_in_training(parts: TrainerParts) -> Evaluation:
-    """What the loop does when an evaluation is due; an overridden `evaluate` is one opaque action."""
+    """Yield the events of an evaluation that is due in a run; an overridden `evaluate` is one opaque action."""
     if parts.hooks.evaluate.overridden:
-        with OwnDraws(parts.adapters.device):
+        with IsolatedRandomness(parts.adapters.device):
             metrics: dict[str, float] = parts.hooks.evaluate(ignore_keys=parts.ignore_keys_for_eval)
         yield OpaquelyEvaluated(parts.state.global_step, metrics)
         return metrics
     return (yield from evaluation_events(parts, None, parts.ignore_keys_for_eval, "eval", within_run=True))
 
 
-def evaluation_apart(evaluate: Callable[[], Evaluation], device: Device, eval_batch_size: int) -> Evaluation:
-    """Evaluate; running out of memory must not make `auto_find_batch_size` try smaller training batches."""
+def evaluation_reporting_memory(evaluate: Callable[[], Evaluation], device: Device, eval_batch_size: int) -> Evaluation:
+    """Evaluate; raise RunStateError if memory runs out, so that no smaller training batch size is tried."""
     try:
         return (yield from evaluate())
     except Exception as error:
         if not device.is_out_of_memory(error):
             raise
         raise RunStateError(
-            f"You chose auto_find_batch_size=True, which finds a size for training, but {device.name} has no room for "
-            f"evaluation batches of {eval_batch_size}; give a smaller per_device_eval_batch_size."
+            f"{device.name} ran out of memory for evaluation batches of {eval_batch_size}; auto_find_batch_size only "
+            "finds a training batch size, so choose a smaller per_device_eval_batch_size."
         ) from error
 
 
 def evaluation_events(
     parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str, within_run: bool = False
 ) -> Evaluation:
-    """The events of an evaluation; the metrics of several data sets are put together.
+    """Yield the events of an evaluation; return the metrics of all data sets together.
 
-    `within_run` lets requests to the live run interrupt it. What it draws at random a live run does not notice.
+    within_run: requests to the live run may interrupt it. The random streams of a live run are not affected.
     """
     given = dataset is not None
     dataset = dataset if given else parts.eval_dataset
     if not isinstance(dataset, dict):
-        with OwnDraws(parts.adapters.device) as draws:
+        with IsolatedRandomness(parts.adapters.device) as draws:
             return (yield from _evaluate_one(parts, dataset if given else None, ignore_keys, prefix, within_run, draws))
     together: dict[str, float] = {}
     for name, one in dataset.items():
@@ -68,7 +68,12 @@ def evaluation_events(
 
 
 def _evaluate_one(
-    parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str, within_run: bool, draws: OwnDraws
+    parts: TrainerParts,
+    dataset: Any,
+    ignore_keys: list[str] | None,
+    prefix: str,
+    within_run: bool,
+    draws: IsolatedRandomness,
 ) -> Evaluation:
     loader = parts.hooks.get_eval_dataloader(dataset)
     loss_only = True if parts.compute_metrics is None else None
@@ -82,7 +87,7 @@ def _evaluate_one(
         return metrics
     run = parts.run if within_run else None
 
-    def heed_requests() -> Iterator[AnyEvent]:
+    def apply_run_requests() -> Iterator[AnyEvent]:
         if run is not None and run.agreement.waiting:
             with draws.suspended():
                 yield from apply_requests(run)
@@ -94,14 +99,14 @@ def _evaluate_one(
             step=step,
             clock=clock,
             report=parts.hooks.log,
-            apply_requests=heed_requests,
+            apply_requests=apply_run_requests,
             interrupted=lambda: run is not None and run.stopped,
         )
     )
 
 
 def _with_speed(parts: TrainerParts, output: EvalLoopOutput, prefix: str, seconds: float) -> dict[str, float]:
-    """The metrics of an evaluation loop, with its speed in full batches."""
+    """Return the metrics of an evaluation loop, with its speed in full batches."""
     samples = output.num_samples or 0
     steps = -(-samples // max(1, parts.args.eval_batch_size))
     return {**(output.metrics or {}), **speed_metrics(prefix, seconds, samples, steps)}
@@ -125,8 +130,8 @@ def evaluation_loop(
     ignore_keys: list[str] | None,
     prefix: str,
 ) -> EvalLoopOutput:
-    """Predict every batch of `loader`, telling the callbacks. A "Prediction" is kept though each batch is measured."""
-    with OwnDraws(parts.adapters.device):
+    """Predict every batch of `loader`, and call the callbacks. The outputs of a "Prediction" are always kept."""
+    with IsolatedRandomness(parts.adapters.device):
         evaluator = make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
         for event in domain.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):
             parts.dispatcher.dispatch(event)
@@ -135,9 +140,9 @@ def evaluation_loop(
 
 
 def predict(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> PredictionOutput:
-    """Predict a data set, telling the callbacks."""
+    """Predict a data set, and call the callbacks."""
     clock = parts.adapters.clock
-    with OwnDraws(parts.adapters.device):
+    with IsolatedRandomness(parts.adapters.device):
         loader = parts.hooks.get_test_dataloader(dataset)
         began = clock.monotonic()
         output = parts.hooks.evaluation_loop(loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=prefix)

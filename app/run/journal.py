@@ -1,4 +1,4 @@
-"""What a Trainer's run notes in its journal."""
+"""The journal of a run: which facts are recorded at which event."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from hexloop.adapters.batches.torch.fingerprints import batch_fingerprint, random_fingerprint
-from hexloop.adapters.batches.torch.structure import Transfer
+from hexloop.app.wiring.data import Fingerprints, fingerprints
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
@@ -20,21 +19,23 @@ from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.storage import Storage
 
-ASIDE = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
-"""Arguments that say nothing about how a run goes."""
+NOT_RECORDED = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
+"""Arguments that do not influence the results of a run."""
+
+Transfer = Callable[[Any], Any]
 
 
 @define
 class RunJournal:
-    """Follows a run, and notes what `hexloop.domain.journal` lists. Losses are read with the next log, not before.
+    """Follows a run, and records the facts that `hexloop.domain.journal` lists. Losses are read with the next log.
 
-    device: whose random streams are fingerprinted. settings: how the run was set up.
-    each_step: whether steps are noted as well as logs and saves. totals: how all processes add up as many numbers.
-    Whatever fails here is reported once, and the run goes on without its journal.
+    fingerprints: of batches and random streams. settings: the arguments of the run.
+    each_step: whether steps are recorded as well as logs and saves. totals: sums numbers over all processes.
+    An error is reported once, and the run continues without its journal.
     """
 
     journal: Journal
-    device: str
+    fingerprints: Fingerprints
     settings: Mapping[str, Fact]
     each_step: bool
     totals: Callable[[Sequence[float]], Sequence[float]]
@@ -44,10 +45,11 @@ class RunJournal:
     _failed: bool = field(default=False, init=False)
 
     def fingerprinted(self, transfer: Transfer) -> Transfer:
-        """`transfer`, which takes the fingerprint of each batch before it is moved, where steps are noted."""
+        """Return `transfer`; if steps are recorded, one that first takes the fingerprint of each batch."""
         if not self.each_step:
             return transfer
-        fingerprint = self._safely(lambda batch: self._batches.append(batch_fingerprint(batch)))
+        of_batch = self.fingerprints.batch
+        fingerprint = self._safely(lambda batch: self._batches.append(of_batch(batch)))
 
         def fingerprint_and_transfer(batch: Any) -> Any:
             fingerprint(batch)
@@ -56,22 +58,22 @@ class RunJournal:
         return fingerprint_and_transfer
 
     def follow(self, run: Run[Any, Any]) -> dict[type[AnyEvent], Callable[[Any], None]]:
-        """Begin with a run; gives what is to be told of which event."""
+        """Start with a run; return the event handlers."""
         self._run = run
-        heard: dict[type[AnyEvent], Callable[[Any], None]] = {
+        handlers: dict[type[AnyEvent], Callable[[Any], None]] = {
             TrainBegan: self._safely(self._began),
             Logged: self._logged,
             SaveFailed: self._safely(self._save_failed),
             TrainEnded: self._safely(self._ended),
         }
         if self.each_step:
-            heard |= {EpochBegan: self._safely(self._epoch_began), StepEnded: self._step_ended}
-        return heard
+            handlers |= {EpochBegan: self._safely(self._epoch_began), StepEnded: self._step_ended}
+        return handlers
 
     def close(self) -> None:
-        """The run is over, however it ended."""
+        """Record the end of the run, however it ended, and close the journal."""
         run, self._run = self._run, None
-        if run is not None:  # an end that no event told of
+        if run is not None:  # it ended without an event
             self.journal.note("ended", step=run.state.step)
         self._batches.clear()
         self._losses.clear()
@@ -80,14 +82,14 @@ class RunJournal:
     def _began(self, event: TrainBegan) -> None:
         assert self._run is not None
         name = self._run.state.run
-        self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self._random())
+        self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self.fingerprints.random())
 
     def _epoch_began(self, event: EpochBegan) -> None:
-        """Batches that were read ahead in an epoch that was cut short are in no step."""
+        """Drop the batches that were read ahead in an epoch that was cut short."""
         self._batches.clear()
 
     def _step_ended(self, event: StepEnded) -> None:
-        """Keep the losses whatever becomes of the note, as the other processes keep theirs."""
+        """Keep the losses even if recording fails, because the other processes keep theirs."""
         self._losses.append(list(event.losses))
         self._safely(self._note_step)(event)
 
@@ -100,11 +102,11 @@ class RunJournal:
             step=event.step,
             batches=batches,
             learning_rate=self._run.state.learning_rate,
-            random=self._random(),
+            random=self.fingerprints.random(),
         )
 
     def _logged(self, event: Logged) -> None:
-        """Add up what each process has lost in the steps up to this one, and note it with the log."""
+        """Sum the losses of all processes in the steps since the last log, and record them."""
         losses = self.totals([sum(shares) for shares in _numbers(self._losses)]) if self._losses else ()
         self._losses.clear()
         self._safely(self._note_log)(event, losses)
@@ -113,7 +115,7 @@ class RunJournal:
         if losses:
             self.journal.note("losses", first=event.step - len(losses) + 1, losses=list(losses))
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
-        self.journal.note("logged", step=event.step, values=values, random=self._random())
+        self.journal.note("logged", step=event.step, values=values, random=self.fingerprints.random())
 
     def _save_failed(self, event: SaveFailed) -> None:
         self.journal.note("save", phase="failed", step=event.step, error=str(event.error))
@@ -121,9 +123,6 @@ class RunJournal:
     def _ended(self, event: TrainEnded) -> None:
         self._run = None
         self.journal.note("ended", step=event.step, stopped=event.stopped, reasons=list(event.reasons))
-
-    def _random(self) -> str:
-        return random_fingerprint(self.device)
 
     def _safely(self, act: Callable[..., None]) -> Callable[..., None]:
         def act_unless_failed(*subjects: Any) -> None:
@@ -134,25 +133,24 @@ class RunJournal:
             except Exception as error:
                 self._failed = True
                 warnings.warn(
-                    f"The journal cannot follow the run ({type(error).__name__}: {error}), which goes on without it; "
-                    "choose journal='off' to do without it from the start.",
+                    f"The journal failed ({type(error).__name__}: {error}); the run continues without it. Set "
+                    "journal='off' to disable it.",
                     stacklevel=2,
                 )
 
         return act_unless_failed
 
 
-def journal_of(parts: TrainerParts) -> RunJournal:
-    """Who follows the next run of `trainer`."""
+def journal_for(parts: TrainerParts) -> RunJournal:
+    """Return the journal of the next run."""
     args, adapters = parts.args, parts.adapters
-    settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in ASIDE}
-    return RunJournal(
-        adapters.journal, adapters.device.name, settings, args.journal == "steps", totals_of(adapters.collectives)
-    )
+    settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in NOT_RECORDED}
+    prints, totals = fingerprints(adapters.device.name), totals_over_ranks(adapters.collectives)
+    return RunJournal(adapters.journal, prints, settings, args.journal == "steps", totals)
 
 
 def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:
-    """What is told of each phase of a save; with the last come the digests of the weights. Any thread may call it."""
+    """Return what records the phases of a save, the last with the digests of the weights. Any thread may call it."""
 
     def note(phase: str, **facts: Fact) -> None:
         if phase == "published":
@@ -163,10 +161,10 @@ def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:
 
 
 def _weights(storage: Storage, checkpoint: str) -> Fact:
-    """The digests of the files of a checkpoint's weights; None where its manifest cannot be read just now."""
+    """Return the digests of the files of a checkpoint's weights; None if its manifest cannot be read now."""
     try:
         files = read_manifest(storage, checkpoint).files
-    except Exception:  # the checkpoint is published, and no note about it may say that it failed
+    except Exception:  # the checkpoint is published, so recording it must not fail
         return None
     return {
         path: stored.digest
@@ -176,17 +174,17 @@ def _weights(storage: Storage, checkpoint: str) -> Fact:
 
 
 def _numbers(windows: list[list[Any]]) -> list[list[float]]:
-    """The numbers behind loss handles, with one wait for the device where they are tensors."""
+    """Return the values of loss handles, with one wait for the device if they are tensors."""
     handles = [handle for shares in windows for handle in shares]
     if handles and all(isinstance(handle, torch.Tensor) for handle in handles):
         numbers = torch.stack([handle.detach().reshape(()) for handle in handles]).tolist()
     else:
         numbers = [float(handle) for handle in handles]
-    left = iter(numbers)
-    return [[next(left) for _ in shares] for shares in windows]
+    values = iter(numbers)
+    return [[next(values) for _ in shares] for shares in windows]
 
 
-def totals_of(collectives: Collectives) -> Callable[[Sequence[float]], Sequence[float]]:
+def totals_over_ranks(collectives: Collectives) -> Callable[[Sequence[float]], Sequence[float]]:
     """Return a function that sums numbers over all processes, element by element. Collective."""
 
     def totals(numbers: Sequence[float]) -> Sequence[float]:
@@ -197,7 +195,7 @@ def totals_of(collectives: Collectives) -> Callable[[Sequence[float]], Sequence[
     return totals
 
 
-def total_of(collectives: Collectives) -> Callable[[float], float]:
+def total_over_ranks(collectives: Collectives) -> Callable[[float], float]:
     """Return a function that sums one number over all processes. Collective."""
-    totals = totals_of(collectives)
+    totals = totals_over_ranks(collectives)
     return lambda number: totals([number])[0]

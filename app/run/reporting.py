@@ -1,4 +1,4 @@
-"""Passes the numbers of a run to its history, its callbacks and its loggers."""
+"""Reports: what a run logs to its history, its callbacks and its loggers, and the level of hexloop's own messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def log(
 def _add_tokens(logs: dict[str, float], state: TrainerState, session: Session | None) -> None:
     """Add the tokens seen so far; to a log of training also the tokens per second."""
     if session is not None:
-        session.settle_counters()
+        session.counters.settle()
     logs["num_input_tokens_seen"] = tokens = state.num_input_tokens_seen
     if session is not None and "loss" in logs:
         start = session.run.start
@@ -47,7 +47,7 @@ def _add_tokens(logs: dict[str, float], state: TrainerState, session: Session | 
         logs |= speed_metrics("train", seconds, tokens=tokens - start.tokens)
 
 
-def watch(session: Session) -> tuple[Callable[[], None], ...]:
+def start_reporting(session: Session) -> tuple[Callable[[], None], ...]:
     """Start the loggers and the sources of interrupts; return the functions that stop them."""
     parts, run = session.parts, session.run
     args, adapters = parts.args, parts.adapters
@@ -80,10 +80,10 @@ def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
 
 
 def set_log_level(args: TrainingArguments) -> None:
-    """Set the level that the arguments have for this process on the logger `hexloop`, which all of hexloop's are below.
+    """Set the level that the arguments define for this process on the logger `hexloop`, the parent of all others.
 
-    `passive` leaves it as the application set it. Where nobody handles its messages, what is asked for goes to standard
-    error, as the reference library's does.
+    `passive` leaves the level as the application set it. If the logger has no handler, its messages go to standard
+    error, as in transformers.
     """
     chosen = args.log_level if args.should_log else args.log_level_replica
     if chosen == "passive":

@@ -1,4 +1,4 @@
-"""What the checkpoint that a run goes on from says, before the run is made."""
+"""What a run finds out before it resumes: the checkpoint, its batch size, and whether the run is finished."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import cast
 
 from attrs import asdict, frozen
 
-from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.data import global_batch_size, splits
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.storage import as_location, split_location, storage_for
+from hexloop.app.wiring.storage import as_location, read_setup, split_location, storage_for
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
@@ -25,7 +24,7 @@ from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
 
 AUTO = "auto"
-"""Says to go on where there is something to go on from, and to start where there is not."""
+"""Resume if there is a checkpoint, and start a new run otherwise."""
 
 
 def likely_checkpoint(own: Storage, resume_from: str | bool) -> tuple[Storage, str | None]:
@@ -44,10 +43,10 @@ def likely_checkpoint(own: Storage, resume_from: str | bool) -> tuple[Storage, s
 
 @frozen
 class SavedStep:
-    """An optimizer step of a checkpoint's run.
+    """The size of an optimizer step of a checkpoint's run.
 
-    samples: of all processes. accumulation: micro-batches of a process. asked: those that its arguments said, which are
-    others where that run, too, had gone on in another number of processes.
+    samples: of all processes. accumulation: micro-batches of a process. asked: `gradient_accumulation_steps` as the
+    user passed it, which differs if that run had itself resumed with another number of processes.
     """
 
     samples: int
@@ -55,8 +54,8 @@ class SavedStep:
     accumulation: int
     asked: int
 
-    def is_spread_anew(self, processes: int, asked: int) -> bool:
-        """Whether the arguments are the same, and only the processes are not what they were made for."""
+    def only_processes_differ(self, processes: int, asked: int) -> bool:
+        """Return whether the arguments are the same, and only the number of processes is not."""
         return asked == self.asked and (processes != self.processes or self.accumulation != self.asked)
 
 
@@ -73,14 +72,14 @@ def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> It
     saved = _saved_step(parts, resume_from)
     batch = global_batch_size(args, parts.train_batch_size)
     on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size
-    if saved is not None and saved.is_spread_anew(args.world_size, asked) and not on_purpose:
+    if saved is not None and saved.only_processes_differ(args.world_size, asked) and not on_purpose:
         if saved.samples % batch:
-            raise ConfigurationError([_what_divides(parts, saved)])
+            raise ConfigurationError([_indivisible(parts, saved)])
         args.gradient_accumulation_steps = saved.samples // batch
     if args.gradient_accumulation_steps != asked and args.should_log:
         logging.getLogger("hexloop").warning(
-            "The checkpoint is of a run with optimizer steps of %d samples; with world_size=%d, "
-            "gradient_accumulation_steps=%d instead of %d keeps to that.",
+            "The checkpoint's run had optimizer steps of %d samples; to keep that size with world_size=%d, "
+            "gradient_accumulation_steps is %d instead of %d.",
             batch * args.gradient_accumulation_steps,
             args.world_size,
             args.gradient_accumulation_steps,
@@ -93,7 +92,7 @@ def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> It
 
 
 def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedStep | None:
-    """As the first process finds it, for all; None where there is no checkpoint, or it does not say."""
+    """Return what rank 0 finds, on all ranks; None if there is no checkpoint, or it does not contain the size."""
 
     def found() -> Json:
         if not resume_from:
@@ -102,17 +101,17 @@ def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedSte
             storage, name = likely_checkpoint(parts.adapters.storage, resume_from)
             if name is not None:
                 processes = read_manifest(storage, name).world_size
-                setup = json.loads(b"".join(storage.read(f"{name}/{RUN_SETUP}")))
+                setup = read_setup(storage, name)
                 samples, accumulation = setup["global_batch_size"], setup["global_batch_size"] // setup["batch_size"]
                 return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
         return None
 
-    said = cast("dict[str, int] | None", run_on_rank0(parts.adapters.collectives, found))
-    return None if said is None else SavedStep(**said)
+    saved = cast("dict[str, int] | None", run_on_rank0(parts.adapters.collectives, found))
+    return None if saved is None else SavedStep(**saved)
 
 
-def _what_divides(parts: TrainerParts, saved: SavedStep) -> str:
-    """That a step cannot be had from batches of this size, and from which it can."""
+def _indivisible(parts: TrainerParts, saved: SavedStep) -> str:
+    """Return why steps of this size cannot be built from the batches, and from which they can."""
     args, size = parts.args, parts.train_batch_size
     devices = size // args.per_device_train_batch_size
     if splits(args):
@@ -123,14 +122,14 @@ def _what_divides(parts: TrainerParts, saved: SavedStep) -> str:
     ways += [f"choose per_device_train_batch_size={_listed(sizes)}"] if sizes else []
     ways.append("accept steps of another size by resume_despite=['batch_size']")
     return (
-        f"The checkpoint is of a run with optimizer steps of {saved.samples} samples, but with "
-        f"world_size={args.world_size} and per_device_train_batch_size={args.per_device_train_batch_size} there are "
-        f"{global_batch_size(args, size)} samples in a batch, which do not divide them; {', or '.join(ways)}."
+        f"The checkpoint's run had optimizer steps of {saved.samples} samples, which are not a multiple of the "
+        f"{global_batch_size(args, size)} samples of a batch with world_size={args.world_size} and "
+        f"per_device_train_batch_size={args.per_device_train_batch_size}; {', or '.join(ways)}."
     )
 
 
 def _divisors(samples: int, unit: int) -> list[int]:
-    """All numbers of which each, times `unit`, divides the samples."""
+    """Return all numbers n for which n * unit divides the samples."""
     return [number for number in range(1, samples // unit + 1) if samples % (number * unit) == 0]
 
 
@@ -140,9 +139,14 @@ def _listed(numbers: list[int]) -> str:
 
 
 FINISHED = "finished.json"
+"""The completion marker of a run, beside its checkpoints: the checkpoint that it ended with.
+
+A checkpoint cannot state this itself, because a run may end after its last one. Resuming from any other checkpoint
+leaves steps to train.
+"""
 
 
-def note_finished(storage: Storage, args: TrainingArguments, state: RunState, last: str | None) -> None:
+def mark_finished(storage: Storage, args: TrainingArguments, state: RunState, last: str | None) -> None:
     """Record that a run is finished, unless its arguments are changed later to make it longer.
 
     last: the newest checkpoint of the run.
@@ -154,17 +158,17 @@ def note_finished(storage: Storage, args: TrainingArguments, state: RunState, la
         storage.write(FINISHED, [f"{json.dumps({**document, **_length(args)}, indent=2)}\n".encode()])
     except (CheckpointError, StorageError) as error:
         warnings.warn(
-            f"It could not be written down that the run is finished ({error}); resume_from_checkpoint='auto' will go "
-            "on from its last checkpoint.",
+            f"The completion marker of the run could not be written ({error}); resume_from_checkpoint='auto' will "
+            "resume from its last checkpoint.",
             stacklevel=2,
         )
 
 
 def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = None) -> int | None:
-    """The step at which a run came to the end that `args` give it, if it ended with the checkpoint `chosen`.
+    """Return the step at which a run reached the end that `args` define, if it ended with the checkpoint `chosen`.
 
-    chosen: None for the good one that the only run in the storage would go on from. None where the run did not end
-    with it, or where there are several runs.
+    chosen: None for the good one that the only run in the storage would resume from. Returns None if the run did not
+    end with it, or if there are several runs.
     """
     if FINISHED not in {entry.name for entry in storage.list("")}:
         return None
@@ -174,7 +178,7 @@ def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = 
         ended_with = document["run"], document["checkpoint"], document["session"]
         step = int(document["step"])
     except (ValueError, KeyError, TypeError):
-        return None  # torn by a crash, or not hexloop's
+        return None  # incomplete after a crash, or not hexloop's
     name = chosen or _next(storage)
     if not same or name is None:
         return None
@@ -190,7 +194,7 @@ def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = 
 
 
 def _next(storage: Storage) -> str | None:
-    """The checkpoint that the only run in the storage would go on from, if it is good; None where there are several."""
+    """Return the checkpoint that the only run in the storage would resume from; None if there are several runs."""
     with suppress(StorageError):
         publish_staged(storage)
     manifests = readable_manifests(storage)

@@ -1,4 +1,4 @@
-"""The files of a model: its weights, its configuration, its processing class, the arguments, the state."""
+"""The files that a run leaves: model, configuration, tokenizer, arguments, state and metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import is_sharded, own_class, save_sharded
+from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded
 from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
 from hexloop.ports.files import File
 from hexloop.ports.storage import Storage
@@ -26,19 +25,19 @@ CHUNK = 1 << 20
 
 
 def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
-    """Write the weights and everything that `from_pretrained(folder)` needs besides; creates the folder.
+    """Write the weights and all other files that `from_pretrained(folder)` needs; create the folder if needed.
 
-    Where the weights are spread over processes all of them call this, and the first writes what is not weights.
-    state_dict: the weights, where they are others than the model's own.
-    Where `folder` is a URL, the files are written here first, and what is there of their names is replaced.
+    If the model is sharded, all processes call this, and the first one writes what is not weights.
+    state_dict: the weights to write instead of the model's own.
+    If `folder` is a URL, the files are written to a temporary folder first, and replace those of the same names.
     """
     if is_elsewhere(folder):
-        with tempfile.TemporaryDirectory() as here:
-            save_model(parts, here, state_dict)
-            replace(storage_of(parts, folder), _files_in(here))
+        with tempfile.TemporaryDirectory() as temporary:
+            save_model(parts, temporary, state_dict)
+            _replace(_storage_for(parts, folder), _files_in(temporary))
         return
     os.makedirs(folder, exist_ok=True)
-    model = parts.adapters.parallelism.unwrap(parts.model)
+    model = parts.unwrapped_model
     if is_sharded(parts.adapters.parallelism, parts.model) and state_dict is None:
         save_sharded(parts, folder)
         if not parts.args.should_save:
@@ -47,7 +46,7 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
     elif hasattr(model, "save_pretrained"):
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": state_dict}))
     else:
-        named = ModelState(model).named_tensors() if state_dict is None else state_dict
+        named = named_weights(model) if state_dict is None else state_dict
         tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     _save_processing_class(parts, folder)
@@ -58,17 +57,17 @@ def save_state(parts: TrainerParts) -> None:
     """Write trainer_state.json to the output folder."""
     folder = str(parts.args.output_dir)
     if is_elsewhere(folder):
-        replace(storage_of(parts, folder), [_state_file(parts)])
+        _replace(_storage_for(parts, folder), [_state_file(parts)])
         return
     os.makedirs(folder, exist_ok=True)
     parts.state.save_to_json(os.path.join(folder, STATE))
 
 
 def companion_files(parts: TrainerParts) -> Iterator[File]:
-    """What a checkpoint holds beside the weights and the run's own state: configuration, tokenizer, arguments, state.
+    """Yield the files of a checkpoint that are neither weights nor state: configuration, tokenizer, arguments, logs.
 
-    Of an adapter also its own files, which the library that made it loads; the weights are those of the whole model.
-    Where `save_model` is overridden, also whatever it writes, unless hexloop writes a file of that name itself.
+    For a PEFT adapter also its own files, which PEFT loads; the weights are those of the whole model.
+    If `save_model` or `_save` is overridden, also the files that it writes, unless hexloop writes them itself.
     """
     yield _text(ARGUMENTS, parts.args.to_json_string())
     yield _state_file(parts)
@@ -76,7 +75,7 @@ def companion_files(parts: TrainerParts) -> Iterator[File]:
         if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
             parts.hooks.save_model(folder, _internal_call=True)
         else:
-            model = parts.adapters.parallelism.unwrap(parts.model)
+            model = parts.unwrapped_model
             if _is_adapter(model) and not is_sharded(parts.adapters.parallelism, parts.model):
                 model.save_pretrained(folder)
             else:
@@ -85,21 +84,21 @@ def companion_files(parts: TrainerParts) -> Iterator[File]:
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
 
 
-def storage_of(parts: TrainerParts, url: str) -> Storage:
-    """The storage for what is below a URL: the run's own where that is its."""
+def _storage_for(parts: TrainerParts, url: str) -> Storage:
+    """Return the storage of a URL: the run's own if it is the output folder."""
     own = as_location(url) == as_location(str(parts.args.output_dir))
     return parts.adapters.storage if own else storage_for(url)
 
 
-def replace(storage: Storage, files: Iterable[File]) -> None:
-    """Write files in the place of those that have their names."""
+def _replace(storage: Storage, files: Iterable[File]) -> None:
+    """Write files, replacing those of the same names."""
     for file in files:
         storage.remove(file.path)
         storage.write(file.path, file.chunks)
 
 
 def _files_in(folder: str) -> Iterator[File]:
-    """Every file below a folder of this machine."""
+    """Yield every file below a folder of this machine."""
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
             yield File(path.relative_to(folder).as_posix(), _chunks(path))
@@ -110,12 +109,12 @@ def _state_file(parts: TrainerParts) -> File:
 
 
 def _is_adapter(model: Any) -> bool:
-    """Whether the model is one with adapters of PEFT, which writes these alone."""
+    """Return whether the model has adapters of PEFT, which saves only these."""
     return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
 
 
 def _save_configuration(model: Any, folder: str) -> None:
-    """config.json and generation_config.json of a transformers model, as its `save_pretrained` writes them."""
+    """Write config.json and generation_config.json of a transformers model, as its `save_pretrained` does."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         config.architectures = [own_class(model).__name__]
@@ -126,7 +125,7 @@ def _save_configuration(model: Any, folder: str) -> None:
 
 
 def _save_processing_class(parts: TrainerParts, folder: str) -> None:
-    """The processing class, or where there is none the tokenizer of the collator."""
+    """Save the processing class, or the tokenizer of the collator if there is none."""
     processing_class: Any = parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
@@ -142,8 +141,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there with all its bytes or, whatever goes wrong, not at all; makes its folder."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file completely or, if an error occurs, not at all; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -153,17 +152,19 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-TOGETHER = "all_results.json"
+# Metrics
+
+ALL_RESULTS = "all_results.json"
 """The file with the metrics of every split."""
 
 MEBI, GIBI = 1 << 20, 1 << 30
 
-RHYTHMS = ("logging_steps", "eval_steps", "save_steps")
-"""The arguments that a state repeats."""
+INTERVALS = ("logging_steps", "eval_steps", "save_steps")
+"""The arguments that a state also holds."""
 
 
 def readable(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as people read them: memory in MB, floating-point operations in GF, times as h:mm:ss, four decimals."""
+    """Return readable metrics: memory in MB, floating-point operations in GF, times as h:mm:ss, four decimals."""
     return {name: _readable(name, value) for name, value in metrics.items()}
 
 
@@ -178,28 +179,28 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def table(split: str, metrics: Mapping[str, Any]) -> str:
-    """The readable metrics under a heading, a line each in alphabetical order, names and values aligned."""
+    """Return the readable metrics under a heading, one a line in alphabetical order, aligned."""
     values = {name: str(value) for name, value in readable(metrics).items()}
     widest, longest = max(map(len, values), default=0), max(map(len, values.values()), default=0)
     lines = [f"  {name:<{widest}} = {values[name]:>{longest}}" for name in sorted(values)]
     return "\n".join([f"***** {split} metrics *****", *lines])
 
 
-def save(parts: TrainerParts, split: str, metrics: Mapping[str, Any], combined: bool) -> None:
-    """Write `<split>_results.json`, and with `combined` bring all_results.json up to date."""
+def save_metrics(parts: TrainerParts, split: str, metrics: Mapping[str, Any], combined: bool) -> None:
+    """Write `<split>_results.json`, and with `combined` update all_results.json."""
     _write(parts, f"{split}_results.json", metrics)
     if combined:
-        _write(parts, TOGETHER, {**_saved_together(parts), **metrics})
+        _write(parts, ALL_RESULTS, {**_saved_results(parts), **metrics})
 
 
-def _saved_together(parts: TrainerParts) -> dict[str, Any]:
+def _saved_results(parts: TrainerParts) -> dict[str, Any]:
     folder = str(parts.args.output_dir)
     if is_elsewhere(folder):
-        storage = storage_of(parts, folder)
-        there = any(entry.name == TOGETHER for entry in storage.list(""))
-        text = b"".join(storage.read(TOGETHER)) if there else b"{}"
+        storage = _storage_for(parts, folder)
+        exists = any(entry.name == ALL_RESULTS for entry in storage.list(""))
+        text = b"".join(storage.read(ALL_RESULTS)) if exists else b"{}"
     else:
-        path = Path(folder, TOGETHER)
+        path = Path(folder, ALL_RESULTS)
         text = path.read_bytes() if path.exists() else b"{}"
     saved: dict[str, Any] = json.loads(text)
     return saved
@@ -208,15 +209,15 @@ def _saved_together(parts: TrainerParts) -> dict[str, Any]:
 def _write(parts: TrainerParts, name: str, metrics: Mapping[str, Any]) -> None:
     folder, data = str(parts.args.output_dir), json.dumps(metrics, indent=4, sort_keys=True).encode()
     if is_elsewhere(folder):
-        replace(storage_of(parts, folder), [File(name, [data])])
+        _replace(_storage_for(parts, folder), [File(name, [data])])
     else:
-        write_whole(Path(folder, name), data)
+        write_atomically(Path(folder, name), data)
 
 
 def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
-    """The tokens under "input_ids" in all batches; with `max_steps`, so many times those of the first batch.
+    """Return the tokens under "input_ids" in all batches; with `max_steps`, that many times those of the first batch.
 
-    Raises KeyError where a batch has none.
+    Raises KeyError if a batch has none.
     """
     counted = 0
     for batch in loader:
@@ -228,8 +229,8 @@ def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
 
 
 def differences(args: Any, state: Any) -> list[str]:
-    """What of a run's rhythm and batch size differs between its arguments and the state that it goes on from."""
-    pairs = [(name, getattr(args, name, None), getattr(state, name, None)) for name in RHYTHMS]
+    """Return the intervals and the batch size that differ between the arguments and a state, as sentences."""
+    pairs = [(name, getattr(args, name, None), getattr(state, name, None)) for name in INTERVALS]
     rows = None if state.train_batch_size is None else state.train_batch_size // max(1, args.n_gpu)
     pairs.append(("per_device_train_batch_size", args.per_device_train_batch_size, rows))
     return [

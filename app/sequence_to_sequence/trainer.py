@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hexloop.adapters.evaluator.torch.outputs import PredictionOutput
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.sequence_to_sequence import trainer as generation
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.trainer import Trainer
+from hexloop.app.values import PredictionOutput
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run import Evaluation

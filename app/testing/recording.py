@@ -172,7 +172,7 @@ def _files(subject: Any, run: Run[Any, Any]) -> Iterable[File]:
     if isinstance(subject, Run):
         return _store(subject).contents.files(run.state)
     from hexloop.app.callbacks import export_states
-    from hexloop.app.run.checkpoints import exportables
+    from hexloop.app.wiring.state import exportables
 
     run.state.callbacks = export_states(subject.callback_handler.callbacks)
     return CheckpointContents(exportables(_session(subject).parts, run)).files(run.state)

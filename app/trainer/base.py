@@ -7,11 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import evolve
 
-from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.trainable.torch.forward import returns_loss_unasked, takes_any_keyword
-from hexloop.adapters.trainable.torch.optimizers import build_optimizer, choose_optimizer, decayed_names
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.run.determinism import seeded
@@ -20,7 +16,8 @@ from hexloop.app.run.session import Outcome, Session
 from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.losses import smoother_for
-from hexloop.app.wiring.model import make_learning_rates, place_model
+from hexloop.app.wiring.model import disable_replication, place_model, returns_loss_by_default, takes_any_keyword
+from hexloop.app.wiring.optimization import build_optimizer, choose_optimizer, decayed_names, make_learning_rates
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
@@ -154,17 +151,11 @@ class TrainerBase:
         devices = {each for each in (getattr(self.model, "hf_device_map", None) or {}).values() if each != "disk"}
         self.is_model_parallel = len(devices - {"cpu"}) > 1
         if self.is_model_parallel or getattr(self.model, "is_loaded_in_8bit", False):
-            self._compute_on_one_device()
+            disable_replication(self.adapters, self.args)
         asked = self.args.place_model_on_device
         self.place_model_on_device = not devices if asked is None else asked
         self.model_accepts_loss_kwargs = takes_any_keyword(self.model)
-        self.can_return_loss = returns_loss_unasked(self.model)
-
-    def _compute_on_one_device(self) -> None:
-        """Do not replicate a model that is spread over several GPUs already, or whose weights cannot be copied."""
-        if self.adapters.parallelism.capabilities.several_devices:
-            self.adapters.parallelism = SingleProcess()
-            self.args.surroundings = evolve(self.args.surroundings, n_gpu=1)
+        self.can_return_loss = returns_loss_by_default(self.model)
 
     def _renew_model(self) -> None:
         """Rebuild the model if there is a `model_init` and the current one was trained."""
@@ -286,15 +277,7 @@ class TrainerBase:
     @standard
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[type[Any], dict[str, Any]]:
         """Return the optimizer class that the arguments name, and its keyword arguments."""
-        return choose_optimizer(
-            str(getattr(args.optim, "value", args.optim)),
-            args.learning_rate,
-            (args.adam_beta1, args.adam_beta2),
-            args.adam_epsilon,
-            args.optim_args,
-            args.device.type,
-            model,
-        )
+        return choose_optimizer(args, model)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Return the names of the parameters with weight decay: no biases, no normalisation layers."""

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hexloop.adapters.batches.torch.batches import length_of
-from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
-from hexloop.adapters.batches.torch.structure import shallow_copy, transfer_to
-from hexloop.adapters.trainable.torch.counters import measured_operations, operations_in
-from hexloop.adapters.trainable.torch.forward import used_columns
-from hexloop.adapters.trainable.torch.trainable import resolved_count
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.trainer.legacy_names import INSTEAD
-from hexloop.app.wiring.data import LoaderMaker, example_count, global_batch_size, sampler_of
+from hexloop.app.wiring.data import (
+    batches_per_epoch,
+    example_count,
+    global_batch_size,
+    loader_factory,
+    prepared_inputs,
+    sampler_from,
+)
 from hexloop.app.wiring.evaluation import standard_prediction_step
+from hexloop.app.wiring.learner import floating_point_operations
 from hexloop.app.wiring.losses import LossChoice, standard_loss
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -66,7 +68,7 @@ class TrainerHooks(TrainerBase):
         samples = list(islice(epoch_iterator, num_batches))
         if not samples or self._session is None:
             return samples, None
-        return samples, resolved_count(self._session.learner.standard.count_items(samples))
+        return samples, self._session.learner.count_items(samples)
 
     @property
     def current_gradient_accumulation_steps(self) -> int:
@@ -96,13 +98,12 @@ class TrainerHooks(TrainerBase):
         The model's own figure, or one by its parameters for a model of transformers, else measured. If overridden, it
         is called for every micro-batch.
         """
-        estimate = operations_in(self.model)
-        return measured_operations(self.model, inputs) if estimate is None else estimate(inputs)
+        return floating_point_operations(self.model, inputs)
 
     def store_flos(self) -> None:
         """Bring `state.total_flos` up to date; checkpoints and the log at the end do this themselves."""
         if self._session is not None:
-            self._session.settle_counters()
+            self._session.counters.settle()
 
     @standard
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -110,7 +111,7 @@ class TrainerHooks(TrainerBase):
 
         If overridden, it is called for every micro-batch of a step and of an evaluation.
         """
-        return transfer_to(self.adapters.device.name, non_blocking=True)(shallow_copy(inputs))
+        return prepared_inputs(inputs, self.adapters.device.name)
 
     @standard
     def prediction_step(
@@ -128,12 +129,12 @@ class TrainerHooks(TrainerBase):
         """Return the batches of the training data."""
         if self.train_dataset is None:
             raise ConfigurationError(["The Trainer has no data to train on; pass train_dataset."])
-        maker = self._loader_maker()
+        loaders, size = self._loader_factory(), self._train_batch_size
         if is_overridden(self, "_get_train_sampler"):
-            sampler = sampler_of(self._get_train_sampler, self.train_dataset)
+            sampler = sampler_from(self._get_train_sampler, self.train_dataset)
             if sampler is not None:
-                return maker.sampled(self.train_dataset, self._train_batch_size, sampler)
-        return maker.training(self.train_dataset, self._train_batch_size)
+                return loaders.sampled(self.train_dataset, size, sampler)
+        return loaders.training(self.train_dataset, global_batch_size(self.args, size))
 
     @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -156,12 +157,12 @@ class TrainerHooks(TrainerBase):
 
         If overridden, its sampler decides the order, unless it returns None.
         """
-        return self._loader_maker().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
+        return self._loader_factory().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
 
     @standard
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         """Return a sampler of the data set's indices in order; None for data without indices."""
-        return self._loader_maker().evaluation_sampler(eval_dataset)
+        return self._loader_factory().evaluation_sampler(eval_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of a loader; its length times the batch size if its data set has no length."""
@@ -169,21 +170,15 @@ class TrainerHooks(TrainerBase):
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
 
     def _evaluation_loader(self, dataset: Any) -> Any:
-        maker = self._loader_maker()
+        loaders, size = self._loader_factory(), self.args.eval_batch_size
         sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
         if sampler is None:
-            return maker.evaluation(dataset)
-        return maker.sampled(dataset, self.args.eval_batch_size, sampler)
+            return loaders.evaluation(dataset, global_batch_size(self.args, size))
+        return loaders.sampled(dataset, size, sampler)
 
-    def _loader_maker(self) -> LoaderMaker:
-        columns = used_columns(self.model, self.label_names)
-        pins = self.adapters.device.capabilities.pins_memory
-        return LoaderMaker(self.args, self.data_collator, columns, pins, self.main_input_name)
-
-    def _default_collator(self) -> Callable[[list[Any]], Any]:
-        if hasattr(self.processing_class, "pad"):
-            return DataCollatorWithPadding(self.processing_class)
-        return default_data_collator
+    def _loader_factory(self) -> Any:
+        names, main_input = self.label_names, self.main_input_name
+        return loader_factory(self.args, self.adapters, self.data_collator, self.model, names, main_input)
 
     # Sizes of a run, by the names of transformers
 
@@ -196,7 +191,7 @@ class TrainerHooks(TrainerBase):
         epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
         Raises ConfigurationError if neither data nor arguments say how long the run is.
         """
-        batches, accumulation = length_of(dataloader), args.gradient_accumulation_steps
+        batches, accumulation = batches_per_epoch(dataloader), args.gradient_accumulation_steps
         plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
         total, size = plan.total_steps, self.get_total_train_batch_size(args)
         if batches is None:
@@ -318,7 +313,7 @@ class TrainerHooks(TrainerBase):
             requests=self._requests,
             preparation=self._preparation,
             run=None if self._session is None else self._session.run,
-            modes=None if self._session is None else self._session.modes,
+            modes=None if self._session is None else self._session.learner.modes,
         )
 
     def _run_host(self) -> RunHost:

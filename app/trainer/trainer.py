@@ -9,17 +9,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, NamedTuple, Unpack
 
-from hexloop.adapters.trainable.torch.forward import default_label_names
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
-from hexloop.app.run import evaluation as evaluating
-from hexloop.app.run import reporting, saving
-from hexloop.app.run import saving as results
+from hexloop.app.run import evaluation, reporting, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import seeded
-from hexloop.app.run.driving import find_batch_size, follow, refuse_second_run
+from hexloop.app.run.driving import drive, find_batch_size, refuse_second_run
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.reporting import set_log_level
 from hexloop.app.run.session import Session
@@ -28,7 +25,9 @@ from hexloop.app.trainer.legacy_names import LegacyNames, refuse_overridden_inte
 from hexloop.app.values import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
+from hexloop.app.wiring.data import default_collator
 from hexloop.app.wiring.evaluation import refuse_metrics
+from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
@@ -109,7 +108,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self.data_collator = data_collator or self._default_collator()
+        self.data_collator = data_collator or default_collator(processing_class)
         smoothed, overridden = bool(self.args.label_smoothing_factor), is_overridden(self, "compute_loss")
         has_own_loss = compute_loss_func is not None or smoothed or overridden
         given_names = self.args.label_names
@@ -172,7 +171,7 @@ class Trainer(TrainerHooks, LegacyNames):
         """
         self.refuse_second_run()
         self.ignore_keys_for_eval = ignore_keys_for_eval
-        events = find_batch_size if self.args.auto_find_batch_size else follow
+        events = find_batch_size if self.args.auto_find_batch_size else drive
         return events(self._run_host(), resume_from_checkpoint)
 
     def refuse_second_run(self) -> None:
@@ -215,7 +214,7 @@ class Trainer(TrainerHooks, LegacyNames):
         if isinstance(several, dict) and is_overridden(self, "evaluate"):
             return self._evaluate_each(several, eval_dataset is not None, ignore_keys, metric_key_prefix)
         with measured(self._memory, "eval") as figures:
-            metrics = evaluating.evaluate(self._collect_parts(), eval_dataset, ignore_keys, metric_key_prefix)
+            metrics = evaluation.evaluate(self._collect_parts(), eval_dataset, ignore_keys, metric_key_prefix)
         return {**metrics, **figures}
 
     def _evaluate_each(
@@ -238,7 +237,7 @@ class Trainer(TrainerHooks, LegacyNames):
     ) -> PredictionOutput:
         """Return predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
         with measured(self._memory, "test") as figures:
-            output = evaluating.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
+            output = evaluation.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **figures})
 
     @standard
@@ -251,7 +250,7 @@ class Trainer(TrainerHooks, LegacyNames):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Predict every batch of `dataloader`; return predictions, labels, metrics and the number of samples."""
-        return evaluating.evaluation_loop(
+        return evaluation.evaluation_loop(
             self._collect_parts(), dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
 
@@ -269,7 +268,7 @@ class Trainer(TrainerHooks, LegacyNames):
     @standard
     def evaluation_in_training(self) -> Evaluation:
         """Return the evaluation that the loop runs when one is due."""
-        return evaluating.evaluation_in_training(self._collect_parts())
+        return evaluation.evaluation_in_training(self._collect_parts())
 
     # Logs and files
 
@@ -297,20 +296,20 @@ class Trainer(TrainerHooks, LegacyNames):
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print the metrics of a split ("train", "eval", "test") in aligned lines, formatted by `metrics_format`."""
         if self.is_world_process_zero():
-            print(results.table(split, metrics))
+            print(saving.table(split, metrics))
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Write `<split>_results.json` in the output folder.
+        """Write `<split>_saving.json` in the output folder.
 
-        With `combined`, also add them to all_results.json, where they replace metrics of the same names.
+        With `combined`, also add them to all_saving.json, where they replace metrics of the same names.
         """
         if self.is_world_process_zero():
-            results.save(self._collect_parts(), split, metrics, combined)
+            saving.save_metrics(self._collect_parts(), split, metrics, combined)
 
     @staticmethod
     def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
         """Return a readable copy: memory in MB, floating-point operations in GF, times as h:mm:ss.cc, four decimals."""
-        return results.readable(metrics)
+        return saving.readable(metrics)
 
     def save_state(self) -> None:
         """Write the state to trainer_state.json in the output folder."""
@@ -324,14 +323,14 @@ class Trainer(TrainerHooks, LegacyNames):
         Returns 0 with a warning if its batches have no "input_ids".
         """
         try:
-            return results.count_tokens(train_dl, max_steps)
+            return saving.count_tokens(train_dl, max_steps)
         except KeyError:
             warnings.warn("The loader's tokens cannot be counted: its batches have no input_ids.", stacklevel=2)
             return 0
 
     def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
         """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
-        if found := results.differences(training_args, trainer_state):
+        if found := saving.differences(training_args, trainer_state):
             logging.getLogger("hexloop").warning("The resumed run differs from the checkpoint: %s.", "; ".join(found))
 
     def is_world_process_zero(self) -> bool:

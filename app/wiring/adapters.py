@@ -154,7 +154,8 @@ def choose_device(args: TrainingArguments) -> Device:
     )
 
 
-def _cpu(index: int) -> Device:
+def cpu_device(index: int = 0) -> Device:
+    """Return the CPU; it has no other index than 0."""
     from hexloop.adapters.device.torch.base import CpuDevice
 
     return CpuDevice()
@@ -176,7 +177,7 @@ def _mps(index: int) -> Device | None:
     return MpsDevice() if torch.backends.mps.is_available() else None
 
 
-DEVICES: dict[str, Callable[[int], Device | None]] = {"cpu": _cpu, "cuda": _cuda, "mps": _mps}
+DEVICES: dict[str, Callable[[int], Device | None]] = {"cpu": cpu_device, "cuda": _cuda, "mps": _mps}
 """From the type of a `torch.device` and its index to the adapter; None if the device is not available."""
 
 

@@ -1,4 +1,4 @@
-"""Whoever evaluates a Trainer's model, as its arguments and its hooks say."""
+"""The evaluator of a model: prediction step, options and batches, from the arguments and the hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hexloop.adapters.batches.torch.structure import row_count, shallow_copy, transfer_to
+from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import (
     EvaluationOptions,
     PredictionStep,
@@ -21,8 +21,8 @@ from hexloop.adapters.evaluator.torch.evaluator import (
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.adapters.trainable.torch.trainable import item_count
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.wiring.data import evaluation_batches, expected_rows
-from hexloop.app.wiring.losses import HALF_FORMATS, loss_in_force
+from hexloop.app.wiring.data import batch_transfer, evaluation_batches, expected_rows
+from hexloop.app.wiring.losses import HALF_FORMATS, run_loss
 from hexloop.app.wiring.model import with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
@@ -30,9 +30,9 @@ from hexloop.domain.errors import ConfigurationError
 
 
 def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
-    """The prediction step that `Trainer.prediction_step` is unless it is overridden.
+    """Return what `Trainer.prediction_step` does unless it is overridden.
 
-    Of an overridden `_prepare_inputs` it predicts what that makes of a batch.
+    If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
     """
     step = _prediction_step(parts)
     if not parts.hooks.prepare_inputs.overridden:
@@ -45,18 +45,18 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
 
 
 def _prediction_step(parts: TrainerParts) -> PredictionStep:
-    """A loss that divides by the item count in training does so here, where the items are those of one batch.
+    """Return the step. A loss that divides by the item count divides by that of the batch.
 
-    What mixed precision computes in half comes out in float32.
+    Results that mixed precision computes in half precision are returned in float32.
     """
-    loss = loss_in_force(parts)
+    loss = run_loss(parts)
     precision = parts.adapters.precision
 
     def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
         items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
         return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
 
-    def wrap_in_full(forward: Any) -> Any:
+    def wrap_in_full_precision(forward: Any) -> Any:
         wrapped = precision.wrap(forward)
         return lambda *args, **kwargs: in_full_precision(wrapped(*args, **kwargs))
 
@@ -64,7 +64,7 @@ def _prediction_step(parts: TrainerParts) -> PredictionStep:
     ignored = () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",))
     return PredictionStep(
         compute,
-        wrap_in_full if precision.name in HALF_FORMATS else precision.wrap,
+        wrap_in_full_precision if precision.name in HALF_FORMATS else precision.wrap,
         parts.label_names,
         ignored,
         not parts.label_names and parts.can_return_loss,
@@ -74,14 +74,14 @@ def _prediction_step(parts: TrainerParts) -> PredictionStep:
 def make_evaluator(
     parts: TrainerParts, loader: Any, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str, keep: bool
 ) -> TorchEvaluator:
-    """Whoever answers the Evaluator port for `loader`. `keep`: the predictions are wanted, whoever saw each batch's.
+    """Return the Evaluator adapter for `loader`. keep: keep the predictions even if metrics are computed by batch.
 
-    Raises ConfigurationError where the arguments ask for metrics that cannot be computed so.
+    Raises ConfigurationError if `compute_metrics` cannot compute metrics in the way that the arguments require.
     """
     args = parts.args
     refuse_metrics(args, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
-    model = _prepared(parts) if parts.run is None else _in_training(parts)
+    model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
     rows = expected_rows(loader)
     loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
@@ -95,39 +95,39 @@ def make_evaluator(
         include=args.include_for_metrics,
         filter_nan=args.logging_nan_inf_filter,
         main_input=parts.main_input_name,
-        dtype=_full_evaluation_type(args) if parts.run is None else None,
+        dtype=_evaluation_dtype(args) if parts.run is None else None,
         expected_rows=rows or 0,
-        folder=_made(args.predictions_folder),
+        folder=_created(args.predictions_folder),
         preparation_seconds=parts.preparation.seconds,
     )
     known = "an unknown number of" if rows is None else rows
     logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
     overridden = parts.hooks.prediction_step.overridden
-    own = overridden or parts.hooks.compute_loss.overridden
+    takes_any = overridden or parts.hooks.compute_loss.overridden
     step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
     return TorchEvaluator(
         model,
         loader,
         step if args.past_index < 0 else with_past(args.past_index, step),
-        parts.naming(transfer_to(parts.adapters.device.name, non_blocking=True), own),
+        batch_transfer(parts, takes_any),
         row_count,
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        ranks_of(parts),
+        _rank_gatherer(parts),
         modes=parts.modes,
     )
 
 
-def _in_training(parts: TrainerParts) -> Any:
-    """The model as training has it; one that every process holds whole, without what lets its gradients meet."""
+def _model_in_training(parts: TrainerParts) -> Any:
+    """Return the wrapped model; in data parallelism over processes the inner model, because no gradients are summed."""
     parallelism = parts.adapters.parallelism
     if parallelism.capabilities.processes and not parallelism.capabilities.sharded:
         return parts.model
     return parts.model_wrapped
 
 
-def _prepared(parts: TrainerParts) -> Any:
+def _prepared_model(parts: TrainerParts) -> Any:
     """Return the model outside of a run, on its device and in evaluation mode, in which it stays.
 
     Before the first run, records how many seconds this took, rounded to 4 decimals.
@@ -147,29 +147,29 @@ def _prepared(parts: TrainerParts) -> Any:
     return model
 
 
-def _full_evaluation_type(args: TrainingArguments) -> torch.dtype | None:
+def _evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
     if args.bf16_full_eval:
         return torch.bfloat16
     return torch.float16 if args.fp16_full_eval else None
 
 
-def _made(folder: str | None) -> str | None:
-    """The folder, which is there now. Raises ConfigurationError where it cannot be."""
+def _created(folder: str | None) -> str | None:
+    """Create the folder if needed and return its path. Raises ConfigurationError if it cannot be created."""
     if folder is not None:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(
                 [
-                    f"You chose predictions_folder={folder!r}, but there is no such folder and it cannot be made "
-                    f"({error}); choose another."
+                    f"predictions_folder={folder!r} does not exist and cannot be created ({error}); choose another "
+                    "folder."
                 ]
             ) from error
     return folder
 
 
-def ranks_of(parts: TrainerParts) -> RankGatherer:
-    """How the processes bring together what each predicts."""
+def _rank_gatherer(parts: TrainerParts) -> RankGatherer:
+    """Return what gathers the predictions of all processes."""
     if parts.adapters.collectives.world_size == 1:
         return SingleRank()
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
@@ -178,14 +178,14 @@ def ranks_of(parts: TrainerParts) -> RankGatherer:
 
 
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:
-    """Raise ConfigurationError where a function is to compute metrics batch by batch that is not made for it."""
+    """Raise ConfigurationError if metrics are to be computed by batch, and the function does not support that."""
     if not args.batch_eval_metrics or compute is None:
         return
     parameters = inspect.signature(compute).parameters.values()
     if not any(each.name == "compute_result" or each.kind is each.VAR_KEYWORD for each in parameters):
         raise ConfigurationError(
             [
-                "You chose batch_eval_metrics=True, but compute_metrics has no parameter compute_result, which is True "
-                "for the last batch; add it, gather what the metrics need at each call, and return them at that one."
+                "batch_eval_metrics=True needs a compute_metrics with a parameter compute_result, which is True for "
+                "the last batch; add it, collect what the metrics need at each call, and return them at the last one."
             ]
         )

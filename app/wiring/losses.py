@@ -1,4 +1,4 @@
-"""Which loss a Trainer trains on, and whether it divides by the item count itself."""
+"""The loss of a run: which function computes it, and whether it divides by the item count itself."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.parts import TrainerParts
 
 HALF_FORMATS = ("bf16", "fp16")
-"""The precisions under which a model returns half precision."""
+"""The precisions in which a model returns half precision."""
 
 
 @frozen
 class LossChoice:
-    """A loss; whether it divides by the item count that it is given; whether it shifts the labels."""
+    """A loss function; whether it divides by the item count that it receives; whether it shifts the labels."""
 
     compute: ComputeLoss
     normalises: bool
@@ -48,15 +48,14 @@ def choose_loss(
     divides: bool | None = None,
     smoother: Callable[..., Any] | None = None,
 ) -> LossChoice:
-    """The user's function, smoothed labels, or the loss that the model returns, in this order.
+    """Return the user's function, smoothed labels, or the loss that the model returns, in this order.
 
-    divides: whether the model's own loss divides by the item count, where somebody says so. smoother: what computes the
-    loss of smoothed labels.
+    divides: whether the model's own loss divides by the item count; None: find out. smoother: computes the loss of
+    smoothed labels.
 
-    With `loss_weighting="reference"` items are counted by the reference library's rules. A model divides by the count
-    where its forward takes any keyword argument, and the labels come under "labels". The first label of a row, which a
-    shifted loss never compares with anything, is left out of the count by the type of the model's loss, whatever the
-    loss that is computed does.
+    With `loss_weighting="reference"` items are counted by transformers' rules. A model divides by the count if its
+    forward takes any keyword argument and the labels are named "labels". The first label of a row, which a shifted loss
+    never uses, is left out of the count depending on the type of the model's loss, whatever loss is computed.
     """
     exact = args.loss_weighting == "exact"
     if divides is None:
@@ -73,7 +72,7 @@ def choose_loss(
 
 
 def _can_be_smoothed(model: Any, label_names: Sequence[str], factor: float) -> bool:
-    """Whether the model has one label for each row or position; warns where it has not."""
+    """Return whether the model has one label for each row or position; warn if it does not."""
     problem = None
     if _has_several_labels_a_row(model):
         problem = "a row of multi-label classification has several labels at once"
@@ -81,13 +80,13 @@ def _can_be_smoothed(model: Any, label_names: Sequence[str], factor: float) -> b
         problem = f"the labels {', '.join(label_names)} belong to no single distribution"
     if problem is not None:
         warnings.warn(
-            f"You chose label_smoothing_factor={factor}, but {problem}; they are trained on as they are.", stacklevel=2
+            f"label_smoothing_factor={factor} has no effect: {problem}; the labels are not smoothed.", stacklevel=2
         )
     return problem is None
 
 
 def smoother_for(model: Any, args: TrainingArguments) -> LabelSmoother | None:
-    """What smooths labels as the arguments ask; None where they do not, or a row has several labels at once."""
+    """Return the label smoother that the arguments require; None if there is none, or a row has several labels."""
     if not args.label_smoothing_factor or _has_several_labels_a_row(model):
         return None
     return LabelSmoother(args.label_smoothing_factor)
@@ -106,16 +105,16 @@ def standard_loss(parts: TrainerParts) -> LossChoice:
     )
 
 
-def loss_in_force(parts: TrainerParts) -> LossChoice:
-    """The loss that the Trainer's `compute_loss` gives, overridden or not.
+def run_loss(parts: TrainerParts) -> LossChoice:
+    """Return the loss that `compute_loss` computes, overridden or not.
 
-    An overridden one is taken to divide by the item count where the model's own loss does and it takes the count,
-    unless `loss_is_scaled_for_ga` says otherwise. Under mixed precision it sees what the model returns in float32.
+    An overridden one is assumed to divide by the item count if the model's own loss does and it takes the count, unless
+    `loss_is_scaled_for_ga` says otherwise. Under mixed precision it receives the model's outputs in float32.
     """
-    return _in_own_context(parts, _loss_in_force(parts))
+    return _in_overridden_context(parts, _run_loss(parts))
 
 
-def _loss_in_force(parts: TrainerParts) -> LossChoice:
+def _run_loss(parts: TrainerParts) -> LossChoice:
     choice = standard_loss(parts)
     if not parts.hooks.compute_loss.overridden:
         return choice
@@ -124,14 +123,14 @@ def _loss_in_force(parts: TrainerParts) -> LossChoice:
     normalises = choice.normalises and takes_count
     if parts.loss_is_scaled_for_ga is not None:
         normalises = parts.loss_is_scaled_for_ga
-    compute = _asked_what_it_takes(compute_loss, takes_count)
+    compute = _with_supported_keywords(compute_loss, takes_count)
     if parts.adapters.precision.name in HALF_FORMATS:
-        compute = _with_outputs_in_full(compute)
+        compute = _with_full_precision_outputs(compute)
     return LossChoice(_on_copies(compute), normalises, choice.shifted)
 
 
-def _in_own_context(parts: TrainerParts, choice: LossChoice) -> LossChoice:
-    """The loss, computed in the contexts of a subclass."""
+def _in_overridden_context(parts: TrainerParts, choice: LossChoice) -> LossChoice:
+    """Return the loss, computed in the context of an overridden `compute_loss_context_manager`."""
     hooks = parts.hooks
     if not (hooks.compute_loss_context_manager.overridden or hooks.autocast_smart_context_manager.overridden):
         return choice
@@ -143,8 +142,8 @@ def _in_own_context(parts: TrainerParts, choice: LossChoice) -> LossChoice:
     return evolve(choice, compute=compute)
 
 
-def preparing(parts: TrainerParts, choice: LossChoice) -> LossChoice:
-    """The loss of what an overridden `_prepare_inputs` makes of a batch."""
+def prepared_loss(parts: TrainerParts, choice: LossChoice) -> LossChoice:
+    """Return the loss of the inputs that an overridden `_prepare_inputs` returns."""
     if not parts.hooks.prepare_inputs.overridden:
         return choice
 
@@ -160,20 +159,20 @@ def _takes_count(compute_loss: Callable[..., Any]) -> bool:
     return any(each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def _asked_what_it_takes(compute_loss: Callable[..., Any], takes_count: bool) -> ComputeLoss:
-    """A user's `compute_loss`, asked for outputs only where they are wanted, and told the item count if it takes it."""
+def _with_supported_keywords(compute_loss: Callable[..., Any], takes_count: bool) -> ComputeLoss:
+    """Return the user's `compute_loss`, called with the keywords that are needed and supported."""
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        asked: dict[str, Any] = {"return_outputs": True} if return_outputs else {}
+        keywords: dict[str, Any] = {"return_outputs": True} if return_outputs else {}
         if takes_count:
-            asked["num_items_in_batch"] = num_items_in_batch
-        return compute_loss(model, inputs, **asked)
+            keywords["num_items_in_batch"] = num_items_in_batch
+        return compute_loss(model, inputs, **keywords)
 
     return compute
 
 
 def _on_copies(compute_loss: ComputeLoss) -> ComputeLoss:
-    """A user's `compute_loss`, which may take entries out of its inputs, as the run reads the batch again."""
+    """Return the user's `compute_loss`, called with a copy, because it may remove entries of the batch."""
 
     def compute(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return compute_loss(model, shallow_copy(inputs), *args, **kwargs)
@@ -181,8 +180,8 @@ def _on_copies(compute_loss: ComputeLoss) -> ComputeLoss:
     return compute
 
 
-def _with_outputs_in_full(compute_loss: ComputeLoss) -> ComputeLoss:
-    """A user's `compute_loss`, to which the model returns float32 in place of half precision."""
+def _with_full_precision_outputs(compute_loss: ComputeLoss) -> ComputeLoss:
+    """Return the user's `compute_loss`, to which the model returns float32 instead of half precision."""
 
     def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         hook = model.register_forward_hook(lambda _model, _inputs, outputs: in_full_precision(outputs))

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from attrs import define, fields, frozen
 
 from hexloop.adapters.evaluator.torch.evaluator import Modes
-from hexloop.adapters.trainable.torch.forward import named_by_position
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.wiring.adapters import Adapters
@@ -19,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def standard(method: Method) -> Method:
-    """Mark a method as the standard version of a hook; a run skips the hook while nobody overrides it.
+    """Mark a method as the standard version of a hook; a run skips the hook unless it is overridden.
 
     The mark is the method itself, because functools.wraps copies marks to the override that it describes.
     """
@@ -28,7 +27,7 @@ def standard(method: Method) -> Method:
 
 
 def is_overridden(instance: object, name: str) -> bool:
-    """Return whether a subclass overrides the method `name`, or it was set on the instance."""
+    """Return whether the method `name` is overridden by a subclass or set on the instance."""
     method = getattr(type(instance), name)
     return name in vars(instance) or getattr(method, "__is_standard__", None) is not method
 
@@ -56,9 +55,6 @@ class Hooks:
     prepare_inputs: Hook
     get_batch_samples: Hook
     floating_point_ops: Hook
-    create_optimizer: Hook
-    create_scheduler: Hook
-    create_optimizer_and_scheduler: Hook
     get_optimizer_cls_and_kwargs: Hook
     get_train_dataloader: Hook
     get_eval_dataloader: Hook
@@ -156,9 +152,7 @@ class TrainerParts:
         smoothed = bool(self.args.label_smoothing_factor)
         return self.compute_loss_func is not None or smoothed or self.hooks.compute_loss.overridden
 
-    def naming(self, transfer: Callable[[Any], Any], takes_any_batch: bool) -> Callable[[Any], Any]:
-        """Return `transfer` that also names the tensors of a batch, unless a user's method `takes_any_batch`."""
-        if takes_any_batch:
-            return transfer
-        named = named_by_position(self.model, self.has_own_loss)
-        return lambda batch: named(transfer(batch))
+    @property
+    def unwrapped_model(self) -> Any:
+        """The model as the user passed it, without the wrapper of the engine."""
+        return self.adapters.parallelism.unwrap(self.model)

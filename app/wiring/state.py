@@ -1,29 +1,140 @@
-"""The state of a Trainer's model and optimizer, whole or sharded over the processes, as the engine keeps it."""
+"""State that checkpoints hold: what exports and loads it, and the contents of a checkpoint."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from hexloop.adapters.contents.checkpoint.contents import sharded_files_of
+from torch import Tensor
+
+from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.checkpoint.contents import Setup, sharded_files_of
 from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
-from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
+from hexloop.adapters.snapshots.torch import TorchSnapshots
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
+from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import RunStateError
+from hexloop.domain.run import Run
+from hexloop.ports.files import File
 from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
 from hexloop.ports.state import Exportable
 
 SHARDED = frozenset({"model", "optimizer"})
-"""The files whose tensors are sharded together with the weights."""
+"""State of which no process holds all if the model is sharded."""
 
 LARGEST = 5_000_000_000
-"""The size in bytes of the largest file of weights, unless a single tensor is larger."""
+"""Bytes of the largest file of weights, unless a single tensor is larger."""
+
+
+def exportables(parts: TrainerParts, run: Run[Any, Any]) -> dict[str, Exportable]:
+    """Return everything that has state between steps, by the name of its file."""
+    return {
+        "model": model_state(parts),
+        "optimizer": optimizer_state(parts),
+        "scheduler": run.scheduler,
+        "scaler": parts.adapters.precision,
+        "losses": run.losses,
+        "data": run.batches,
+        "random": parts.adapters.device,
+    }
+
+
+def contents_for(
+    parts: TrainerParts, run: Run[Any, Any], setup: Setup, companion_files: Callable[[], Iterable[File]]
+) -> CheckpointContents:
+    """Return what reads and writes the files of this run's checkpoints.
+
+    setup: compares a run with a checkpoint. companion_files: the files that are not state.
+    """
+    return CheckpointContents(
+        exportables(parts, run),
+        companion_files,
+        snapshots=_snapshots(parts),
+        setup=setup,
+        ranks=_rank_files(parts),
+        written={"model"} if parts.args.save_only_model else None,
+    )
+
+
+def _snapshots(parts: TrainerParts) -> TorchSnapshots:
+    """Return snapshots whose copies are complete before the optimizer changes what they copy."""
+    snapshots = TorchSnapshots()
+    if parts.adapters.device.name.startswith("cuda"):
+        parts.optimizer.register_step_pre_hook(lambda *_: snapshots.wait_before_update())
+    return snapshots
+
+
+def _rank_files(parts: TrainerParts) -> RankFiles:
+    """Return which rank writes what: each a part of sharded state, and rank 0 everything else."""
+    collectives, engine = parts.adapters.collectives, _own_state(parts)
+    sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
+    if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
+        sharded |= {"optimizer"}
+    gathered = frozenset({"model"}) if _writers(parts) == 1 else frozenset[str]()
+    return RankFiles(collectives.rank, collectives.world_size, sharded=sharded, gathered=gathered)
+
+
+# Model and optimizer
+
+
+def model_state(parts: TrainerParts) -> ExportableModel:
+    """Return what exports and loads the weights."""
+    writers = _writers(parts)
+    if engine := _own_state(parts):
+        return engine.model_state(parts.model_wrapped, writers)
+    return ModelState(parts.unwrapped_model, layout_of(parts), writers)
+
+
+def optimizer_state(parts: TrainerParts) -> Exportable:
+    """Return what exports and loads the optimizer. Raises CheckpointError if the engine's state is unknown."""
+    if engine := _own_state(parts):
+        return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
+    return OptimizerState(parts.unwrapped_model, parts.optimizer, layout_of(parts))
+
+
+def group_sizes(parts: TrainerParts) -> Sequence[int]:
+    """Return how many of the model's parameters are in each of the optimizer's groups."""
+    if engine := _own_state(parts):
+        return engine.group_sizes(parts.model_wrapped, parts.optimizer)
+    return [len(group["params"]) for group in parts.optimizer.param_groups]
+
+
+def named_weights(model: Any) -> Mapping[str, Tensor]:
+    """Return the tensors of a model that is not sharded, each under one name."""
+    return ModelState(model).named_tensors()
+
+
+def parameter_shapes(parts: TrainerParts) -> list[list[Any]]:
+    """Return the name, the shape and the dtype of each parameter, all of them JSON."""
+    layout = layout_of(parts)
+    return [
+        [name, *shape_of(tensor, tensor, layout), str(tensor.dtype)]
+        for name, tensor in layout.parameters(parts.unwrapped_model).items()
+    ]
+
+
+def names_without_decay(parts: TrainerParts) -> list[str]:
+    """Return the trainable parameters to which weight decay does not apply by default, by their original names."""
+    model = parts.unwrapped_model
+    names = {id(parameter): name for name, parameter in layout_of(parts).parameters(model).items()}
+    decayed = frozenset(decayed_names(model))
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [names[id(parameter)] for name, parameter in trained if name not in decayed]
+
+
+def own_class(model: Any) -> type[Any]:
+    """Return the model's class, without those that torch.distributed puts before it."""
+    return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
+
+
+# Sharded models
 
 
 def is_sharded(parallelism: Parallelism[Any], model: Any) -> bool:
@@ -31,6 +142,13 @@ def is_sharded(parallelism: Parallelism[Any], model: Any) -> bool:
     if not parallelism.capabilities.sharded:
         return False
     return cast("Sharding[Any, Any, Any]", parallelism).spreads(model)
+
+
+def layout_of(parts: TrainerParts) -> TorchLayout:
+    """Return how the model's tensors are distributed over processes."""
+    if not is_sharded(parts.adapters.parallelism, parts.model):
+        return WHOLE
+    return cast("Sharding[Any, Any, Any]", parts.adapters.parallelism).layout
 
 
 def refuse_unprepared(adapters: Adapters, model: Any) -> None:
@@ -42,35 +160,16 @@ def refuse_unprepared(adapters: Adapters, model: Any) -> None:
         raise RunStateError(reason)
     if any(parameter.is_meta for parameter in parameters):
         raise RunStateError(
-            "The model is on torch's meta device, and no run has prepared it yet, so this process has no weights to "
-            "evaluate or save; train first, or create it on a real device."
+            "The model cannot be evaluated or saved: it is on torch's meta device and has no weights before a run has "
+            "prepared it. Train first, or create it on a real device."
         )
 
 
-def layout_of(parts: TrainerParts) -> TorchLayout:
-    """Return how the tensors of the model are distributed over the processes."""
-    if not is_sharded(parts.adapters.parallelism, parts.model):
-        return WHOLE
-    return cast("Sharding[Any, Any, Any]", parts.adapters.parallelism).layout
-
-
-def writers_of(parts: TrainerParts) -> int:
-    """Return how many processes write sharded weights: all, or one if the weights are to be consolidated."""
-    adapters = parts.adapters
-    return 1 if adapters.engine.consolidates(parts.args) else adapters.collectives.world_size
-
-
-def own_class(model: Any) -> type[Any]:
-    """Return the model's class, without those that torch.distributed puts before it."""
-    return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
-
-
 def save_sharded(parts: TrainerParts, folder: str) -> None:
-    """Write sharded weights, each process its own file, with an index if there are several. Collective."""
+    """Write the weights of a sharded model, in several files with an index if needed. Collective."""
     collectives = parts.adapters.collectives
-    writers = writers_of(parts)
-    state = ModelState(parts.adapters.parallelism.unwrap(parts.model), layout_of(parts), writers)
-    tensors = list(state.export())
+    writers = _writers(parts)
+    tensors = list(ModelState(parts.unwrapped_model, layout_of(parts), writers).export())
     if collectives.rank == 0:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
@@ -81,38 +180,10 @@ def save_sharded(parts: TrainerParts, folder: str) -> None:
     collectives.barrier("the weights are written")
 
 
-def model_state(parts: TrainerParts) -> ExportableModel:
-    """Return what exports and loads the weights."""
-    writers = writers_of(parts)
-    if engine := _own_state(parts):
-        return engine.model_state(parts.model_wrapped, writers)
-    model = parts.adapters.parallelism.unwrap(parts.model)
-    return ModelState(model, layout_of(parts), writers)
-
-
-def optimizer_state(parts: TrainerParts) -> Exportable:
-    """Return what exports and loads the optimizer. Raises CheckpointError if the engine's state is unknown."""
-    if engine := _own_state(parts):
-        return engine.optimizer_state(parts.model_wrapped, parts.optimizer)
-    model = parts.adapters.parallelism.unwrap(parts.model)
-    return OptimizerState(model, parts.optimizer, layout_of(parts))
-
-
-def group_sizes(parts: TrainerParts) -> Sequence[int]:
-    """Return how many of the model's parameters are in each of the optimizer's groups."""
-    if engine := _own_state(parts):
-        return engine.group_sizes(parts.model_wrapped, parts.optimizer)
-    return [len(group["params"]) for group in parts.optimizer.param_groups]
-
-
-def rank_files(parts: TrainerParts) -> RankFiles:
-    """Return which process writes which files: every process some of the sharded ones, rank 0 all others."""
-    collectives, engine = parts.adapters.collectives, _own_state(parts)
-    sharded = SHARDED if is_sharded(parts.adapters.parallelism, parts.model) else frozenset()
-    if engine is not None and engine.spreads_optimizer(parts.model_wrapped):
-        sharded |= {"optimizer"}
-    gathered = frozenset({"model"}) if writers_of(parts) == 1 else frozenset[str]()
-    return RankFiles(collectives.rank, collectives.world_size, sharded=sharded, gathered=gathered)
+def _writers(parts: TrainerParts) -> int:
+    """Return how many processes write sharded weights: all of them, or one if the engine gathers them."""
+    adapters = parts.adapters
+    return 1 if adapters.engine.consolidates(parts.args) else adapters.collectives.world_size
 
 
 def _own_state(parts: TrainerParts) -> OwnState[Any] | None:

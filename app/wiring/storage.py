@@ -6,13 +6,16 @@ package offers one through the entry point group "hexloop.storages".
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import uuid
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.domain.checkpoints.names import checkpoint_name, step_of
@@ -162,3 +165,9 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         names = [entry.name for entry in os.scandir(as_location(folder)) if entry.is_dir()]
     steps = [step for step in map(step_of, names) if step is not None]
     return joined(folder, checkpoint_name(max(steps))) if steps else None
+
+
+def read_setup(storage: Storage, checkpoint: str) -> dict[str, Any]:
+    """Return the document in which a checkpoint describes the setup of its run."""
+    setup: dict[str, Any] = json.loads(b"".join(storage.read(f"{checkpoint}/{RUN_SETUP}")))
+    return setup

@@ -87,8 +87,8 @@ def test_each_step_down_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert told == [
-        "cpu has no room for batches of 8 samples; the run begins again with batches of 7.",
-        "cpu has no room for batches of 7 samples; the run begins again with batches of 6.",
+        "cpu has not enough memory for batches of 8 samples; the run starts again with batches of 7.",
+        "cpu has not enough memory for batches of 7 samples; the run starts again with batches of 6.",
     ]
 
 
@@ -170,7 +170,7 @@ def test_the_newest_checkpoint_is_that_of_the_size_that_fits(tmp_path: Path) -> 
 
 def test_no_room_for_one_sample_is_an_error(tmp_path: Path) -> None:
     """It says what to change, and what the device said."""
-    with pytest.raises(RunStateError, match="no room for a batch of one sample") as raised:
+    with pytest.raises(RunStateError, match="not enough memory for a batch of one sample") as raised:
         searching(tmp_path, hungry(room=0)).train()
 
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)

@@ -96,7 +96,7 @@ def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
     """Missing, unknown, of another shape, of another type: all in one sentence."""
     told = refusal(folder, {"model": net(kind=Wider)}, weight_decay=0.1)
     for words in (
-        "its model, a Net, is another",
+        "its model, a Net, differs",
         "more is not in the checkpoint",
         "layers.0.bias is not in the model",
         "layers.0.weight has shape (8, 4) in the checkpoint and (9, 4) in the model",
@@ -111,10 +111,10 @@ def test_everything_that_differs_is_told_at_once(folder: Path) -> None:
     told = refusal(folder, {"train_dataset": rows(20)}, bf16=True, optim="sgd", per_device_train_batch_size=8)
     assert "in 4 ways" in told
     for words, name in (
-        ("written under the precision fp32, and this is bf16", "precision"),
-        ("its optimizer is AdamW, and this is SGD", "optimizer"),
-        ("its data had 16 samples in a pass, and these have 20 samples", "data_length"),
-        ("its optimizer steps were of 4 samples, and these are of 8", "batch_size"),
+        ("written with the precision fp32, and this run has bf16", "precision"),
+        ("its optimizer is AdamW, and that of this run is SGD", "optimizer"),
+        ("its data had 16 samples in an epoch, and the data of this run has 20 samples", "data_length"),
+        ("its optimizer steps had 4 samples, and those of this run have 8", "batch_size"),
     ):
         assert words in told
         assert f"resume_despite=['{name}']" in told
@@ -123,10 +123,10 @@ def test_everything_that_differs_is_told_at_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"weight_decay": 0.0}, "groups of [2, 2] parameters, and this one has groups of [4], as it has no weight"),
+        ({"weight_decay": 0.0}, "groups of [2, 2] parameters, and that of this run of [4], as it has no weight"),
         ({"weight_decay": 0.2}, "weight_decay of group 0 was 0.1 and is 0.2"),
         ({"weight_decay": 0.1, "adam_beta2": 0.9}, "betas of group 1 was [0.9, 0.999] and is [0.9, 0.9]"),
-        ({"weight_decay": 0.1, "optim": "rmsprop"}, "its optimizer is AdamW, and this is RMSprop"),
+        ({"weight_decay": 0.1, "optim": "rmsprop"}, "its optimizer is AdamW, and that of this run is RMSprop"),
     ],
 )
 def test_another_optimizer_is_refused(folder: Path, given: dict[str, Any], words: str) -> None:
@@ -145,7 +145,7 @@ def test_what_a_run_may_change_is_not_refused(folder: Path, given: dict[str, Any
 
 def test_another_optimizer_begins_anew_where_it_is_accepted(folder: Path) -> None:
     """A warning says so; weights and step are the checkpoint's."""
-    with pytest.warns(UserWarning, match="optimizer begins anew"):
+    with pytest.warns(UserWarning, match="optimizer starts without moments"):
         trainer = resumed(folder, optim="sgd", optim_args="momentum=0.9", max_steps=5, resume_despite=["optimizer"])
     assert trainer.state.global_step == 5
     assert type(trainer.optimizer).__name__ == "SGD"

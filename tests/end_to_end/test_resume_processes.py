@@ -65,9 +65,9 @@ def test_the_accumulation_makes_up_for_fewer_processes(tmp_path: Path, caplog: p
     assert [entry["loss"] for entry in history(trainer)[:-1]] == pytest.approx(
         [entry["loss"] for entry in history(whole)[:-1]], rel=1e-6
     )
-    assert [record.message for record in caplog.records if "keeps to that" in record.message] == [
-        "The checkpoint is of a run with optimizer steps of 8 samples; with world_size=1, "
-        "gradient_accumulation_steps=2 instead of 1 keeps to that."
+    assert [record.message for record in caplog.records if "keep that size" in record.message] == [
+        "The checkpoint's run had optimizer steps of 8 samples; to keep that size with world_size=1, "
+        "gradient_accumulation_steps is 2 instead of 1."
     ]
 
 
@@ -86,10 +86,9 @@ def test_what_does_not_divide_is_refused_with_what_does(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resumed(tmp_path, per_device_train_batch_size=5)
     assert str(raised.value) == (
-        "The checkpoint is of a run with optimizer steps of 12 samples, but with world_size=1 and "
-        "per_device_train_batch_size=5 there are 5 samples in a batch, which do not divide them; choose "
-        "per_device_train_batch_size=1, 2, 3, 4, 6 or 12, or accept steps of another size by "
-        "resume_despite=['batch_size']."
+        "The checkpoint's run had optimizer steps of 12 samples, which are not a multiple of the 5 samples of a batch "
+        "with world_size=1 and per_device_train_batch_size=5; choose per_device_train_batch_size=1, 2, 3, 4, 6 or 12, "
+        "or accept steps of another size by resume_despite=['batch_size']."
     )
     assert resumed(tmp_path, per_device_train_batch_size=6).state.global_step == 4
     assert resumed(tmp_path, per_device_train_batch_size=5, resume_despite=["batch_size"]).state.global_step == 4
@@ -98,10 +97,10 @@ def test_what_does_not_divide_is_refused_with_what_does(tmp_path: Path) -> None:
 def test_another_batch_on_purpose_is_a_difference_as_ever(tmp_path: Path) -> None:
     """Whoever asks for another accumulation, or for another batch in as many processes, is not overruled."""
     saved(tmp_path, processes=2, samples=8)
-    with pytest.raises(CheckpointError, match="steps were of 8 samples, and these are of 12"):
+    with pytest.raises(CheckpointError, match="steps had 8 samples, and those of this run have 12"):
         resumed(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
     saved(tmp_path / "alone", processes=1, samples=8)
-    with pytest.raises(CheckpointError, match="steps were of 8 samples, and these are of 4"):
+    with pytest.raises(CheckpointError, match="steps had 8 samples, and those of this run have 4"):
         resumed(tmp_path / "alone", per_device_train_batch_size=4)
 
 
@@ -109,11 +108,11 @@ def test_another_batch_on_purpose_is_a_difference_as_ever(tmp_path: Path) -> Non
     ("processes", "asked", "anew"),
     [(2, 1, False), (1, 1, True), (4, 1, True), (4, 2, False)],
 )
-def test_who_asks_for_the_same_is_spread_anew(processes: int, asked: int, anew: bool) -> None:
+def test_who_asks_for_the_same_only_processes_differ(processes: int, asked: int, anew: bool) -> None:
     """A step of two processes, one batch each."""
-    assert SavedStep(8, processes=2, accumulation=1, asked=1).is_spread_anew(processes, asked) is anew
+    assert SavedStep(8, processes=2, accumulation=1, asked=1).only_processes_differ(processes, asked) is anew
 
 
 def test_a_step_that_was_spread_anew_is_so_in_as_many_processes() -> None:
     """One process had taken over from two."""
-    assert SavedStep(8, processes=1, accumulation=2, asked=1).is_spread_anew(1, asked=1)
+    assert SavedStep(8, processes=1, accumulation=2, asked=1).only_processes_differ(1, asked=1)

@@ -1,4 +1,4 @@
-"""What a model's forward takes: its columns, its labels, whether it has a loss without them."""
+"""Inspection of a model's forward: its parameters, its labels, and properties of its loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hexloop.adapters.trainable.torch.loss import calls_loss_function
 from hexloop.domain.errors import DataError
 
 SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
-"""The transformers losses that compare each position with the label after it."""
+"""Loss types of transformers that compare each position with the next label."""
 
 OTHER_DECODERS = frozenset(
     {
@@ -27,33 +27,33 @@ OTHER_DECODERS = frozenset(
         "ReformerModelWithLMHead",
     }
 )
-"""The transformers decoders whose names do not end as the others' do."""
+"""Decoders of transformers whose names do not end like those of the others."""
 
 CAUSAL_LOSS = "ForCausalLMLoss"
-"""Their function, which transformers also gives to models whose loss has no type of its own, such as GPT-2's."""
+"""The function of these losses, which transformers also uses for models without a loss type, such as GPT-2."""
 
 
 def forward_parameters(model: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of the forward of the model, or of what a PEFT wrapper wraps."""
+    """Return the parameters of the model's forward, or of the forward of the model inside a PEFT wrapper."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return dict(inspect.signature(inner.forward).parameters)
 
 
 def find_label_names(model: Any) -> list[str]:
-    """The parameters of forward that are labels: those with "label" in their name, and the positions of an answer."""
+    """Return the parameters of forward that are labels: those with "label" in their name, and answer positions."""
     names = forward_parameters(model)
     answers = ("start_positions", "end_positions") if "QuestionAnswering" in type(model).__name__ else ()
     return [name for name in names if "label" in name or name in answers]
 
 
-def returns_loss_unasked(model: Any) -> bool:
-    """Whether forward computes a loss without labels (its `return_loss` is on by default)."""
+def returns_loss_by_default(model: Any) -> bool:
+    """Return whether forward computes a loss without labels: its `return_loss` is True by default."""
     parameter = forward_parameters(model).get("return_loss")
     return parameter is not None and parameter.default is True
 
 
 def takes_any_keyword(model: Any) -> bool:
-    """What the reference library goes by: whether forward takes any keyword, and so the number of items, or says so."""
+    """Return whether forward takes any keyword, and so the item count, or the model declares it, as in transformers."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     declared = getattr(inner, "accepts_loss_kwargs", None)
     if declared is not None:
@@ -62,13 +62,13 @@ def takes_any_keyword(model: Any) -> bool:
 
 
 def shifts_by_loss_type(model: Any) -> bool:
-    """What the reference library goes by: whether the type of the model's loss is one of those that shift labels."""
+    """Return whether the type of the model's loss is one that shifts labels, which is the rule of transformers."""
     encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return getattr(model, "loss_type", None) in SHIFTING_LOSSES and not encoder_decoder
 
 
 def shifts_labels(model: Any) -> bool:
-    """Whether the model's own loss compares each position with the label after it."""
+    """Return whether the model's own loss compares each position with the next label."""
     if shifts_by_loss_type(model):
         return True
     untyped = getattr(model, "loss_type", None) is None and calls_loss_function(model)
@@ -76,14 +76,14 @@ def shifts_labels(model: Any) -> bool:
 
 
 def is_causal_language_model(model: Any) -> bool:
-    """Whether the model is one of transformers' decoders, whose smoothed loss shifts the labels."""
+    """Return whether the model is one of transformers' decoders, whose smoothed loss shifts the labels."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     name = type(inner).__name__
     return name.endswith(("ForCausalLM", "LMHeadModel")) or name in OTHER_DECODERS
 
 
 def used_columns(model: Any, label_names: Sequence[str]) -> frozenset[str] | None:
-    """The columns that forward takes; None where it takes any keyword, so that none can be left out."""
+    """Return the columns that forward takes; None if it names none, so that none can be left out."""
     parameters = forward_parameters(model)
     named = [name for name, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     if not named:
@@ -116,9 +116,9 @@ class NamedByPosition:
         labels = {LABELS: values.pop()} if self.labels_last and len(values) > 1 else {}
         if len(values) > len(self.names):
             raise DataError(
-                f"The batch holds {len(values)} tensors for forward, but that of {self.model_name} takes "
-                f"{len(self.names)} by name ({', '.join(self.names) or 'none'}); let forward take them all, pass "
-                "compute_loss_func for labels that are the last of them, or let data_collator return a dictionary."
+                f"The batch has {len(values)} tensors for forward, but the forward of {self.model_name} takes "
+                f"{len(self.names)} by name ({', '.join(self.names) or 'none'}); let forward take all of them, pass "
+                "compute_loss_func if the last tensor is the labels, or let data_collator return a dictionary."
             )
         return dict(zip(self.names, values, strict=False)) | labels
 
@@ -141,6 +141,6 @@ def named_by_position(model: Any, has_own_loss: bool) -> NamedByPosition:
 def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
     """Return the inputs that are labels if the arguments do not name them: those of forward, or of a separate loss."""
     names = find_label_names(model)
-    if not names and needs_own_labels(model, has_own_loss) and not returns_loss_unasked(model):
+    if not names and needs_own_labels(model, has_own_loss) and not returns_loss_by_default(model):
         return [LABELS]
     return names

@@ -1,0 +1,243 @@
+"""Construction of a run, in the only order that works: checks, model, data, plan, optimizer, learner, checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from attrs import frozen
+
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, make_store, refuse_unwritable, restore
+from hexloop.app.run.checks import (
+    Refusals,
+    refuse_evaluation_without_data,
+    refuse_inconsistent_ranks,
+    refuse_optimizer,
+    refuse_separate_folders,
+)
+from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
+from hexloop.app.run.evaluation import evaluation_reporting_memory
+from hexloop.app.run.journal import RunJournal, journal_for, total_over_ranks
+from hexloop.app.run.reporting import start_reporting
+from hexloop.app.run.resume import mark_finished, same_global_batch
+from hexloop.app.run.session import RunHost, Session, watch_outcome
+from hexloop.app.wiring.data import (
+    batch_preparation,
+    global_batch_size,
+    refuse_too_many_processes,
+    stop_workers,
+    training_data,
+)
+from hexloop.app.wiring.learner import (
+    AfterStep,
+    RunLearner,
+    make_counters,
+    make_learner,
+    make_losses,
+    reduced_precision,
+)
+from hexloop.app.wiring.model import Observer, patched
+from hexloop.app.wiring.optimization import best_metric, scheduler_adapter
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.plan import Plan, make_plan
+from hexloop.domain.requests import make_agreement
+from hexloop.domain.run import Evaluation, Run
+from hexloop.domain.state import RunState
+from hexloop.domain.triggers import Interval, Trigger, Triggers, whole_steps
+from hexloop.ports.batches import Batches
+from hexloop.ports.engine import RunFacts
+
+UNSET_STEPS = 500
+"""`state.eval_steps` of transformers if the arguments do not set it; it decides nothing then."""
+
+
+@frozen
+class Preparation:
+    """What a run is constructed from before its model is wrapped."""
+
+    global_state: GlobalState
+    model: Any
+    loader: Any
+    batches: Batches[Any]
+    plan: Plan
+    journal: RunJournal
+    observers: Sequence[Observer]
+    asked_accumulation: int
+
+
+def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | None = None) -> Session:
+    """Construct a run: model on its device, data, plan, wrapped model and optimizer, compile, schedule, load.
+
+    Raises ConfigurationError with every problem that can be known without data; everything is undone in that case.
+    """
+    with ExitStack() as undo:
+        parts = host.parts()
+        prepared = _prepare(parts, resume_from, undo)
+        refuse_inconsistent_ranks(parts)
+        refuse_separate_folders(parts)
+        wrapped = host.prepare(prepared.model, prepared.plan.total_steps)
+        parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
+        after_step = AfterStep(partial(parts.dispatcher.call, "on_optimizer_step"))
+        learner = make_learner(parts, wrapped, after_step)
+        undo.enter_context(reduced_precision(parts, wrapped))
+        run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name)
+        counters = make_counters(parts, run, learner.learner, total_over_ranks(parts.adapters.collectives))
+        run.counters = counters.each_batch
+        store = make_store(parts, run, prepared.asked_accumulation, host.parts)
+        run.checkpoints = checkpoints = RunCheckpoints(parts, store, counters.settle)
+        run.agreement = make_agreement(parts.requests, parts.adapters.collectives, checkpoints.writing)
+        after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
+        parts.control.should_training_stop = False  # an earlier run left it on
+        session = Session(parts, run, prepared.global_state, learner, checkpoints, counters)
+        run.further_figures = partial(_memory_figures, host, session)
+        undo.callback(host.attach, None)
+        _attach(host, session, prepared.loader)
+        restore(parts, run, store, resume_from)
+        _log_start(parts, run)
+        stop_reporting = start_reporting(session)
+        outcome = watch_outcome(host.set_outcome, partial(_mark_finished, session))
+        parts.dispatcher.observe(prepared.journal.follow(run), outcome, *prepared.observers)
+        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
+    return session
+
+
+def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:
+    """Return the model on its device, the data and the plan. Raises ConfigurationError with every problem found."""
+    args, adapters = parts.args, parts.adapters
+    with Refusals() as refusals:
+        args.check()
+    with refusals:
+        refuse_unwritable(args, adapters.storage)
+    with refusals:
+        refuse_evaluation_without_data(parts)
+    journal = journal_for(parts)
+    plan: Plan | None = None
+    asked_accumulation = args.gradient_accumulation_steps
+    with refusals:
+        undo.enter_context(same_global_batch(parts, resume_from))
+    global_state = take_global_state(adapters.device, flags_for(args))
+    undo.callback(global_state.release)
+    adapters.device.seed(args.seed + adapters.collectives.rank)
+    with refusals:
+        model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
+        observers = undo.enter_context(patched(model, args, parts.processing_class))
+    with refusals:
+        loader = parts.hooks.get_train_dataloader()
+        undo.callback(stop_workers, loader)
+        transfer, inspect = batch_preparation(parts)
+        data = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
+        plan = _plan(args, data.batches)
+        refuse_too_many_processes(parts, data)
+        refuse_optimizer(parts, plan.total_steps)
+    if plan is not None:
+        with refusals:
+            _check_engine(parts, plan.total_steps)
+    refusals.settle()
+    assert plan is not None  # otherwise a problem was raised
+    return Preparation(global_state, model, loader, data.batches, plan, journal, observers, asked_accumulation)
+
+
+def _plan(args: TrainingArguments, batches: Batches[Any]) -> Plan:
+    per_epoch = batches.batches_per_epoch()
+    return make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
+
+
+def _check_engine(parts: TrainerParts, total_steps: int) -> None:
+    """Raise ConfigurationError if the engine's options do not fit the run."""
+    facts = RunFacts(parts.model, total_steps, parts.makes_optimizer, parts.makes_scheduler)
+    if problems := parts.adapters.engine.check(parts.args, facts):
+        raise ConfigurationError(problems)
+
+
+def _make_run(
+    parts: TrainerParts, plan: Plan, batches: Batches[Any], learner: RunLearner, name: str | None
+) -> Run[Any, Any]:
+    """Return the run at its first step, under one name on all processes."""
+    args = parts.args
+    state = RunState(
+        run=str(parts.adapters.collectives.broadcast(name or parts.hooks.new_run_name())),
+        seed=args.seed,
+        data_seed=args.seed if args.data_seed is None else args.data_seed,
+        global_batch_size=global_batch_size(args, parts.train_batch_size) * args.gradient_accumulation_steps,
+    )
+    return Run(
+        learner=learner.learner,
+        batches=batches,
+        losses=make_losses(parts),
+        scheduler=scheduler_adapter(parts.lr_scheduler, parts.optimizer, args),
+        clock=parts.adapters.clock,
+        plan=plan,
+        state=state,
+        triggers=_triggers(args, plan, parts.callback_handler.has_default_flow),
+        control=parts.control,
+        requests=parts.requests,
+        max_norm=args.max_grad_norm,
+        report=parts.hooks.log.method,
+        evaluate=_evaluation(parts),
+        best=best_metric(args),
+        windows=learner.windows,
+        evaluate_first=args.eval_on_start,
+    )
+
+
+def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
+    evaluate = parts.hooks.evaluation_in_training.method
+    if not parts.args.auto_find_batch_size:
+        return evaluate
+    return partial(evaluation_reporting_memory, evaluate, parts.adapters.device, parts.args.eval_batch_size)
+
+
+def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:
+    """Return when to log, evaluate and save: never, if the default flow was removed from the callbacks."""
+    evaluation_steps = UNSET_STEPS if args.eval_steps is None else args.eval_steps
+    log = _trigger(args.logging_strategy, args.logging_steps, plan)
+    evaluate = _trigger(args.eval_strategy, evaluation_steps, plan)
+    save = _trigger(args.save_strategy, args.save_steps, plan)
+    if has_default_flow:
+        return Triggers(log, evaluate, save, args.logging_first_step, args.eval_delay)
+    log, evaluate, save = (Trigger(Interval.NO, each.every) for each in (log, evaluate, save))
+    return Triggers(log, evaluate, save)
+
+
+def _trigger(strategy: Any, every: float, plan: Plan) -> Trigger:
+    return Trigger(Interval(str(getattr(strategy, "value", strategy))), whole_steps(every, plan.total_steps))
+
+
+def _attach(host: RunHost, session: Session, loader: Any) -> None:
+    """Let the Trainer's attributes and the callbacks show this run."""
+    parts = session.parts
+    host.attach(session)
+    parts.state.follow(session.run)
+    parts.state.train_batch_size = parts.train_batch_size
+    session.run.state.callbacks = callbacks_state(parts.callback_handler, parts.control)
+    handler = parts.callback_handler
+    handler.model, handler.optimizer = parts.model, parts.optimizer
+    handler.lr_scheduler, handler.train_dataloader = parts.lr_scheduler, loader
+
+
+def _log_start(parts: TrainerParts, run: Run[Any, Any]) -> None:
+    logging.getLogger("hexloop").info(
+        "Training from step %d to %d, in steps of %d samples on %s; %d parameters are trained.",
+        run.state.step,
+        run.plan.total_steps,
+        run.state.global_batch_size,
+        parts.adapters.device.name,
+        parts.hooks.get_num_trainable_parameters(),
+    )
+
+
+def _mark_finished(session: Session) -> None:
+    parts = session.parts
+    if parts.adapters.collectives.rank == 0:
+        mark_finished(parts.adapters.storage, parts.args, session.run.state, session.checkpoints.latest)
+
+
+def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
+    """Complete the counts at the end of the run, and return the figures of its memory."""
+    session.counters.settle()
+    return host.memory.end("train")
