@@ -1,4 +1,4 @@
-"""Fingerprints by which two runs are told apart: of a batch, and of the random streams."""
+"""Fingerprints of a batch and of the random streams, by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 
 
 def batch_fingerprint(batch: Any) -> str | None:
-    """16 hexadecimal digits (xxh3-64) of the values, types and shapes in a batch, whatever they are nested in.
+    """Return 16 hexadecimal digits (xxh3-64) of the values, types and shapes in a nested batch.
 
-    None where a tensor is not in the processor's memory: to read it would make the program wait for its device.
+    None if a tensor is not in host memory: reading it would wait for its device.
     """
     digest = xxhash.xxh3_64()
     for name, leaf in _leaves("", batch):
@@ -35,10 +35,10 @@ def batch_fingerprint(batch: Any) -> str | None:
 
 
 def random_fingerprint(device: str) -> str:
-    """16 hexadecimal digits (xxh3-64) of the random streams of python, numpy, torch's processor and `device`.
+    """Return 16 hexadecimal digits (xxh3-64) of the random streams of Python, numpy, torch's CPU and `device`.
 
-    Those that a checkpoint holds, too, but read as they are, without a document made of them: this costs microseconds,
-    and is done with every log.
+    The streams are those in a checkpoint, but they are not converted to a document: this takes microseconds, and is
+    done with every log.
     """
     digest = xxhash.xxh3_64()
     _, words, gauss = random.getstate()
@@ -56,7 +56,7 @@ def random_fingerprint(device: str) -> str:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What is in a nested value, in an order that does not depend on how its mappings were filled."""
+    """Yield the leaves of a nested value, in an order that does not depend on the insertion order of its mappings."""
     inner: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         inner = sorted(value.items(), key=lambda item: str(item[0]))

@@ -1,4 +1,4 @@
-"""What is counted over the micro-batches of a run: tokens, floating-point operations."""
+"""Counters of a run: input tokens and floating-point operations."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from hexloop.domain.run import Run
 from hexloop.ports.batches import Padding
 
 Total = Callable[[float], float]
-"""From a number of this process to the sum over all processes, which call it together."""
+"""From a number of this rank to the sum over all ranks. Collective."""
 
 
-def _own(number: float) -> float:
-    """A process that is alone."""
+def _local(number: float) -> float:
     return number
 
 
 @define
 class TokenCounter:
-    """Counts input tokens: all of them, or with `padding_aware` those that are no padding.
+    """Counts input tokens: all of them, or with `padding_aware` only those that are not padding.
 
-    Which those are the attention mask says, else the id of the padding, `padding`; where nobody does, all are counted,
-    with a warning. Such sums stay on the device until `settle` adds them to the state.
+    Padding is determined by the attention mask, or else by the token id `padding`; without either, all tokens are
+    counted, with a warning. The sums stay on the device until `settle` adds them to the run state.
     """
 
     run: Run[Any, Any]
     main_input: str
     padding_aware: bool
     padding: int | None = None
-    total: Total = _own
+    total: Total = _local
     _pending: Any = field(default=0, init=False)
     _warned: bool = field(default=False, init=False)
 
     def __call__(self, batch: Any) -> None:
-        """Count one micro-batch, unless it is padding."""
+        """Count one micro-batch, unless it is Padding."""
         if isinstance(batch, Padding):
             return
         tokens = batch.get(self.main_input)
         if tokens is None:
             self._warn(
-                f"no tokens are counted, as the batches have no {self.main_input!r}; give the model main_input_name"
+                f"no tokens are counted, because batches have no {self.main_input!r}; set the model's main_input_name"
             )
         elif not self.padding_aware:
             self._pending = self._pending + tokens.numel()
@@ -55,12 +54,12 @@ class TokenCounter:
         else:
             self._pending = self._pending + tokens.numel()
             self._warn(
-                "all tokens are counted, as neither an attention_mask nor the processing_class's pad_token_id says "
-                "which are padding; give one of the two"
+                "all tokens are counted, because there is neither an attention_mask nor a pad_token_id of the "
+                "processing_class; add one of them"
             )
 
     def settle(self) -> None:
-        """Add what waits, here and in the other processes, to the state."""
+        """Add the pending sums of all ranks to the run state. Collective."""
         self.run.state.tokens += int(self.total(float(self._pending)))
         self._pending = 0
 
@@ -74,29 +73,29 @@ class TokenCounter:
 
 @define
 class OperationCounter:
-    """Adds up the floating-point operations that `operations_in(batch)` estimates."""
+    """Sums the floating-point operations that `operations_in(batch)` estimates."""
 
     run: Run[Any, Any]
     operations_in: Callable[[Any], float]
-    total: Total = _own
+    total: Total = _local
     _pending: float = field(default=0.0, init=False)
 
     def __call__(self, batch: Any) -> None:
-        """Count one micro-batch, unless it is padding."""
+        """Count one micro-batch, unless it is Padding."""
         if not isinstance(batch, Padding):
             self._pending += float(self.operations_in(batch))
 
     def settle(self) -> None:
-        """Add what waits, here and in the other processes, to the state."""
+        """Add the pending sums of all ranks to the run state. Collective."""
         self.run.state.operations += self.total(self._pending)
         self._pending = 0.0
 
 
 def operations_in(model: Any) -> Callable[[Any], float] | None:
-    """The model's own `floating_point_ops`, or 6 operations a parameter and token; None where neither can be said.
+    """Return the model's `floating_point_ops`, or an estimate for transformers' models; None for other models.
 
-    The latter is the forward and backward pass without embeddings (Kaplan et al. 2020, section 2.1), of transformers'
-    models, which know their parameters and main input.
+    The estimate is 6 operations per parameter and token: the forward and backward pass without embeddings (Kaplan et
+    al. 2020, section 2.1).
     """
     own: Callable[[Any], float] | None = getattr(model, "floating_point_ops", None)
     if own is not None or not hasattr(model, "num_parameters"):
@@ -113,19 +112,19 @@ def operations_in(model: Any) -> Callable[[Any], float] | None:
 
 @define
 class OperationMeter:
-    """Measures what the first micro-batch of a run takes, forward and backward, with torch's FLOP counter.
+    """Measures the operations of the first micro-batch of a run, forward and backward, with torch's FLOP counter.
 
-    Each sample is taken to need as much from then on, which costs nothing per step. A resumed run goes by what was
-    measured before.
+    All later samples are assumed to take as many, so that nothing is measured per step. A resumed run uses the earlier
+    measurement.
     """
 
     run: Run[Any, Any]
-    total: Total = _own
+    total: Total = _local
     per_sample: int | None = field(default=None, init=False)
     _measured: tuple[float, int] | None = field(default=None, init=False)
 
     def measure(self, learner: Any) -> None:
-        """Measure the next micro-batch of `learner`, unless the run knows already."""
+        """Measure the next micro-batch of `learner`, unless the run state has a measurement."""
         micro_step, own = learner.micro_step, vars(learner).get("micro_step")
 
         def measured_step(batch: Any, window_items: Any, last_of_window: bool) -> Any:
@@ -146,7 +145,7 @@ class OperationMeter:
         learner.micro_step = measured_step
 
     def settle(self) -> None:
-        """Bring the operations in the state up to date with its samples."""
+        """Update the operations in the run state to its samples. Collective after a measurement."""
         if self._measured is not None:
             (operations, samples), self._measured = self._measured, None
             self.per_sample = round(self.total(operations) / samples)
@@ -155,7 +154,7 @@ class OperationMeter:
 
 
 def measured_operations(model: Any, batch: Any) -> float:
-    """Three times what a forward pass on `batch` takes: the backward pass takes twice as much. Draws nothing."""
+    """Return three times the operations of a forward pass on `batch`, as the backward pass takes twice as many."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.random.fork_rng(), torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer, in the configuration of the model that is trained with it."""
+"""Copies the special tokens of a tokenizer to the configuration of the model that is trained with it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def align_special_tokens(model: Any, processing_class: Any) -> None:
-    """Let a transformers model declare the tokenizer's tokens for end, beginning and padding; says which it changed.
+    """Set the end, beginning and padding tokens of a transformers model to those of its tokenizer; log the changes.
 
-    A token that the tokenizer does not have is left as it is. Further tokens that end a generated text stay declared.
+    Tokens that the tokenizer does not have are not changed. Other tokens that end a generated text are kept.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not hasattr(tokenizer, "eos_token_id") or not hasattr(getattr(model, "config", None), "get_text_config"):
@@ -28,7 +28,8 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
             setattr(generation, name, _with(token, generation, name) if ends else token)
     if changed:
         logging.getLogger("hexloop").warning(
-            "The tokenizer's special tokens were not those of the model's configuration, which now has %s.", changed
+            "The special tokens of the tokenizer and of the model's configuration differed; the model now has %s.",
+            changed,
         )
 
 
@@ -42,5 +43,5 @@ def _declared(holder: Any, name: str) -> list[int | None]:
 
 
 def _with(token: int, holder: Any, name: str) -> list[int | None]:
-    """What is declared, `token` first and once."""
+    """Return the declared tokens, with `token` first and only once."""
     return [token, *(each for each in _declared(holder, name) if each not in (None, token))]
