@@ -171,8 +171,10 @@ class Trainer(TrainerHooks, LegacyNames):
         """
         self.refuse_second_run()
         self.ignore_keys_for_eval = ignore_keys_for_eval
-        events = find_batch_size if self.args.auto_find_batch_size else drive
-        return events(self._run_host(), resume_from_checkpoint)
+        host = self._run_host()
+        if self.args.auto_find_batch_size:
+            return find_batch_size(host, resume_from_checkpoint)
+        return drive(host, resume_from_checkpoint)
 
     def refuse_second_run(self) -> None:
         """Raise RunStateError while a run is live."""
