@@ -74,7 +74,7 @@ class TrainingArguments(
 
     @property
     def surroundings(self) -> Surroundings:
-        """This process's place among those that a launcher started. Not a field; another value may be assigned."""
+        """This process's rank, world size and device. Not a field; another value may be assigned."""
         given: Surroundings | None = vars(self).get("_given_surroundings")
         return surroundings_of(launched(), self._barrier) if given is None else given
 

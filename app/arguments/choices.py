@@ -1,4 +1,4 @@
-"""The values that arguments of a fixed vocabulary take, spelled as the reference library spells them."""
+"""Enumerations of the values that arguments take, with the names and values of transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum, StrEnum
 
 
 class IntervalStrategy(StrEnum):
-    """When something periodic happens: never, every so many steps, or at the end of each epoch."""
+    """When something periodic happens: never, at an interval of steps, or at the end of each epoch."""
 
     NO = "no"
     STEPS = "steps"
@@ -14,7 +14,7 @@ class IntervalStrategy(StrEnum):
 
 
 class SaveStrategy(StrEnum):
-    """When a checkpoint is written; `best` means whenever an evaluation beats all before it."""
+    """When a checkpoint is written; `best` means when an evaluation is the best so far."""
 
     NO = "no"
     STEPS = "steps"
@@ -23,7 +23,7 @@ class SaveStrategy(StrEnum):
 
 
 class HubStrategy(StrEnum):
-    """What is published on the hub, and when."""
+    """What is published on the Hub, and when."""
 
     END = "end"
     EVERY_SAVE = "every_save"
@@ -32,14 +32,14 @@ class HubStrategy(StrEnum):
 
 
 class DebugOption(StrEnum):
-    """Extra scrutiny of a run."""
+    """Debug options of a run."""
 
     UNDERFLOW_OVERFLOW = "underflow_overflow"
     TPU_METRICS_DEBUG = "tpu_metrics_debug"
 
 
 class FSDPOption(StrEnum):
-    """What torch's fully sharded data parallelism does, in the words of older releases."""
+    """Options of torch's fully sharded data parallelism, as in earlier releases."""
 
     FULL_SHARD = "full_shard"
     SHARD_GRAD_OP = "shard_grad_op"
@@ -51,7 +51,7 @@ class FSDPOption(StrEnum):
 
 
 class HPSearchBackend(StrEnum):
-    """The libraries that search for hyperparameters."""
+    """Libraries for hyperparameter search."""
 
     OPTUNA = "optuna"
     RAY = "ray"
@@ -59,7 +59,7 @@ class HPSearchBackend(StrEnum):
 
 
 class ParallelMode(Enum):
-    """How one model is spread over devices, in the reference library's terms."""
+    """How a model is parallelized."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"
@@ -70,7 +70,7 @@ class ParallelMode(Enum):
 
 
 class SchedulerType(StrEnum):
-    """The learning-rate schedules."""
+    """Learning-rate schedules."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -87,7 +87,7 @@ class SchedulerType(StrEnum):
 
 
 class OptimizerNames(StrEnum):
-    """The optimizers that can be chosen by name."""
+    """Optimizers that can be chosen by name."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"

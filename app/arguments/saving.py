@@ -33,8 +33,8 @@ class SavingArguments(ArgumentGroup):
     save_total_limit: int | None = argument(
         default=None,
         checks=(at_least(1),),
-        help="number of this run's checkpoints to keep: the newest, with load_best_model_at_end the best, and those "
-        "that contain a file named protected; all if unset",
+        help="maximum number of this run's checkpoints to keep; the newest, with load_best_model_at_end the best, and "
+        "those that contain a file named protected are always kept; no limit if unset",
     )
     save_only_model: bool = argument(
         default=False,

@@ -132,7 +132,9 @@ def _with(arguments: object) -> object:
 def _(bench: Bench) -> None:
     for name in ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
         assert f"{name}='mine'" in bench.remark(**{name: "mine"})
-    assert "report_to='trackio', but no logger" in bench.refusal({"loggers": None}, report_to="trackio", project="mine")
+    assert "report_to='trackio' is not installed" in bench.refusal(
+        {"loggers": None}, report_to="trackio", project="mine"
+    )
 
 
 @shows("logging_dir")

@@ -1,6 +1,6 @@
-"""The page of all arguments, made from what they are declared as.
+"""The page of all arguments, generated from their declarations.
 
-`python -m tests.unit.arguments.page` writes it anew.
+`python -m tests.unit.arguments.page` regenerates it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "arguments.md"
 
 OPENING = """# Every argument
 
-`TrainingArguments` takes these arguments, all but hexloop's own by the names and with the defaults of the reference
-library's present release. What is wrong is told at once, when the arguments are made; a value that is assigned later
-is checked as it is assigned. `hexloop train --help` lists the same, and [the groups](api/arguments.md) say more.
+`TrainingArguments` takes these arguments. All but hexloop's own have the names and defaults of the current release of
+transformers. All problems are reported together when the object is created; a value that is assigned later is checked
+on assignment. `hexloop train --help` prints the same list, and [the groups](api/arguments.md) have more details.
 
 ```python
 from hexloop import TrainingArguments
@@ -34,26 +34,26 @@ arguments.learning_rate = 5e-4
 assert arguments.set_lr_scheduler("cosine", warmup_steps=0.1).get_warmup_steps(1000) == 100
 ```
 
-A `transformers.TrainingArguments` object may be given to a `Trainer` as it is; `trainer.args` is then hexloop's, which
-says the same. What a subclass of it adds is refused by name: derive that class from hexloop's instead.
+A `Trainer` also accepts a `transformers.TrainingArguments` object; `trainer.args` is then hexloop's with the same
+values. Arguments and methods that a subclass of it adds are refused by name: derive that class from hexloop's instead.
 """
 
 EARLIER = """
 ## Names of earlier releases
 
-Each of these works as it did, in calls, files, on command lines and in subclasses, and gives a `FutureWarning` that
-says what to write. Beside a present name that says something else it is refused; a present name at its default says
-nothing. Reading such a name from arguments gives what they amount to under it.
+Each of these still works in calls, files, command lines and subclasses, and emits a `FutureWarning` with what to write
+instead. It is refused if the current name has a different value that is not its default. Reading such a name from an
+object returns the equivalent of the current arguments.
 
 ```python
 import warnings
 
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     arguments = TrainingArguments("out", evaluation_strategy="epoch")
 
 assert arguments.eval_strategy == arguments.evaluation_strategy == "epoch"
-assert str(told[0].message) == "evaluation_strategy is an argument of earlier releases; write eval_strategy."
+assert str(caught[0].message) == "evaluation_strategy is an argument of earlier releases; write eval_strategy."
 ```
 
 """
@@ -61,14 +61,15 @@ assert str(told[0].message) == "evaluation_strategy is an argument of earlier re
 REFUSED = """
 ## What is refused
 
-Engines that are not there yet are refused when a `Trainer` is made: `parallelism_config` and `push_to_hub=True`. Of
-earlier releases' names, these are refused where they ask for what is no more: `save_safetensors=False`, `"apex"`,
-`tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than `"last"`.
+Features that are not supported yet are refused when a `Trainer` is created: `parallelism_config` and
+`push_to_hub=True`. Of the names of earlier releases, these are refused because the feature is gone:
+`save_safetensors=False`, `"apex"`, `tpu_num_cores`, `mp_parameters`, `jit_mode_eval=True`, and a `ray_scope` other than
+`"last"`.
 
 ## What has no effect
 
-Scripts give some arguments whether or not they mean something for the run. These are taken, checked, and a message of
-the level INFO on the logger `hexloop` (`log_level="info"` shows it) says why they have no effect:
+Scripts often pass arguments that do not apply to the run. These are accepted and checked, and a message of level INFO
+on the logger `hexloop` (shown with `log_level="info"`) explains why they have no effect:
 
 """
 
@@ -112,7 +113,7 @@ def _argument(name: str) -> str:
 
 
 def _earlier() -> str:
-    kept = {name: f"still there; better {instead}" for name, instead in DISCOURAGED_ARGUMENTS.items()}
+    kept = {name: f"still an argument; better {instead}" for name, instead in DISCOURAGED_ARGUMENTS.items()}
     written = {name: old.write for name, old in LEGACY_ARGUMENTS.items()} | kept
     return "| name | what to write today |\n|---|---|\n" + _rows(sorted(written.items()))
 

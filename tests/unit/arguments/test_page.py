@@ -1,4 +1,4 @@
-"""The page of all arguments says what is declared."""
+"""The page of all arguments matches the declarations."""
 
 from __future__ import annotations
 
