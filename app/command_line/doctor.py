@@ -21,6 +21,9 @@ from hexloop.app.command_line.errors import ExitCode
 from hexloop.ports.device import Device
 
 ADAPTERS = "hexloop.adapters"
+NOT_ADAPTERS = frozenset({"arguments", "digests"})
+"""Modules in the folders of ports that only support the adapters next to them."""
+
 GIBIBYTE = 2**30
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
 GET_TORCH = "https://pytorch.org/get-started/locally"
@@ -176,7 +179,8 @@ def _product(device: str, precision: str) -> str:
 
 
 def _module_names(package: str) -> list[str]:
-    return sorted(found.name for found in pkgutil.iter_modules(import_module(package).__path__))
+    names = (found.name for found in pkgutil.iter_modules(import_module(package).__path__))
+    return sorted(name for name in names if name not in NOT_ADAPTERS)
 
 
 def _plugins() -> list[PluginFound]:

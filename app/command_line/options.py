@@ -26,9 +26,9 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop evaluate recipe.yaml                    evaluate the checkpoint
   hexloop predict recipe.yaml --output out.npz    write its predictions
   hexloop launch --processes 2 recipe.yaml        train in several processes
-  hexloop checkpoints list runs/a                 list checkpoints and their state
-  hexloop runs diff runs/a runs/b                 find the step at which two runs diverge
-  hexloop doctor                                  report what this machine supports"""
+  hexloop checkpoints list runs/a                 list checkpoints and whether they are good
+  hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
+  hexloop doctor                                  show what this machine supports"""
 
 EXIT_CODES = """\
 exit codes:
@@ -158,19 +158,19 @@ class HelpWithoutArguments(PlainHelp):
             super().add_argument(action)
 
 
-def read_options(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line `words`.
+def read_options(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line `argv`.
 
-    In the result, `function` is the function to run, as "module:name", `command` the command, `words` all of the
+    In the result, `function` is the function to run, as "module:name", `command` the command, `argv` all of the
     arguments, and `unknown` those that are not options of the command. Raises SystemExit, as argparse does, after
     printing the help or an error.
     """
-    parser = _parser(words)
-    options, unknown = parser.parse_known_args(words)
+    parser = _parser(argv)
+    options, unknown = parser.parse_known_args(argv)
     if options.command is None:
         parser.print_help()
         raise SystemExit(2)
-    options.unknown, options.words = unknown, list(words)
+    options.unknown, options.argv = unknown, list(argv)
     if "recipe" not in options and unknown:
         options.fail(f"{options.command} has no option {unknown[0]}")
     if "recipe" in options and options.recipe is None:
@@ -181,8 +181,8 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for `words`. The many training arguments are only added to the command that is used."""
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser for `argv`. The many training arguments are only added to the command that is used."""
     parser = argparse.ArgumentParser(
         "hexloop", description=TOP, epilog=EXIT_CODES, formatter_class=PlainHelp, allow_abbrev=False
     )
@@ -190,7 +190,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, add in (("train", _add_train), ("evaluate", _add_evaluate), ("predict", _add_predict)):
         command = add(commands)
-        if name in words:
+        if name in argv:
             add_arguments(command, TrainingArguments)
     add_checkpoints(commands, _add_common, PlainHelp)
     _add_launch(commands)
@@ -322,7 +322,7 @@ def _add_launch(commands: Commands) -> None:
     )
     parser.add_argument("program", metavar="RECIPE-or-SCRIPT.py", help="the recipe, or a file that ends in .py")
     parser.add_argument(
-        "words_of_program", nargs=argparse.REMAINDER, metavar="argument", help="arguments of the recipe or script"
+        "program_arguments", nargs=argparse.REMAINDER, metavar="argument", help="arguments of the recipe or script"
     )
 
 

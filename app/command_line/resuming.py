@@ -22,11 +22,11 @@ LAUNCHED_AS = "HEXLOOP_LAUNCHED_AS"
 """The environment variable in which `hexloop launch` passes its own arguments, up to the recipe, to its workers."""
 
 
-def command_text(words: Sequence[str]) -> str:
-    """Return the shell command for the arguments `words`, through `hexloop launch` if it started this process."""
-    if words[:1] == ["train"] and (launched := os.environ.get(LAUNCHED_AS)):
-        return f"{launched} {shlex.join(words[1:])}"
-    return shlex.join(["hexloop", *words])
+def command_text(argv: Sequence[str]) -> str:
+    """Return the shell command for the arguments `argv`, through `hexloop launch` if it started this process."""
+    if argv[:1] == ["train"] and (launched := os.environ.get(LAUNCHED_AS)):
+        return f"{launched} {shlex.join(argv[1:])}"
+    return shlex.join(["hexloop", *argv])
 
 
 def resume_source(options: Namespace, arguments: TrainingArguments) -> str | bool | None:
@@ -54,8 +54,8 @@ def resume_problems(source: str | bool | None, arguments: TrainingArguments) -> 
         yield f"--resume: You chose to resume from {source!r}, but there is no such folder; name a checkpoint's folder."
 
 
-def resume_command(words: Sequence[str], arguments: TrainingArguments, step: int, finished: bool) -> str:
-    """Return the command `words`, changed so that it resumes from the run's last checkpoint, that of `step`.
+def resume_command(argv: Sequence[str], arguments: TrainingArguments, step: int, finished: bool) -> str:
+    """Return the command `argv`, changed so that it resumes from the run's last checkpoint, that of `step`.
 
     The checkpoint is named only if the folder contains checkpoints of another run. For a run that has `finished`, the
     number of steps or epochs is doubled, as there is nothing left to do otherwise.
@@ -64,19 +64,19 @@ def resume_command(words: Sequence[str], arguments: TrainingArguments, step: int
     alone = len(runs_in(storage_for(folder))) <= 1
     source = ["--resume", *([] if alone else [joined(folder, checkpoint_name(step))])]
     if not finished:
-        return command_text([*without_options(words, RESUME), *source])
+        return command_text([*without_options(argv, RESUME), *source])
     longer, value = _twice_the_length(arguments)
-    return command_text([*without_options(words, (*RESUME, longer)), *source, f"--{longer}", value])
+    return command_text([*without_options(argv, (*RESUME, longer)), *source, f"--{longer}", value])
 
 
-def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
+def without_options(argv: Sequence[str], names: Collection[str]) -> list[str]:
     """Return the arguments without the options `names`, however they are spelled, and without their values."""
-    kept, left = [], list(words)
+    kept, left = [], list(argv)
     while left:
-        word = left.pop(0)
-        name, equals, _ = word.partition("=")
-        if not word.startswith("--") or name.removeprefix("--").replace("-", "_") not in names:
-            kept.append(word)
+        argument = left.pop(0)
+        name, equals, _ = argument.partition("=")
+        if not argument.startswith("--") or name.removeprefix("--").replace("-", "_") not in names:
+            kept.append(argument)
         elif not equals and left and not left[0].startswith("--"):
             left.pop(0)
     return kept

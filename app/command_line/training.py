@@ -201,11 +201,11 @@ def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progre
     args = trainer.args
     finished = progress.ended is not None and progress.step >= trainer.state.max_steps and not _save_failed(trainer)
     if resume_source(options, args) == AUTO and not finished:
-        command = command_text(options.words)
+        command = command_text(options.argv)
     elif (step := _last_saved(trainer, progress)) is not None:
-        command = resume_command(options.words, args, step, finished)
+        command = resume_command(options.argv, args, step, finished)
     elif resume_source(options, args):
-        command = command_text(options.words)
+        command = command_text(options.argv)
     else:
         command = ""
     parts = [f"Checkpoints are in {args.output_dir}" if command else "No checkpoint was written"]

@@ -37,9 +37,9 @@ def read_recipe(
 
     The code that the recipe names is imported but not called.
 
-    needed: the parts that it must have. options: command-line arguments, which override the recipe's. unknown: words of
-    the command line that are not known arguments. check: returns further problems, given the arguments and the names of
-    the parts. Raises ConfigurationError with all problems and their lines.
+    needed: the parts that it must have. options: command-line arguments, which override the recipe's. unknown: those
+    that the command line does not know. check: returns further problems, given the arguments and the names of the
+    parts. Raises ConfigurationError with all problems and their lines.
     """
     document = _document(path)
     folder = str(Path(path).resolve().parent)
@@ -80,12 +80,12 @@ def _document(path: str | Path) -> Document:
     return document
 
 
-def _further_options(kind: type[TrainingArguments], words: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Parse the options in `words` for arguments that only `kind` has; return them and the remaining words."""
+def _further_options(kind: type[TrainingArguments], argv: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Parse the options in `argv` for arguments that only `kind` has; return them and the rest."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     if kind is not TrainingArguments:
         add_arguments(parser, kind)
-    return parser.parse_known_args(words)
+    return parser.parse_known_args(argv)
 
 
 def _unknown_keys(document: Document, kind: type[TrainingArguments]) -> Iterator[str]:

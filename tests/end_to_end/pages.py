@@ -68,6 +68,7 @@ def run(page: Path) -> None:
     blocks = blocks_of(page)
     for block in blocks:
         if block.title is not None:
+            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
             Path(block.title).write_text(block.code, encoding="utf-8")
         elif block.language == "python":
             padded = "\n" * (block.line - 1) + block.code

@@ -102,9 +102,9 @@ def list_checkpoints(options: Namespace) -> ExitCode:
 
 def verify(options: Namespace) -> ExitCode:
     """Verify checkpoints and print the result of each. Return FAILED if one is not good."""
-    refuse_missing(options.places)
+    refuse_missing(options.paths)
     bad, documents = 0, []
-    for given in options.places:
+    for given in options.paths:
         for location, found, named in _examined(given):
             good = found.status is FolderStatus.GOOD
             bad += found.status is FolderStatus.BAD or (named and not good)

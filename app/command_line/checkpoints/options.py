@@ -118,7 +118,7 @@ def _list(parser: argparse.ArgumentParser) -> None:
 
 def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "places", metavar="FOLDER|CHECKPOINT", nargs="+", help="folders of checkpoints, checkpoints, or their URLs"
+        "paths", metavar="FOLDER|CHECKPOINT", nargs="+", help="folders of checkpoints, checkpoints, or their URLs"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -149,8 +149,8 @@ def _prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _at_least_one(word: str) -> int:
-    number = int(word)
+def _at_least_one(text: str) -> int:
+    number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("at least one checkpoint must be kept")
     return number

@@ -22,7 +22,7 @@ VARIABLES = {
 def run(options: Namespace) -> int:
     """Launch the processes, wait for them, and return the exit code."""
     plan = read_plan(options)
-    here = options.words[: len(options.words) - len(plan.words) - 1]
+    here = options.argv[: len(options.argv) - len(plan.arguments) - 1]
     given = {"OMP_NUM_THREADS": str(plan.threads), LAUNCHED_AS: shlex.join(["hexloop", *here])}
     with _variables({**VARIABLES, **given}), _quiet():
         return launch(plan)

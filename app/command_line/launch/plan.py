@@ -23,14 +23,14 @@ Value = TypeVar("Value")
 class LaunchPlan:
     """What to start, and where.
 
-    words: the arguments of the program. processes: the number on this machine. nodes: the minimum and maximum number of
+    arguments: those of the program. processes: the number on this machine. nodes: the minimum and maximum number of
     machines. rendezvous: "host:port"; None for a single machine, which uses a free port. node_rank: None if the order
     of machines does not matter. address: the address of this machine for the others; None for its host name. grace,
     join_timeout: in seconds.
     """
 
     program: str
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     processes: int = 1
     nodes: tuple[int, int] = (1, 1)
     node_rank: int | None = None
@@ -48,9 +48,9 @@ class LaunchPlan:
         `resume_from_checkpoint="auto"` itself.
         """
         if self.program.endswith(SCRIPT):
-            return ["-u", self.program, *self.words]
-        words = [*without_options(self.words, RESUME), "--resume", AUTO] if again else self.words
-        return ["-u", "-P", "-m", "hexloop", "train", self.program, *words]
+            return ["-u", self.program, *self.arguments]
+        arguments = [*without_options(self.arguments, RESUME), "--resume", AUTO] if again else self.arguments
+        return ["-u", "-P", "-m", "hexloop", "train", self.program, *arguments]
 
     @property
     def threads(self) -> int:
@@ -97,7 +97,7 @@ def read_plan(options: Namespace) -> LaunchPlan:
     _warn_of_too_many(processes)
     return LaunchPlan(
         program=options.program,
-        words=tuple(options.words_of_program),
+        arguments=tuple(options.program_arguments),
         processes=processes,
         nodes=nodes,
         node_rank=node_rank,
@@ -188,4 +188,4 @@ def _warn_of_too_many(processes: int) -> None:
 
 def escaped(command: Sequence[str]) -> list[str]:
     """Escape a command's arguments for torch's agent, which substitutes variables after a dollar sign."""
-    return [word.replace("$", "$$") for word in command]
+    return [argument.replace("$", "$$") for argument in command]

@@ -63,7 +63,7 @@ def test_what_stands_after_the_program_is_for_it() -> None:
     """Options of the same name are not taken for the launcher's, and those of nobody before it are refused."""
     options = read_options(["launch", "--processes", "2", "train.py", "--processes", "7", "--unheard"])
     assert (options.processes, options.program) == ("2", "train.py")
-    assert options.words_of_program == ["--processes", "7", "--unheard"]
+    assert options.program_arguments == ["--processes", "7", "--unheard"]
     with pytest.raises(SystemExit, match="2"):
         read_options(["launch", "--procs", "2", "train.py"])
     with pytest.raises(SystemExit, match="2"):
