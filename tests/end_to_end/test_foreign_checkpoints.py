@@ -284,7 +284,7 @@ def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_pa
     ):
         del state[name]
     path.write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match="say it with train_batch_size"):
+    with pytest.raises(CheckpointError, match="set train_batch_size"):
         imported(source, tmp_path / "untold")
     folder = imported(source, tmp_path / "imported", train_batch_size=4)
     ours = trained(hexloop, tmp_path / "ours", case, folder)
