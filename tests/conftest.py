@@ -1,4 +1,4 @@
-"""What every test process sets before torch is imported, and how hypothesis looks for counterexamples."""
+"""Settings of every test process, made before torch is imported, and the hypothesis profile."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 from hypothesis import settings
 
-# One thread a process: tests run side by side on few cores, and sums of floats keep their order.
-# Lazy pair connections and a store of its own: without them a restarted gloo process can hang at the rendezvous.
-# No xet: the hub's plain protocol is what the loopback hub of the tests speaks.
+# One thread per process: tests run in parallel on few cores, and float sums keep their order.
+# Lazy pair connections and a separate store: without them a restarted gloo process can hang at the rendezvous.
+# No xet: the loopback hub of the tests speaks the hub's plain protocol.
 for name in ("OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "HF_HUB_DISABLE_XET"):
     os.environ.setdefault(name, "1")
 
-# No test fails for being slow on a busy machine; pytest-timeout ends one that hangs.
+# No test fails for being slow on a busy machine; pytest-timeout ends a test that hangs.
 settings.register_profile("hexloop", deadline=None)
 settings.load_profile("hexloop")

@@ -1,4 +1,4 @@
-"""What a terminal shows."""
+"""A minimal terminal emulator."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 
 
 def screen_of(terminal: int) -> list[str]:
-    """The rows that a terminal shows at the end, as far as it understands what bars need."""
+    """Return the rows that a terminal shows in the end, as far as progress bars need it."""
     written = b""
     while True:
         try:
             chunk = os.read(terminal, 2**16)
-        except OSError:  # its last writer is gone
+        except OSError:  # the last writer has exited
             break
         written += chunk
     rows, row, column = [""], 0, 0

@@ -1,4 +1,4 @@
-"""Whoever keeps something between steps, in numpy."""
+"""Exportable objects that hold numpy arrays."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
 def part_of(name: str, array: np.ndarray[Any, Any]) -> Part:
-    """An array as one part."""
+    """Return an array as one part."""
     data = array.tobytes()
     return Part(name, NAMES[array.dtype], array.shape, 0, array.size, lambda: memoryview(data))
 
 
 def array_of(part: Part) -> np.ndarray[Any, Any]:
-    """A part as an array."""
+    """Return the array in a part."""
     return np.frombuffer(part.read(), TYPES[part.dtype]).reshape(part.shape)
 
 
 class Keeper:
-    """Keeps arrays and JSON values; an Exportable."""
+    """Exportable that holds arrays and JSON values."""
 
     def __init__(
         self, arrays: dict[str, np.ndarray[Any, Any]] | None = None, values: dict[str, Any] | None = None
@@ -46,14 +46,14 @@ class Keeper:
         self.loads = 0
 
     def export(self) -> Iterator[Part]:
-        """Arrays and values."""
+        """Export arrays and values."""
         for name, array in self.arrays.items():
             yield part_of(name, array)
         for name, value in self.values.items():
             yield json_part(name, value)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Take what has the names of what is kept."""
+        """Load the parts with the names of the stored arrays and values."""
         found = {part.name: part for part in parts}
         if found.keys() != self.arrays.keys() | self.values.keys():
             raise ValueError(f"There are {sorted(found)}.")
@@ -63,7 +63,7 @@ class Keeper:
 
 
 def weights() -> dict[str, np.ndarray[Any, Any]]:
-    """Tensors of several types and shapes, empty ones and scalars among them."""
+    """Return tensors of several dtypes and shapes, including empty ones and scalars."""
     random = np.random.default_rng(0)
     return {
         "embedding.weight": random.normal(size=(7, 5)).astype("<f4"),
@@ -76,7 +76,7 @@ def weights() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def blank(keeper: Keeper) -> Keeper:
-    """One that keeps the same names, and nothing else."""
+    """Return a keeper with the same names and empty values."""
     return Keeper({name: np.zeros_like(array) for name, array in keeper.arrays.items()}, dict.fromkeys(keeper.values))
 
 

@@ -1,4 +1,4 @@
-"""A small least-squares problem for the contracts."""
+"""A small least-squares problem for the contract suites."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ WINDOW = [ROWS[:2], ROWS[2:5], ROWS[5:]]
 
 
 def small_trainable() -> LeastSquares:
-    """A model of one feature, before its first step."""
+    """Return a model of one feature before its first step."""
     return least_squares(1, learning_rate=0.05)

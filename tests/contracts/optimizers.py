@@ -1,4 +1,4 @@
-"""Optimizers whose state is unlike that of torch's: small, but each really optimizes with what it keeps."""
+"""Small working optimizers whose state is laid out differently from that of torch's optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 4
 
 
 class EightBitMomentum(Optimizer):
-    """Momentum kept in 8 bits: codes of a shared map, and the largest value of each block, as bitsandbytes keeps it."""
+    """Momentum in 8 bits, laid out as in bitsandbytes: codes of a shared map and the maximum of each block."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float = 0.1, momentum: float = 0.9) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -45,7 +45,7 @@ class EightBitMomentum(Optimizer):
 
 
 class Projector:
-    """Projects a gradient on its leading directions, which it computes anew every so many steps."""
+    """Projects a gradient on its leading directions, which are recomputed at an interval of steps."""
 
     def __init__(self, rank: int, every: int = 2) -> None:
         self.rank, self.every, self.seen = rank, every, 0
@@ -62,7 +62,7 @@ class Projector:
 
 
 class LowRank(Optimizer):
-    """Momentum in the space that a projector of each matrix gives, as GaLore keeps it."""
+    """Momentum in the subspace of each matrix's projector, as in GaLore."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float = 0.1, rank: int = 1) -> None:
         super().__init__(parameters, {"lr": lr, "rank": rank})
@@ -81,7 +81,7 @@ class LowRank(Optimizer):
 
 
 class Remembering(nn.Module):
-    """A projector that speaks for itself."""
+    """A projector with its own `state_dict` and `load_state_dict`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Remembering(nn.Module):
 
 
 class WithModule(LowRank):
-    """Keeps an object with a state dict, and something of its own for the whole."""
+    """Keeps an object with a state dict, and a value for the whole optimizer."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -101,7 +101,7 @@ class WithModule(LowRank):
 
 
 class Odd(Optimizer):
-    """State and options of every kind: nested, empty, without dimensions, of other types than the parameters."""
+    """State and options of many kinds: nested, empty, 0-dimensional, of dtypes other than the parameters'."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         defaults = {
@@ -127,10 +127,10 @@ class Odd(Optimizer):
 
 
 class KeepingInGroups(Optimizer):
-    """Keeps all of its state in its groups, as GrokAdamW, Prodigy and schedule-free optimizers do.
+    """Keeps all of its state in its parameter groups, as GrokAdamW, Prodigy and schedule-free optimizers do.
 
-    Moments of each parameter, under the parameter itself; a count, a step size that grows and a norm that is a tensor;
-    and functions, which its state dict leaves out.
+    The state holds moments of each parameter, keyed by the parameter; a count, a growing step size and a norm that is a
+    tensor; and functions, which its state dict leaves out.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class KeepingInGroups(Optimizer):
             group["norm"] = sum(kept["mean"].norm() for kept in moments.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Without the functions."""
+        """Return the state dict without the functions."""
         document = super().state_dict()
         for group in document["param_groups"]:
             group["signals"] = None

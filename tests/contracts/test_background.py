@@ -1,4 +1,4 @@
-"""Every way to run a task in the background against the contract of its port."""
+"""Contract of the Background port, run on each adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches in memory against the contract of their port."""
+"""Contract of the Batches port, run on the adapters that need no framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestStreamedBatches(TestInMemoryBatches):
 
 
 class Numbered:
-    """Rows that tell how many of them were read; a new pass begins where the last one ended."""
+    """Rows that record how many were read; a new pass starts where the last one ended."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -65,7 +65,7 @@ class TestStatefulBatches(TestInMemoryBatches):
         return StatefulBatches(Numbered(), 3)
 
     def test_an_epoch_may_be_closed_early(self, batches: Any) -> None:
-        """What was read is read: the next epoch has the rest."""
+        """After an epoch is closed early, the next epoch yields the remaining rows."""
         epoch = batches.epoch(0, 0)
         next(epoch)
         epoch.close()

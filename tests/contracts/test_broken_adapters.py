@@ -1,4 +1,4 @@
-"""The contracts can fail: of adapters that each break one promise, each is noticed by the test of that promise."""
+"""Contract suites detect broken adapters: each adapter here violates one rule, and the test of that rule fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-FILES = ("engines", "state", "steps", "storage", "surroundings")
+FILES = ("engines", "state", "steps", "storage", "environment")
 ROOT = Path(__file__).parents[2]
 
 TWO_STORAGES = """
@@ -33,8 +33,8 @@ class TestOther(StorageContract):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_broken_promise_is_noticed(file: str, tmp_path: Path) -> None:
-    """The test that a broken adapter names fails on it, soon even where pytest draws whole comparisons, as in CI."""
+def test_every_violation_is_detected(file: str, tmp_path: Path) -> None:
+    """The test named by a broken adapter fails on it, quickly even where pytest prints full comparisons, as in CI."""
     report = tmp_path / "report.xml"
     subprocess.run(
         [
@@ -61,13 +61,13 @@ def test_every_broken_promise_is_noticed(file: str, tmp_path: Path) -> None:
     }
 
     module = import_module(f"tests.contracts.broken.{file}")
-    promises = {(name, suite.broken) for name, suite in vars(module).items() if hasattr(suite, "broken")}
-    assert len(promises) > 5
-    assert promises - failed == set()
+    violations = {(name, suite.broken) for name, suite in vars(module).items() if hasattr(suite, "broken")}
+    assert len(violations) > 5
+    assert violations - failed == set()
 
 
-def test_several_classes_inherit_a_suite_in_one_process(tmp_path: Path) -> None:
-    """Two adapters of one port are tested one after the other, as in any project that has two."""
+def test_several_classes_can_inherit_one_suite(tmp_path: Path) -> None:
+    """Two adapters of one port can be tested in one process."""
     (tmp_path / "test_two.py").write_text(TWO_STORAGES)
     completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],

@@ -1,4 +1,4 @@
-"""Every clock against the contract of its port."""
+"""Contract of the Clock port, run on each adapter."""
 
 from __future__ import annotations
 

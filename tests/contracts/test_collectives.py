@@ -1,4 +1,4 @@
-"""The collectives of one process against the contract of their port."""
+"""Contract of the Collectives port, run on one process and on simulated worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: what tools outside of hexloop read in them, and what comes back."""
+"""Checkpoint files: what external tools read in them, and what loading restores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.contracts.keepers import Keeper, assert_equal, blank, weights
 
 
 def written(contents: CheckpointContents, folder: Path, state: RunState | None = None) -> list[str]:
-    """Write every file of a checkpoint; gives back their names."""
+    """Write every file of a checkpoint and return their names."""
     storage, paths = LocalStorage(folder), []
     for file in contents.files(state or RunState()):
         storage.write(file.path, file.chunks)
@@ -48,7 +48,7 @@ def all_kept() -> dict[str, Keeper]:
     }
 
 
-def test_tools_read_the_weights(tmp_path: Path) -> None:
+def test_safetensors_reads_the_weights(tmp_path: Path) -> None:
     """The safetensors library reads the same tensors from model.safetensors, for torch and for numpy."""
     written(CheckpointContents({"model": Keeper(weights())}), tmp_path)
     assert_equal(safetensors.numpy.load_file(tmp_path / "model.safetensors"), weights())
@@ -58,8 +58,8 @@ def test_tools_read_the_weights(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
-def test_each_keeper_has_its_files(tmp_path: Path) -> None:
-    """Tensors and JSON documents of each go under its name; one that keeps nothing has no file."""
+def test_each_object_has_its_own_files(tmp_path: Path) -> None:
+    """Tensors and JSON documents are stored under the name of their object; an object without state has no file."""
     assert sorted(written(CheckpointContents(all_kept()), tmp_path)) == [
         "model.safetensors",
         "optimizer.json",
@@ -75,8 +75,8 @@ def test_each_keeper_has_its_files(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_not_written_comes_back_where_a_checkpoint_holds_it(tmp_path: Path) -> None:
-    """Who writes the model alone goes on from a whole checkpoint as everybody does, and from one of its own."""
+def test_state_that_is_not_saved_is_loaded_from_full_checkpoints(tmp_path: Path) -> None:
+    """A run that saves only the model resumes from a full checkpoint in full, and from one of its own."""
     written(CheckpointContents(all_kept()), tmp_path / "whole")
     kept = {name: blank(keeper) for name, keeper in all_kept().items()}
     alone = CheckpointContents(kept, written={"model"})
@@ -92,8 +92,8 @@ def test_what_is_not_written_comes_back_where_a_checkpoint_holds_it(tmp_path: Pa
     assert {name: keeper.loads for name, keeper in kept.items()} == {**dict.fromkeys(kept, 1), "model": 2}
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
-    """Each keeper gets its own again, bit for bit, and the state is the one that was saved."""
+def test_everything_is_restored(tmp_path: Path) -> None:
+    """Each object's state is restored bitwise, and the run state equals the saved one."""
     kept, state = all_kept(), RunState(run="mine", step=7, history=[{"loss": math.nan}])
     written(CheckpointContents(kept), tmp_path, state)
     again = {name: blank(keeper) for name, keeper in kept.items()}
@@ -104,8 +104,8 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert again[name].loads == 1
 
 
-def test_weights_alone_come_back(tmp_path: Path) -> None:
-    """Only the model is touched where only the weights are asked for."""
+def test_weights_only_loading_restores_the_weights(tmp_path: Path) -> None:
+    """Loading only the weights changes nothing but the model."""
     written(CheckpointContents(all_kept()), tmp_path)
     again = {name: blank(keeper) for name, keeper in all_kept().items()}
     names = [path.name for path in tmp_path.iterdir()]
@@ -115,8 +115,8 @@ def test_weights_alone_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("largest", [1, 100, 200])
-def test_big_weights_are_split(tmp_path: Path, largest: int) -> None:
-    """Above the largest size the weights go into numbered files with an index, in order, and come back from there."""
+def test_large_weights_are_sharded(tmp_path: Path, largest: int) -> None:
+    """Weights above the maximum file size are split into numbered files with an index, in order, and load from them."""
     kept = Keeper(weights())
     paths = written(CheckpointContents({"model": kept}, max_shard_size=largest), tmp_path)
     shards = [path for path in paths if path.endswith(".safetensors")]
@@ -134,8 +134,8 @@ def test_big_weights_are_split(tmp_path: Path, largest: int) -> None:
 
 
 @pytest.mark.parametrize("largest", [5_000_000_000, 20_000])
-def test_the_reference_loads_the_folder(tmp_path: Path, largest: int) -> None:
-    """A checkpoint of a transformers model, whole or split, loads with `from_pretrained`, tied weights included."""
+def test_transformers_loads_the_folder(tmp_path: Path, largest: int) -> None:
+    """A checkpoint of a transformers model, sharded or not, loads with `from_pretrained`, tied weights included."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from hexloop.adapters.trainable.torch.model_state import ModelState
@@ -150,8 +150,8 @@ def test_the_reference_loads_the_folder(tmp_path: Path, largest: int) -> None:
         assert torch.equal(loaded.state_dict()[name], tensor)
 
 
-def test_extra_files_are_held_and_never_take_a_name_that_is_taken(tmp_path: Path) -> None:
-    """Further files come first and stand beside the others; those with the name of one that hexloop writes do not."""
+def test_extra_files_never_replace_hexloops_own(tmp_path: Path) -> None:
+    """Extra files come first and are stored beside the others; those with the name of a hexloop file are left out."""
     own = ["model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "run_state.json"]
     extra = [File(path, [b"extra"]) for path in ("config.json", *own, "optimizer.json", "tokenizer/vocabulary.txt")]
     contents = CheckpointContents({"model": Keeper(weights()), "optimizer": Keeper()}, lambda: extra)
@@ -163,8 +163,8 @@ def test_extra_files_are_held_and_never_take_a_name_that_is_taken(tmp_path: Path
     ]
 
 
-def test_a_document_of_an_earlier_version_is_brought_up_to_the_present_one(tmp_path: Path) -> None:
-    """Each file has migrations of its own, one a version, and what is written is of the version after the last."""
+def test_documents_of_earlier_versions_are_migrated(tmp_path: Path) -> None:
+    """Each file has its own migrations, one per version, and is written in the version after the last migration."""
 
     def with_groups(document: dict[str, Any]) -> dict[str, Any]:
         return {"schema_version": 2, "options": [document["options"]]}
@@ -190,8 +190,8 @@ SMALL = ("run_state.json", "scheduler.json", "random.json")
 
 @pytest.mark.parametrize("path", SMALL)
 @pytest.mark.parametrize("version", [2, "1", None])
-def test_a_document_of_an_unknown_version_is_refused(tmp_path: Path, path: str, version: object) -> None:
-    """A newer one, or one without a version, is named with its file or as the state, and nothing is loaded."""
+def test_documents_of_unknown_versions_are_refused(tmp_path: Path, path: str, version: object) -> None:
+    """A newer or missing version is refused with the name of its file, or as the state, and nothing is loaded."""
     kept = refusing(tmp_path)
     document = json.loads(tmp_path.joinpath(path).read_text())
     tmp_path.joinpath(path).write_text(json.dumps({**document, "schema_version": version}))
@@ -201,13 +201,13 @@ def test_a_document_of_an_unknown_version_is_refused(tmp_path: Path, path: str, 
 
 
 def refusing(tmp_path: Path, **changes: Any) -> dict[str, Keeper]:
-    """Keepers that are to load a saved folder, changed by name."""
+    """Return objects that are to load a saved folder, with changes by name."""
     written(CheckpointContents(all_kept()), tmp_path)
     return {name: blank(keeper) for name, keeper in all_kept().items()} | changes
 
 
-def test_another_models_weights_are_refused(tmp_path: Path) -> None:
-    """Tensors of other shapes are all named, and nothing has changed."""
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    """All tensors of other shapes are named, and nothing has changed."""
     other = Keeper({**weights(), "embedding.weight": np.zeros((8, 5), "<f4"), "half": np.zeros(4, "<f2")})
     kept = refusing(tmp_path, model=other)
     with pytest.raises(
@@ -218,8 +218,8 @@ def test_another_models_weights_are_refused(tmp_path: Path) -> None:
     assert {keeper.loads for keeper in kept.values()} == {0}
 
 
-def test_what_a_keeper_refuses_is_told_with_its_name(tmp_path: Path) -> None:
-    """A keeper's own refusal becomes a CheckpointError that says whose it is."""
+def test_a_refused_load_names_the_object(tmp_path: Path) -> None:
+    """A refusal by one object becomes a CheckpointError that names the object."""
     kept = refusing(tmp_path, optimizer=Keeper({"another.exp_avg": np.zeros(1)}))
     with pytest.raises(CheckpointError, match="The checkpoint's optimizer does not fit this run: There are"):
         read_back(CheckpointContents(kept), tmp_path)
@@ -237,7 +237,7 @@ def test_what_a_keeper_refuses_is_told_with_its_name(tmp_path: Path) -> None:
         ("random.safetensors", struct.pack("<Q", 2) + b"[]", "random.safetensors is not a safetensors file"),
     ],
 )
-def test_files_that_make_no_sense_change_nothing(tmp_path: Path, path: str, data: bytes | None, message: str) -> None:
+def test_invalid_files_change_nothing(tmp_path: Path, path: str, data: bytes | None, message: str) -> None:
     """Every file is opened before anything is loaded."""
     kept = refusing(tmp_path)
     tmp_path.joinpath(path).unlink()
@@ -249,8 +249,8 @@ def test_files_that_make_no_sense_change_nothing(tmp_path: Path, path: str, data
 
 
 @pytest.mark.parametrize("index", [[], {}, {"weight_map": 5}, {"weight_map": {"a": {}}}, {"weight_map": {"a": "../b"}}])
-def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, index: Any) -> None:
-    """An index names shards of this checkpoint, or is refused."""
+def test_an_invalid_index_is_refused(tmp_path: Path, index: Any) -> None:
+    """An index that does not name shards of this checkpoint is refused."""
     kept = Keeper(weights())
     written(CheckpointContents({"model": kept}, max_shard_size=100), tmp_path)
     tmp_path.joinpath("model.safetensors.index.json").write_text(json.dumps(index))
@@ -258,8 +258,8 @@ def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, index: Any) -> 
         read_back(CheckpointContents({"model": blank(kept)}), tmp_path)
 
 
-def test_a_whole_run_goes_through_a_store(tmp_path: Path) -> None:
-    """Saved on a disk and resumed from there, everything kept is as it was."""
+def test_a_complete_run_is_restored_from_a_store(tmp_path: Path) -> None:
+    """State saved to a disk through a store is restored unchanged."""
     kept, state = all_kept(), RunState(run="mine", step=3, best_step=3, best_metric=math.nan)
     list(CheckpointStore(LocalStorage(tmp_path), CheckpointContents(kept)).save(state))
     again = {name: blank(keeper) for name, keeper in kept.items()}

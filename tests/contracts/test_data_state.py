@@ -1,4 +1,4 @@
-"""The state that data keep of themselves reaches a checkpoint and comes back as it was, or is refused at once."""
+"""State kept by user data is restored exactly from a checkpoint, or refused when it is saved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES = st.recursive(
 
 
 def there_and_back(state: Any) -> Any:
-    """Through parts, whose JSON is written and read, as a checkpoint does."""
+    """Export to parts and load them again, with their JSON written and read as in a checkpoint."""
     captured = encode_state(None, state)
     json.dumps(captured.document, allow_nan=False)
     found = state_from_parts("state", kept(state_parts("state", captured)))
@@ -48,8 +48,8 @@ def there_and_back(state: Any) -> Any:
 
 @settings(deadline=None)
 @given(VALUES)
-def test_plain_values_come_back(state: Any) -> None:
-    """Texts, numbers of any size, what is not a number, bytes, lists, tuples and dictionaries of any keys."""
+def test_plain_values_are_restored(state: Any) -> None:
+    """Strings, numbers of any size, NaN, bytes, lists, tuples and dictionaries with any keys are restored."""
     assert repr(there_and_back(state)) == repr(state)
 
 
@@ -67,8 +67,8 @@ def test_plain_values_come_back(state: Any) -> None:
     ],
     ids=repr,
 )
-def test_tensors_and_arrays_come_back(value: Any) -> None:
-    """With their type, shape and values, whatever they are nested in, and apart from the ones that were captured."""
+def test_tensors_and_arrays_are_restored(value: Any) -> None:
+    """Nested tensors and arrays are restored with dtype, shape and values, independent of the captured ones."""
     back = there_and_back({"deep": [value, (value,)]})["deep"][1][0]
 
     assert type(back) is type(value)
@@ -77,7 +77,7 @@ def test_tensors_and_arrays_come_back(value: Any) -> None:
 
 
 def test_a_capture_is_a_copy() -> None:
-    """What the data do next does not reach it."""
+    """Later changes to the data do not reach a captured state."""
     tensor, listed = torch.zeros(2), [1]
     captured = encode_state(None, {"tensor": tensor, "list": listed})
     tensor += 1
@@ -87,8 +87,8 @@ def test_a_capture_is_a_copy() -> None:
     assert decode_state(captured)["tensor"].tolist() == [0, 0]
 
 
-def test_the_states_of_generators_come_back() -> None:
-    """Those of python, numpy and torch can be loaded again, and draw the same numbers."""
+def test_random_generator_states_are_restored() -> None:
+    """States of Python, numpy and torch generators can be loaded again and continue with the same numbers."""
     python, numpy, own = random.Random(1), np.random.default_rng(1), torch.Generator().manual_seed(1)
     back = there_and_back([python.getstate(), numpy.bit_generator.state, own.get_state()])
     drawn = python.random(), numpy.random(), torch.rand(1, generator=own)
@@ -109,8 +109,8 @@ def test_the_states_of_generators_come_back() -> None:
         (lambda: 1, "function"),
     ],
 )
-def test_what_no_checkpoint_can_hold_is_refused(value: Any, named: str) -> None:
-    """The sentence says whose state, what, where in it, why, and what to do."""
+def test_values_that_a_checkpoint_cannot_hold_are_refused(value: Any, named: str) -> None:
+    """The error says which data set, which value, where in its state, why, and how to fix it."""
 
     class Rows:
         pass
@@ -121,8 +121,8 @@ def test_what_no_checkpoint_can_hold_is_refused(value: Any, named: str) -> None:
         encode_state(Rows(), {"a": [0, value]})
 
 
-def test_parts_that_do_not_belong_together_are_refused() -> None:
-    """One that is missing, one too many, one that is cut."""
+def test_inconsistent_parts_are_refused() -> None:
+    """A missing, an additional or a truncated part is refused."""
     parts = kept(state_parts("state", encode_state(None, {"a": torch.zeros(2), "b": torch.ones(3)})))
     document, *tensors = parts
 
@@ -132,13 +132,13 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
     assert state_from_parts("state", []) is None
 
 
-def test_an_ordered_dictionary_is_a_dictionary() -> None:
-    """It comes back as a plain one, in order."""
+def test_an_ordered_dictionary_becomes_a_dictionary() -> None:
+    """An OrderedDict is restored as a plain dictionary in the same order."""
     assert list(there_and_back(OrderedDict(b=1, a=2))) == ["b", "a"]
 
 
-def test_a_shuffled_stream_of_datasets_is_not_taken_at_its_word() -> None:
-    """Its state leaves out the rows in its buffer, so that its rows are counted and passed over instead."""
+def test_the_state_of_a_shuffled_datasets_stream_is_not_used() -> None:
+    """Its state leaves out the rows in its shuffle buffer, so rows are counted and skipped instead."""
     from datasets import Dataset
 
     stream = Dataset.from_dict({"a": list(range(8))}).to_iterable_dataset(num_shards=2)

@@ -1,4 +1,4 @@
-"""The simulated device against the contract of its port."""
+"""Contract of the Device port, run on the simulated device."""
 
 from __future__ import annotations
 

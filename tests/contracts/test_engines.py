@@ -1,4 +1,4 @@
-"""Engines of one process against the contract of an engine, and runs that an installed package's engine trains."""
+"""Contract of the engine ports, run on one process and on a toy engine, and runs with an engine from a package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Batch = Sequence[Row]
 
 
 class OnLeastSquares(EngineContract[LinearModel, Batch, Scalar]):
-    """One process, on a model of floats."""
+    """One process, on the least-squares model."""
 
     def engine(self) -> Engine[Any, Scalar]:
         return SINGLE
@@ -54,7 +54,7 @@ class TestSingleProcess(OnLeastSquares):
 
 
 class Line(nn.Module):
-    """A line with a loss."""
+    """A linear model that returns its loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class TestToyEngine(OnLine):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that offers the toy engine through an entry point, as an installer leaves it."""
+    """Install a package that offers the toy engine through the entry point group "hexloop.engines"."""
     information = tmp_path / "site" / "toy_engine-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 1.0\n")
@@ -111,21 +111,21 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def trainer(folder: Path, **given: Any) -> Trainer:
-    """A Trainer whose run name chooses the toy engine, if that is installed."""
+    """Return a Trainer whose run name selects the toy engine if that is installed."""
     arguments = TrainingArguments(
         str(folder), use_cpu=True, run_name="toy", report_to=[], disable_tqdm=True, learning_rate=0.1, **given
     )
     return Trainer(Line(), arguments, train_dataset=ROWS_OF_TENSORS)
 
 
-def test_without_the_package_one_process_trains(tmp_path: Path) -> None:
-    """The engine is only chosen if its package is installed."""
+def test_one_process_is_used_without_the_package(tmp_path: Path) -> None:
+    """The engine is only selected if its package is installed."""
     assert trainer(tmp_path).adapters.engine is SINGLE
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_run_of_an_installed_engine_learns_what_one_process_learns(tmp_path: Path) -> None:
-    """Weights and logged losses are those of a run without it."""
+def test_an_installed_engine_trains_as_one_process_does(tmp_path: Path) -> None:
+    """Weights and logged losses are those of a run without the engine."""
     given = {"max_steps": 6, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "logging_steps": 1}
     with_toy = trainer(tmp_path / "toy", **given)
     assert with_toy.adapters.parallelism.capabilities.name == "toy"
@@ -140,6 +140,6 @@ def test_a_run_of_an_installed_engine_learns_what_one_process_learns(tmp_path: P
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_run_of_an_installed_engine_resumes_exactly(tmp_path: Path) -> None:
-    """Interrupted at a checkpoint and resumed, it is bit-identical to an uninterrupted run."""
+def test_a_run_with_an_installed_engine_resumes_exactly(tmp_path: Path) -> None:
+    """A run that was interrupted at a checkpoint and resumed is bit-identical to an uninterrupted run."""
     assert_resume_exact(lambda folder: trainer(Path(folder), max_steps=6, save_steps=2, weight_decay=0.1))

@@ -1,4 +1,4 @@
-"""The evaluator of floats against the contract of its port."""
+"""Contract of the Evaluator port, run on the least-squares evaluator."""
 
 from __future__ import annotations
 

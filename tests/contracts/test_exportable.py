@@ -1,4 +1,4 @@
-"""Everything that keeps something between steps on floats against the contract of the Exportable port."""
+"""Contract of the Exportable port, run on the adapters that need no framework."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestShardedLeastSquares(InSimulatedWorlds[ShardedLeastSquares]):
         return sharded_least_squares(collectives, 2, learning_rate=0.05)
 
     def advance(self, kept: ShardedLeastSquares) -> None:
-        # Dyadic numbers, so that sums are exact in every order and worlds of every size agree bit for bit.
+        # Dyadic numbers: sums are exact in every order, so worlds of every size agree bitwise.
         kept.model.gradients[:] = [0.5 + parameter for parameter in kept.model.parameters]
         kept.optimizer.step()
         kept.set_learning_rates([kept.optimizer.rates[0] * 0.5])

@@ -1,4 +1,4 @@
-"""What an fsspec storage shows of errors, and what it makes of a file system that is slow, full or forgetful."""
+"""The fsspec storage: error messages, and behaviour on file systems that are slow, full or lose files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRETS = ("pa$$word", "pa%24%24word", "s3cr3t-value", "someone", "signed-away")
 
 
 class AnsweredError(OSError):
-    """An error that carries the answer of a server, as those of the hub do."""
+    """An error with a server's response, like those of the hub."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"{status} is the answer")
@@ -29,7 +29,7 @@ class AnsweredError(OSError):
 
 
 class Unreliable(MemoryFileSystem):  # type: ignore[misc] # fsspec carries no types
-    """Raises what `failures` holds, one at a time, before it does anything."""
+    """Raises the next error in `failures`, if any, before each operation."""
 
     protocol = "unreliable"
     cachable = False
@@ -70,8 +70,8 @@ def storage_of(failures: list[Exception], pauses: tuple[float, ...] = (0.0, 0.0)
         AnsweredError(503),
     ],
 )
-def test_what_may_pass_is_tried_again_and_again(error: Exception) -> None:
-    """Two failures are made up for by the third attempt; three are reported, and end it."""
+def test_transient_errors_are_retried(error: Exception) -> None:
+    """Two failures are recovered by the third attempt; a third failure is raised."""
     assert storage_of([error, error]).list("") == ()
     with pytest.raises(StorageError, match="Try again later"):
         storage_of([error] * 3).list("")
@@ -89,29 +89,29 @@ def test_what_may_pass_is_tried_again_and_again(error: Exception) -> None:
         (AnsweredError(422), "Check the URL"),
     ],
 )
-def test_what_does_not_pass_is_told_at_once(error: Exception, advice: str) -> None:
-    """There is one attempt, and the message says what to do."""
+def test_permanent_errors_are_raised_at_once(error: Exception, advice: str) -> None:
+    """There is one attempt, and the message says how to fix the problem."""
     with pytest.raises(StorageError, match=advice):
         storage_of([error]).list("")
     assert Unreliable.asked == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_place_is_told_as_such(number: int) -> None:
-    """Where there is no room, the error is that of a full storage."""
+def test_a_full_disk_raises_storage_full(number: int) -> None:
+    """An error for lack of space becomes the error of a full storage."""
     with pytest.raises(StorageFullError, match="Free some space"):
         storage_of([OSError(number, "full")]).list("")
 
 
-def test_a_server_without_room_is_a_full_place() -> None:
-    """An answer that says so, however the error carries it, is told at once."""
+def test_a_server_without_space_raises_storage_full() -> None:
+    """A response that reports a lack of space is raised at once, however the error carries it."""
     with pytest.raises(StorageFullError, match="Free some space"):
         storage_of([AnsweredError(507)]).list("")
     assert Unreliable.asked == 1
 
 
-def test_no_message_tells_a_secret() -> None:
-    """User, password, keys and what is in a query are shown nowhere: not in the location, an error, or its causes."""
+def test_messages_contain_no_secrets() -> None:
+    """User, password, keys and query values appear neither in the location nor in errors or their causes."""
     url = f"unreliable://someone:pa%24%24word@host/{uuid.uuid4().hex}?signature=signed-away"
     options = {"secret": "s3cr3t-value", "client": {"token": "s3cr3t-value"}, "region": "here"}
     storage = FsspecStorage(url, options, pauses=())
@@ -126,22 +126,22 @@ def test_no_message_tells_a_secret() -> None:
     assert [secret for secret in SECRETS if secret in shown] == []
 
 
-def test_a_harmless_cause_is_kept() -> None:
-    """Where there is nothing to hide, what led to an error is shown with it."""
+def test_a_cause_without_secrets_is_kept() -> None:
+    """An error keeps its cause if there is nothing to hide."""
     cause = ConnectionError("reset")
     with pytest.raises(StorageError) as raised:
         storage_of([cause], pauses=()).list("")
     assert raised.value.__cause__ is cause
 
 
-def test_it_says_how_it_publishes() -> None:
-    """There is no rename, and no folder of this machine."""
+def test_it_publishes_without_a_rename() -> None:
+    """It has no atomic rename and no local folder."""
     capabilities = FsspecStorage("memory://somewhere/else/").capabilities
     assert capabilities.publication is Publication.MANIFEST_LAST
     assert (capabilities.location, capabilities.local_folder) == ("memory://somewhere/else", None)
 
 
 def test_an_unknown_digest_is_refused() -> None:
-    """The error names those that there are."""
+    """The error lists the available digests."""
     with pytest.raises(ConfigurationError, match=r"'md5'.*xxh3-128, blake2b"):
         FsspecStorage("memory://anywhere", digest="md5")

@@ -1,4 +1,4 @@
-"""The hubs that need no network against the contract of their port."""
+"""Contract of the Hub port, run on the hubs that need no network."""
 
 from __future__ import annotations
 

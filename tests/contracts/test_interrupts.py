@@ -1,4 +1,4 @@
-"""Every source of interrupts against the contract of its port."""
+"""Contract of the Interrupts port, run on each source."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestSignalInterrupts(InterruptsContract):
     @pytest.fixture
     def provoke(self, chosen: signal.Signals) -> Iterator[Callable[[], None]]:
         def harmless(number: int, frame: FrameType | None) -> None:
-            """Whoever listened before."""
+            """The handler that was installed before."""
 
         before = signal.signal(chosen, harmless)
         yield lambda: os.kill(os.getpid(), chosen)

@@ -1,4 +1,4 @@
-"""Every journal against the contract of its port."""
+"""Contract of the Journal port, run on each journal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestJsonLinesJournal(JournalContract):
 
 
 class TestSteadyJournal(JournalContract):
-    """It adds the time to each note, and nothing else."""
+    """It adds only the time to each note."""
 
     @pytest.fixture
     def journal(self) -> Journal:
@@ -53,8 +53,8 @@ class TestSteadyJournal(JournalContract):
         return [{name: fact for name, fact in note.items() if name != "time"} for note in self.inner.notes]
 
 
-def test_a_torn_last_line_spoils_no_other(tmp_path: Path) -> None:
-    """After a crash in the middle of a note the journal goes on, and all whole notes can be read."""
+def test_a_torn_last_line_is_skipped(tmp_path: Path) -> None:
+    """After a crash in the middle of a note the journal continues, and all complete notes can be read."""
     path = tmp_path / "journal.jsonl"
     journal = JsonLinesJournal(path)
     journal.note("step", step=1)
@@ -69,15 +69,15 @@ def test_a_torn_last_line_spoils_no_other(tmp_path: Path) -> None:
         assert steps == [*range(1, whole[:length].count(b"\n") + 1 + (whole[length : length + 1] == b"\n")), 3]
 
 
-def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
-    """Lines that are no JSON object with a kind are left out."""
+def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
+    """Lines that are not JSON objects with a kind are left out."""
     path = tmp_path / "journal.jsonl"
     path.write_text(f'[1]\n\n"text"\n{{"step": 1}}\n{"[" * 100_000}\n{{"kind": "step", "step": 2}}\n')
     assert read(path) == [{"kind": "step", "step": 2}]
 
 
 class Full(MemoryJournal):
-    """A disk without room for the second note."""
+    """A disk without space for the second note."""
 
     def note(self, kind: str, **facts: Fact) -> None:
         if self.notes:
@@ -88,8 +88,8 @@ class Full(MemoryJournal):
         raise OSError("gone")
 
 
-def test_a_journal_that_fails_is_reported_once_and_left_alone() -> None:
-    """The run hears of no error; it is warned, and the journal gets another chance after its close."""
+def test_a_failing_journal_warns_once_and_is_not_used_again() -> None:
+    """The run gets a warning instead of an error, and the journal is used again after it was closed."""
     full = Full()
     journal = FailSafeJournal(full, ManualClock())
     journal.note("began")

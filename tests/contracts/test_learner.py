@@ -1,4 +1,4 @@
-"""The standard learner, over least squares, against the contract of its port."""
+"""Contract of the Learner port, run on the standard learner over least squares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = Sequence[Row]
 
 
 class OnLeastSquares(LearnerContract[Batch, Scalar]):
-    """A learner, tried on floats."""
+    """A learner on the least-squares model."""
 
     def window(self) -> Sequence[Batch]:
         return WINDOW

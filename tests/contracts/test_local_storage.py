@@ -1,3 +1,5 @@
+"""The local storage beyond its contract: durability, links, errors and direct writes."""
+
 from __future__ import annotations
 
 import errno
@@ -30,7 +32,7 @@ SIZES = [
     DIRECT_MINIMUM + PAGE - 1,
     2 * DIRECT_MINIMUM,
 ]
-"""Of chunks: around what is worth a write of its own."""
+"""Chunk sizes around the minimum that is written directly."""
 
 DATA = bytes(range(256)) * 40_000
 """Ten megabytes: more than one chunk."""
@@ -38,12 +40,12 @@ DATA = bytes(range(256)) * 40_000
 
 @pytest.fixture
 def storage(tmp_path: Path) -> LocalStorage:
-    """A storage whose folder is not there yet."""
+    """Return a storage whose folder does not exist yet."""
     return LocalStorage(tmp_path / "some" / "root")
 
 
 def pages_of_noise() -> mmap.mmap:
-    """A few megabytes that begin with a page of memory."""
+    """Return a few megabytes that start at a page of memory."""
     memory = mmap.mmap(-1, 3 * DIRECT_MINIMUM)
     memory.write(random.Random(0).randbytes(len(memory)))
     return memory
@@ -53,23 +55,23 @@ def root_of(storage: LocalStorage) -> Path:
     return Path(storage.capabilities.local_folder or "")
 
 
-def test_it_says_where_it_is_and_how_it_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root is a folder, the same wherever the process goes later, and what is in it appears by a rename."""
+def test_it_has_an_absolute_root_and_renames_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root stays the same when the working directory changes, and folders are published by an atomic rename."""
     monkeypatch.chdir(tmp_path)
     capabilities = LocalStorage("results").capabilities
     assert capabilities.publication is Publication.RENAME
     assert capabilities.location == capabilities.local_folder == str(tmp_path / "results")
 
 
-def test_reading_creates_nothing(storage: LocalStorage) -> None:
+def test_reading_does_not_create_the_root(storage: LocalStorage) -> None:
     """Only a write creates the root."""
     assert storage.list("") == ()
     storage.remove("checkpoint-1")
     assert not root_of(storage).exists()
 
 
-def test_the_digest_is_of_the_usual_kind(storage: LocalStorage) -> None:
-    """Size and digest are those of the bytes, as the usual tools compute them, on the way in and on the way out."""
+def test_digests_are_standard(storage: LocalStorage) -> None:
+    """Size and digest are those that standard tools compute, when writing and when reading."""
     expected = Stored(len(DATA), f"xxh3-128:{xxhash.xxh3_128_hexdigest(DATA)}")
     view = memoryview(DATA)
     assert storage.write("a/b.bin", [view[:5], b"", view[5:]]) == expected
@@ -80,19 +82,19 @@ def test_the_digest_is_of_the_usual_kind(storage: LocalStorage) -> None:
 
 
 def test_an_unknown_digest_is_refused() -> None:
-    """The error names those that there are."""
+    """The error lists the available digests."""
     with pytest.raises(ConfigurationError, match=r"'md5'.*xxh3-128, blake2b"):
         LocalStorage("anywhere", digest="md5")
 
 
-def test_a_view_of_numbers_is_written_as_its_bytes(storage: LocalStorage) -> None:
-    """Chunks may be views of larger items; what counts is their bytes."""
+def test_a_memoryview_of_numbers_is_written_as_bytes(storage: LocalStorage) -> None:
+    """Chunks may be views of larger items; their bytes are written."""
     storage.write("numbers.bin", [memoryview(DATA).cast("I"), memoryview(DATA).cast("q", (2, len(DATA) // 16))])
     assert root_of(storage).joinpath("numbers.bin").read_bytes() == DATA + DATA
 
 
-def test_reading_gives_large_chunks_that_stay(storage: LocalStorage) -> None:
-    """A file comes in chunks of at least a MiB, but for the last, and reading on does not change those read."""
+def test_reading_yields_large_independent_chunks(storage: LocalStorage) -> None:
+    """Chunks have at least a MiB, except the last, and stay unchanged while reading continues."""
     storage.write("a.bin", [DATA])
     chunks = list(storage.read("a.bin"))
     assert all(len(chunk) >= 1 << 20 for chunk in chunks[:-1])
@@ -100,7 +102,7 @@ def test_reading_gives_large_chunks_that_stay(storage: LocalStorage) -> None:
 
 
 class Synced:
-    """Which files and folders were forced to the disk, and what was renamed, in order."""
+    """Records which files and folders were synced to the disk, and what was renamed, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -118,9 +120,9 @@ class Synced:
         monkeypatch.setattr(os, "rename", seen_rename)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells the path of a descriptor")
-def test_what_returns_is_on_the_disk(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write forces the file, then each folder up to the one that was there before; a move, both sides' folders."""
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux shows the path of a descriptor")
+def test_completed_operations_are_synced_to_disk(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write syncs the file and all new folders; a move syncs the folders of both sides."""
     root, synced = root_of(storage), Synced(monkeypatch)
     storage.write("a/b/c.bin", [b"x"])
     folders = [root / "a" / "b", root / "a", root, root.parent, root.parent.parent]
@@ -135,7 +137,7 @@ def test_what_returns_is_on_the_disk(storage: LocalStorage, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "..", "a/../../b", "a/..", "a//b", ".", "a\0b"])
-def test_a_path_out_of_the_root_is_refused(storage: LocalStorage, tmp_path: Path, path: str) -> None:
+def test_a_path_outside_of_the_root_is_refused(storage: LocalStorage, tmp_path: Path, path: str) -> None:
     """No operation touches anything outside of the root, or the root itself."""
     storage.write("a/kept.txt", [b"kept"])
     before = sorted(tmp_path.rglob("*"))
@@ -154,8 +156,8 @@ def test_a_path_out_of_the_root_is_refused(storage: LocalStorage, tmp_path: Path
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_link_out_of_the_root_is_not_followed(storage: LocalStorage, tmp_path: Path) -> None:
-    """What a symbolic link points to outside of the root is neither read nor changed; a link within it is followed."""
+def test_links_out_of_the_root_are_not_followed(storage: LocalStorage, tmp_path: Path) -> None:
+    """The target of a symbolic link outside of the root is neither read nor changed; a link within it is followed."""
     outside = tmp_path / "outside"
     outside.mkdir()
     outside.joinpath("secret.txt").write_text("secret")
@@ -174,8 +176,8 @@ def test_a_link_out_of_the_root_is_not_followed(storage: LocalStorage, tmp_path:
     assert b"".join(storage.read("inner/a.txt")) == b"a"
 
 
-def test_a_root_that_is_a_link_is_fine(tmp_path: Path) -> None:
-    """The root itself may be reached by a link, such as to a larger disk."""
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+    """The root itself may be a link, such as one to a larger disk."""
     tmp_path.joinpath("large").mkdir()
     tmp_path.joinpath("root").symlink_to(tmp_path / "large")
     LocalStorage(tmp_path / "root").write("a.txt", [b"a"])
@@ -183,8 +185,8 @@ def test_a_root_that_is_a_link_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [DATA, b"less than a block"], ids=["blocks", "less"])
-def test_a_full_disk_is_told_as_such(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    """Where the system has no room left, the error says so, what was there stays, and nothing half-written is left."""
+def test_a_full_disk_raises_storage_full(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """The error says that the disk is full, existing files stay, and no partial file is left."""
     storage.write("kept.txt", [b"kept"])
     true_open = os.open
 
@@ -203,8 +205,8 @@ def test_a_full_disk_is_told_as_such(storage: LocalStorage, monkeypatch: pytest.
     assert b"".join(storage.read("kept.txt")) == b"kept"
 
 
-def test_a_write_that_breaks_off_leaves_nothing(storage: LocalStorage) -> None:
-    """Where the chunks themselves raise, that error comes out, and the name is free again."""
+def test_an_aborted_write_leaves_nothing(storage: LocalStorage) -> None:
+    """An error raised by the chunks is propagated, and the name is free again."""
 
     def chunks() -> Iterator[bytes]:
         yield DATA
@@ -216,8 +218,8 @@ def test_a_write_that_breaks_off_leaves_nothing(storage: LocalStorage) -> None:
     assert storage.list("") == ()
 
 
-def test_nothing_is_ever_overwritten(storage: LocalStorage) -> None:
-    """Neither a write nor a move replaces a file, a folder, not even an empty one, or a dangling link."""
+def test_nothing_is_overwritten(storage: LocalStorage) -> None:
+    """Neither a write nor a move replaces a file, a folder (empty or not) or a dangling link."""
     storage.write("file", [b"old"])
     storage.write("folder/file", [b"old"])
     root_of(storage).joinpath("empty").mkdir()
@@ -231,8 +233,8 @@ def test_nothing_is_ever_overwritten(storage: LocalStorage) -> None:
     assert not root_of(storage).joinpath("nowhere").exists()
 
 
-def test_a_folder_goes_with_everything_in_it_but_what_links_point_to(storage: LocalStorage, tmp_path: Path) -> None:
-    """Removing a folder removes links in it, and leaves alone what they point to."""
+def test_removing_a_folder_keeps_the_targets_of_links(storage: LocalStorage, tmp_path: Path) -> None:
+    """Removing a folder removes the links in it, but not their targets."""
     tmp_path.joinpath("outside").mkdir()
     tmp_path.joinpath("outside", "file").write_text("kept")
     storage.write("folder/a/b.bin", [b"x"])
@@ -243,16 +245,16 @@ def test_a_folder_goes_with_everything_in_it_but_what_links_point_to(storage: Lo
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_what_is_not_allowed_is_told(storage: LocalStorage) -> None:
-    """Where rights are lacking, the message says which path, why, and what to do."""
+def test_missing_permissions_are_reported(storage: LocalStorage) -> None:
+    """The message names the path, the cause and the fix."""
     storage.write("folder/a", [b"x"])
     root_of(storage).joinpath("folder").chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(StorageError, match=r"write folder/b.*Permission denied. Grant this user access"):
         storage.write("folder/b", [b"x"])
 
 
-def test_a_root_that_is_a_file_is_told(tmp_path: Path) -> None:
-    """Where a file stands in the place of the root, writing says so, and listing finds nothing."""
+def test_a_root_that_is_a_file_is_reported(tmp_path: Path) -> None:
+    """If the root is a file, writing reports it and listing returns nothing."""
     tmp_path.joinpath("root").write_text("a file")
     storage = LocalStorage(tmp_path / "root")
     with pytest.raises(StorageError, match=r"Cannot write a\.txt in .*root: "):
@@ -260,8 +262,8 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path) -> None:
     assert storage.list("") == ()
 
 
-def test_a_listing_tells_folders_from_files(storage: LocalStorage) -> None:
-    """Names come sorted, each with whether it is a folder."""
+def test_a_listing_distinguishes_folders_from_files(storage: LocalStorage) -> None:
+    """Names are sorted, each with whether it is a folder."""
     for path in ("b/x", "a", "c/y/z"):
         storage.write(path, [b"1"])
     assert storage.list("") == (Entry("a", False), Entry("b", True), Entry("c", True))
@@ -272,7 +274,7 @@ def test_a_listing_tells_folders_from_files(storage: LocalStorage) -> None:
 @pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 4097])
 @pytest.mark.parametrize("chunk", [BLOCK, 3_000_001])
 def test_large_files_hold_what_was_written(tmp_path: Path, size: int, chunk: int) -> None:
-    """Whole blocks go past the cache and the end through it; together they are the bytes that came, however cut."""
+    """Whole blocks bypass the page cache and the end does not; the file holds what was written, however it was cut."""
     data = random.Random(size).randbytes(size)
     storage = LocalStorage(tmp_path)
     stored = storage.write("file", [data[start : start + chunk] for start in range(0, size, chunk)])
@@ -285,8 +287,8 @@ def test_large_files_hold_what_was_written(tmp_path: Path, size: int, chunk: int
     cuts=st.lists(st.tuples(st.sampled_from([0, 1, 512, PAGE]), st.sampled_from(SIZES)), max_size=5),
     readable_only=st.booleans(),
 )
-def test_bytes_are_written_from_wherever_they_lie(cuts: list[tuple[int, int]], readable_only: bool) -> None:
-    """Whether chunks begin and end with pages of memory and of the file or not, the file is what they hold."""
+def test_chunks_of_any_alignment_are_written(cuts: list[tuple[int, int]], readable_only: bool) -> None:
+    """The file holds the chunks, whether or not they are aligned to pages of memory and of the file."""
     memory = memoryview(pages_of_noise())
     chunks = [memory[start : start + size] for start, size in cuts]
     if readable_only:
@@ -296,8 +298,8 @@ def test_bytes_are_written_from_wherever_they_lie(cuts: list[tuple[int, int]], r
         assert Path(folder, "file").read_bytes() == b"".join(chunks)
 
 
-def test_whole_pages_are_written_from_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large chunk that begins with a page of memory, where the file has come to one, is not copied first."""
+def test_aligned_pages_are_written_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large chunk that is aligned in memory and in the file is not copied first."""
     memory, write, in_place = pages_of_noise(), os.write, []
 
     def watching(descriptor: int, data: memoryview) -> int:
@@ -322,10 +324,12 @@ def test_whole_pages_are_written_from_where_they_lie(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EFAULT])
 @pytest.mark.parametrize("refused_at", [1, 2])
-def test_a_file_system_that_wants_its_cache_gets_it(
+def test_a_file_system_without_direct_writes_uses_its_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: int, refusal: int
 ) -> None:
-    """Where a write past the cache is refused, be it after one that was taken, it goes on through the cache."""
+    """If a write that bypasses the cache is refused, even after one that succeeded, writing continues through the
+    cache.
+    """
     write, refused = os.write, []
 
     def refusing(descriptor: int, data: memoryview) -> int:
@@ -342,4 +346,4 @@ def test_a_file_system_that_wants_its_cache_gets_it(
     LocalStorage(tmp_path).write("file", [data])
     monkeypatch.undo()
     assert (tmp_path / "file").read_bytes() == data
-    assert len(refused) in (0, refused_at)  # 0 where the file system of this machine cannot even be asked
+    assert len(refused) in (0, refused_at)  # 0 where the file system cannot be queried

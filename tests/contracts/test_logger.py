@@ -1,4 +1,4 @@
-"""The watchers that need no library against the contract of their port."""
+"""Contract of the Logger port, run on the loggers that need no library."""
 
 from __future__ import annotations
 

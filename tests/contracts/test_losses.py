@@ -1,4 +1,4 @@
-"""Losses on the host against the contract of their port."""
+"""Contract of the Losses port, run on the losses that need no framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of every kind go through the files of a checkpoint and come back bit for bit."""
+"""Model weights of every kind are restored bitwise from checkpoint files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contracts.test_optimizer_states import same
 
 
 class EveryKind(nn.Module):
-    """Tensors of every type, and of every shape that is easily forgotten."""
+    """Tensors of every dtype and of unusual shapes."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Tied(nn.Module):
 
 
 class Counting(nn.Module):
-    """Keeps something beside its tensors."""
+    """A module with extra state besides its tensors."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -65,8 +65,8 @@ def through_files(folder: Path, saved: nn.Module, loaded: nn.Module) -> list[str
     return names
 
 
-def test_tensors_of_every_type_and_shape_come_back(tmp_path: Path) -> None:
-    """Empty, without dimensions, by columns, with gaps; numbers of every type, complex and of 8 bits among them."""
+def test_tensors_of_every_dtype_and_shape_are_restored(tmp_path: Path) -> None:
+    """Tensors that are empty, 0-dimensional, transposed or strided, of every dtype including complex and 8-bit ones."""
     saved, loaded = EveryKind(1), EveryKind(2)
     strides = {name: tensor.stride() for name, tensor in loaded.state_dict().items()}
     through_files(tmp_path, saved, loaded)
@@ -75,7 +75,7 @@ def test_tensors_of_every_type_and_shape_come_back(tmp_path: Path) -> None:
 
 
 def test_tied_weights_are_written_once_and_stay_tied(tmp_path: Path) -> None:
-    """The file has one of the two names, and loading changes both and parts them not."""
+    """The file has one of the two names, and loading updates both without untying them."""
     saved, loaded = Tied(), Tied()
     through_files(tmp_path, saved, loaded)
     assert [part.name for part in ModelState(saved).export()] == ["first.weight"]
@@ -83,15 +83,15 @@ def test_tied_weights_are_written_once_and_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(loaded.second.weight, saved.first.weight)
 
 
-def test_extra_state_comes_back(tmp_path: Path) -> None:
-    """What a module says besides tensors is a document, the tensors within it among the weights."""
+def test_extra_state_is_restored(tmp_path: Path) -> None:
+    """Extra state of a module is a JSON document, with the tensors in it stored among the weights."""
     saved, loaded = nn.Sequential(nn.Linear(1, 1), Counting(5)), nn.Sequential(nn.Linear(1, 1), Counting(0))
     assert "model.json" in through_files(tmp_path, saved, loaded)
     assert same(loaded[1].kept, saved[1].kept)
 
 
-def test_all_differences_are_told_at_once() -> None:
-    """Missing, unknown, of other shape and, where asked for, of other type."""
+def test_all_differences_are_reported_at_once() -> None:
+    """The error lists missing and unknown tensors, and those of another shape or, on request, dtype."""
     parts = list(ModelState(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False))).export())
     other = nn.Sequential(nn.Linear(2, 4), nn.Linear(3, 1, dtype=torch.float64))
     assert ModelState(other).differences(parts, types=True) == [
@@ -103,16 +103,16 @@ def test_all_differences_are_told_at_once() -> None:
     assert ModelState(other).differences(parts)[1:] == ModelState(other).differences(parts, types=True)[1:3]
 
 
-def test_a_long_list_of_differences_is_cut_short() -> None:
-    """Of a hundred missing tensors twenty are named."""
-    told = ModelState(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(100)))).differences([])
-    assert len(told) == 21
-    assert told[-1] == "and 80 more"
+def test_a_long_list_of_differences_is_truncated() -> None:
+    """Of a hundred missing tensors, twenty are named."""
+    found = ModelState(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(100)))).differences([])
+    assert len(found) == 21
+    assert found[-1] == "and 80 more"
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.empty(2, dtype=torch.complex128)], ids=["a", "b"])
-def test_a_tensor_that_the_format_lacks_is_refused_by_name(tensor: Tensor) -> None:
-    """Sparse ones, and complex numbers of double width."""
+def test_an_unsupported_tensor_is_refused_by_name(tensor: Tensor) -> None:
+    """Sparse tensors and complex128 are refused."""
     model = nn.Module()
     model.register_buffer("odd", tensor)
     with pytest.raises(CheckpointError, match="odd is a tensor of"):

@@ -1,4 +1,4 @@
-"""Whatever an optimizer keeps goes through the files of a checkpoint and comes back bit for bit."""
+"""Optimizer states of every layout are restored bitwise from checkpoint files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[[nn.Module], Optimizer]
 
 
 def model(dtype: torch.dtype = torch.float32, by_columns: bool = True) -> nn.Module:
-    """(batch, 6) -> (batch, 2); one matrix is stored by columns."""
+    """Map (batch, 6) to (batch, 2); one matrix is stored column-major."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         made = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 2)).to(dtype)
@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def advance(of: nn.Module, optimizer: Optimizer, steps: int = 1) -> None:
-    """Some steps on noise that is the same each time."""
+    """Take some steps on reproducible noise."""
     source = torch.Generator().manual_seed(9)
     for _ in range(steps):
         rows = torch.randn(4, 6, generator=source).to(next(of.parameters()).dtype)
@@ -74,12 +74,12 @@ def advance(of: nn.Module, optimizer: Optimizer, steps: int = 1) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are of the same types and equal, bit for bit."""
+    """Return whether two values have the same types and are equal bitwise."""
     if isinstance(one, nn.Module):
         return type(one) is type(other) and same(one.state_dict(), other.state_dict())
     if isinstance(one, Tensor):
-        alike = isinstance(other, Tensor) and one.dtype == other.dtype and one.shape == other.shape
-        return alike and same_bits(one, other)
+        same_kind = isinstance(other, Tensor) and one.dtype == other.dtype and one.shape == other.shape
+        return same_kind and same_bits(one, other)
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
@@ -107,8 +107,8 @@ def through_files(folder: Path, saved: tuple[nn.Module, Optimizer], loaded: tupl
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_comes_back_bit_for_bit(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    """Saved after some steps and loaded into a new optimizer, the state dict is the same, and so is what follows."""
+def test_the_state_is_restored_bitwise(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    """A new optimizer that loads the saved state has the same state dict and makes the same updates."""
     if dtype == torch.bfloat16 and name in ("LBFGS", "low rank", "state dicts within, and state of the whole"):
         pytest.skip("its own computations do not work in bfloat16")
     ours, again = (model(dtype, by_columns=name != "LBFGS") for _ in range(2))
@@ -128,8 +128,10 @@ def signal() -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_state_in_groups_comes_back(dtype: torch.dtype) -> None:
-    """What changed over the steps is loaded, for the new parameters; functions and options are the new optimizer's."""
+def test_state_in_parameter_groups_is_restored(dtype: torch.dtype) -> None:
+    """Values that changed during training are loaded for the new parameters; functions and options stay the new
+    optimizer's.
+    """
     ours, again = model(dtype), model(dtype)
     optimizer = KeepingInGroups(groups(ours), signals=[signal])
     new = KeepingInGroups(groups(again), signals=[signal])
@@ -154,7 +156,7 @@ def test_state_in_groups_comes_back(dtype: torch.dtype) -> None:
 
 
 def test_an_object_in_a_group_is_refused() -> None:
-    """It is not left out without notice."""
+    """It is not silently left out."""
     ours = model()
     optimizer = KeepingAnObject(ours.parameters())
     state = OptimizerState(ours, optimizer)
@@ -163,8 +165,8 @@ def test_an_object_in_a_group_is_refused() -> None:
         list(state.export())
 
 
-def test_state_of_a_tensor_that_is_no_parameter_is_refused() -> None:
-    """A checkpoint could not say whose it is."""
+def test_state_of_a_tensor_that_is_not_a_parameter_is_refused() -> None:
+    """A checkpoint has no name for such a tensor."""
     ours = model()
     optimizer = KeepingInGroups(ours.parameters())
     state = OptimizerState(ours, optimizer)
@@ -173,8 +175,8 @@ def test_state_of_a_tensor_that_is_no_parameter_is_refused() -> None:
         list(state.export())
 
 
-def test_moments_of_another_type_than_their_weights_keep_it(tmp_path: Path) -> None:
-    """Moments in float32 of weights in bfloat16 come back in float32, which torch by itself would cast."""
+def test_moments_keep_their_dtype(tmp_path: Path) -> None:
+    """float32 moments of bfloat16 weights are restored as float32, which torch itself would cast."""
     ours, again = model(torch.bfloat16), model(torch.bfloat16)
     optimizer, new = (torch.optim.AdamW(each.parameters()) for each in (ours, again))
     advance(ours, optimizer)
@@ -184,8 +186,8 @@ def test_moments_of_another_type_than_their_weights_keep_it(tmp_path: Path) -> N
     assert same(optimizer.state_dict(), new.state_dict())
 
 
-def test_what_several_share_is_written_once_and_shared_again(tmp_path: Path) -> None:
-    """The map of an 8-bit optimizer, which every parameter's state names, is one tensor, in the file and afterwards."""
+def test_shared_tensors_are_written_once_and_stay_shared(tmp_path: Path) -> None:
+    """The map that all parameters of an 8-bit optimizer share is one tensor, in the file and after loading."""
     ours, again = model(), model()
     optimizer, new = EightBitMomentum(ours.parameters()), EightBitMomentum(again.parameters())
     advance(ours, optimizer)
@@ -196,8 +198,8 @@ def test_what_several_share_is_written_once_and_shared_again(tmp_path: Path) -> 
     assert len({id(state["qmap1"]) for state in new.state.values()}) == 1
 
 
-def test_moments_lie_in_memory_as_their_parameters_do(tmp_path: Path) -> None:
-    """A matrix stored by columns has its moments by columns again, as fused kernels want it."""
+def test_moments_have_the_memory_layout_of_their_parameters(tmp_path: Path) -> None:
+    """A column-major matrix has column-major moments again, as fused kernels require."""
     ours, again = model(), model()
     optimizer, new = (torch.optim.AdamW(each.parameters()) for each in (ours, again))
     advance(ours, optimizer)
@@ -207,14 +209,14 @@ def test_moments_lie_in_memory_as_their_parameters_do(tmp_path: Path) -> None:
 
 
 class Handle:
-    """What no checkpoint can hold."""
+    """A value that a checkpoint cannot hold."""
 
     __slots__ = ("number",)
 
 
 @pytest.mark.parametrize("value", [Handle(), {1, 2}, lambda: None, object()], ids=lambda value: type(value).__name__)
-def test_what_cannot_be_kept_is_refused_by_name(value: object) -> None:
-    """The error says which optimizer, where in its state, what is there and what would do."""
+def test_unsupported_state_is_refused_by_name(value: object) -> None:
+    """The error names the optimizer, the location in its state, the value found and the supported types."""
     ours = model()
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
     optimizer.state[ours.get_parameter("1.bias")]["handle"] = value
@@ -224,8 +226,8 @@ def test_what_cannot_be_kept_is_refused_by_name(value: object) -> None:
         list(OptimizerState(ours, optimizer).export())
 
 
-def test_a_class_that_the_optimizer_does_not_know_is_never_made(tmp_path: Path) -> None:
-    """A checkpoint that names any other class is refused before anything has changed."""
+def test_an_unknown_class_is_never_instantiated(tmp_path: Path) -> None:
+    """A checkpoint that names a class that the optimizer does not use is refused before anything has changed."""
     ours, again = model(), model()
     optimizer, new = LowRank(ours.parameters()), LowRank(again.parameters())
     advance(ours, optimizer)
@@ -241,8 +243,8 @@ def test_a_class_that_the_optimizer_does_not_know_is_never_made(tmp_path: Path) 
     assert same(before, new.state_dict())
 
 
-def test_a_parameter_that_is_none_of_the_models_is_refused() -> None:
-    """Its own value would be in no checkpoint."""
+def test_a_parameter_outside_of_the_model_is_refused() -> None:
+    """The value of such a parameter would be in no checkpoint."""
     ours = model()
     optimizer = torch.optim.SGD([*ours.parameters(), nn.Parameter(torch.ones(7))], lr=0.1)
     with pytest.raises(CheckpointError, match=r"shape \(7,\) that is not a parameter of the model"):

@@ -1,4 +1,4 @@
-"""The order of samples in whole arrays is the domain's, index for index."""
+"""Vectorized sample orders equal those of the domain, index for index."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ fixed = settings(derandomize=True, deadline=None)
 
 @fixed
 @given(KEYS, KEYS, LENGTHS, st.data())
-def test_a_block_is_the_domains(seed: int, epoch: int, length: int, data: st.DataObject) -> None:
-    """Any block of any order of any length holds the very indices of the domain, as 64-bit integers."""
+def test_a_block_equals_the_domains(seed: int, epoch: int, length: int, data: st.DataObject) -> None:
+    """Any block of any order of any length holds the indices of the domain as 64-bit integers."""
     start = data.draw(st.integers(0, length))
     stop = data.draw(st.integers(start, min(length, start + 300)))
     block = indices(seed, epoch, length, start, stop)
@@ -36,34 +36,34 @@ def test_a_block_is_the_domains(seed: int, epoch: int, length: int, data: st.Dat
 
 
 @pytest.mark.parametrize("length", [1025, 2**15 + 1, 2**40, MAX_LENGTH])
-def test_the_ends_of_an_epoch_are_the_domains(length: int) -> None:
+def test_the_ends_of_an_epoch_equal_the_domains(length: int) -> None:
     """The first and the last indices of an epoch are the domain's."""
     for start, stop in ((0, 500), (length - 500, length)):
         assert indices(1, 2, length, start, stop).tolist() == KeyedPermutation(1, 2, length).block(start, stop)
 
 
-def test_a_block_longer_than_a_chunk_is_the_domains() -> None:
-    """Where a block is worked on in several chunks, nothing is lost or repeated between them."""
+def test_a_block_longer_than_a_chunk_equals_the_domains() -> None:
+    """If a block is computed in several chunks, nothing is lost or repeated between them."""
     stop = 5 + 2 * CHUNK + 17
     assert indices(9, 1, 2**33, 5, stop).tolist() == KeyedPermutation(9, 1, 2**33).block(5, stop)
 
 
 @pytest.mark.parametrize("length", [10**5, 2**17, 2**20 + 1])
 def test_a_whole_epoch_holds_each_sample_once(length: int) -> None:
-    """A long epoch taken in one block is a bijection."""
+    """A long epoch computed in one block is a bijection."""
     assert np.array_equal(np.sort(indices(0, 0, length, 0, length)), np.arange(length))
 
 
 @pytest.mark.matrix
 def test_every_length_is_a_bijection() -> None:
-    """At every length up to 5000 each sample comes exactly once."""
+    """At every length up to 5000 each sample occurs exactly once."""
     for length in range(5001):
         assert np.array_equal(np.sort(indices(length, 1, length, 0, length)), np.arange(length))
 
 
 @pytest.mark.parametrize("length", [10, 5000])
 def test_blocks_outside_the_epoch_are_refused(length: int) -> None:
-    """A block that begins before the epoch or ends after it is an error, as it is in the domain."""
+    """A block that starts before the epoch or ends after it is an error, as in the domain."""
     for start, stop in ((-1, 2), (length - 1, length + 1), (length, length + 1)):
         with pytest.raises(IndexError, match=rf"not all inside an epoch of {length} samples"):
             indices(0, 0, length, start, stop)
@@ -78,7 +78,7 @@ def test_an_empty_block_is_empty(start: int) -> None:
 
 
 def test_grouping_by_length_is_the_same_over_blocks() -> None:
-    """Grouped by length over whole arrays, the order is what it is over the domain's permutation."""
+    """The order grouped by length is the same over vectorized permutations as over the domain's."""
 
     def length_of(index: int) -> int:
         return index * index % 97

@@ -1,4 +1,4 @@
-"""The precisions of floats against the contract of their port."""
+"""Contract of the Precision port, run on the precisions that need no framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Batch = Sequence[Row]
 
 
 class OnLeastSquares(PrecisionContract[Batch, Scalar]):
-    """A precision, tried on floats."""
+    """A precision on the least-squares model."""
 
     def trainable(self) -> LeastSquares:
         return small_trainable()

@@ -1,4 +1,4 @@
-"""Tensors as files of the safetensors format."""
+"""Reading and writing of safetensors files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from hexloop.ports.storage import PAGE
 from tests.contracts.keepers import array_of, assert_equal, part_of, weights
 
 
-def test_large_items_come_first_so_that_each_tensor_is_aligned() -> None:
-    """Every tensor begins at a multiple of its item's size, and the data at a multiple of 8."""
+def test_tensors_are_aligned_to_their_item_size() -> None:
+    """Large items come first, so that every tensor starts at a multiple of its item size, and the data at a multiple of
+    8.
+    """
     data = b"".join(tensor_file("a", join(part_of(name, array) for name, array in weights().items())).chunks)
     (length,) = struct.unpack("<Q", data[:8])
     assert length % 8 == 0
@@ -28,8 +30,8 @@ def test_large_items_come_first_so_that_each_tensor_is_aligned() -> None:
         assert entry["data_offsets"][0] % ITEM_BYTES[entry["dtype"]] == 0
 
 
-def test_tensors_of_whole_pages_begin_with_a_page_of_the_file() -> None:
-    """So does the largest of the others, behind them; readers of the format take the padded header."""
+def test_tensors_of_whole_pages_are_aligned_to_pages() -> None:
+    """They come first, followed by the largest of the others; the safetensors library accepts the padded header."""
     arrays = {
         "bias": np.arange(5, dtype="<f4"),
         "odd": np.arange(PAGE + 3, dtype="<f4"),
@@ -47,7 +49,7 @@ def test_tensors_of_whole_pages_begin_with_a_page_of_the_file() -> None:
 
 
 def test_one_tensor_at_a_time_is_in_memory() -> None:
-    """Parts are read in turn, each when the file has come to it, when writing and when reading."""
+    """Parts are read one after the other, when the file reaches them, both in writing and in reading."""
     order: list[str] = []
 
     def watched(part: Part) -> Part:
@@ -78,8 +80,8 @@ def test_one_tensor_at_a_time_is_in_memory() -> None:
     assert opened == 2
 
 
-def test_of_a_tensor_only_what_is_asked_for_is_read() -> None:
-    """A run of a tensor's elements is read from its first byte on, without what lies before or behind it."""
+def test_only_the_requested_elements_are_read() -> None:
+    """A range of a tensor's elements is read without the bytes before and after it."""
     array = np.arange(1 << 22, dtype="<i4")
     data = b"".join(tensor_file("a", join([part_of("b", array), part_of("c", array + 1)])).chunks)
     read = 0
@@ -96,8 +98,8 @@ def test_of_a_tensor_only_what_is_asked_for_is_read() -> None:
     assert read <= 2 << 16
 
 
-def test_slices_of_a_tensor_are_joined() -> None:
-    """A tensor that leaves in several slices, one after another, is written as one."""
+def test_consecutive_slices_of_a_tensor_are_joined() -> None:
+    """A tensor that is exported in several consecutive slices is written as one."""
     whole = np.arange(12, dtype="<i4").reshape(3, 4)
     flat = whole.reshape(-1)
 
@@ -111,8 +113,8 @@ def test_slices_of_a_tensor_are_joined() -> None:
             join(slices)
 
 
-def test_a_type_that_the_format_lacks_is_refused() -> None:
-    """A dtype without a safetensors name, and a part that gives too few bytes, are errors that name the tensor."""
+def test_unsupported_dtypes_and_short_parts_are_refused() -> None:
+    """A dtype without a safetensors name, and a part with too few bytes, are errors that name the tensor."""
     with pytest.raises(CheckpointError, match=r"a cannot be saved: .* of Q4"):
         join([Part("a", "Q4", (2,), 0, 2, lambda: memoryview(b"ab"))])
     short = join([Part("a", "F32", (2,), 0, 2, lambda: memoryview(b"abcd"))])
@@ -144,14 +146,14 @@ def header_of(header: Any, data: bytes = b"") -> bytes:
         header_of({"a": {"dtype": "F32", "shape": "1", "data_offsets": None}}),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
-    """A file that is not in the format is refused by name before anything of it is used."""
+def test_an_invalid_file_is_refused(data: bytes) -> None:
+    """A file in another format is refused by name before anything in it is used."""
     with pytest.raises(CheckpointError):
         tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
 
 
-def test_a_file_that_ends_early_is_told() -> None:
-    """Where the bytes end before a tensor does, reading that tensor is an error."""
+def test_a_truncated_file_is_refused() -> None:
+    """Reading a tensor that extends beyond the end of the file is an error."""
     data = header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc")
     (part,) = tensor_parts(Stream(lambda path, start=0: iter([memoryview(data)[start:]])), "model.safetensors")
     with pytest.raises(CheckpointError, match=f"ends after {len(data)} bytes"):

@@ -1,4 +1,4 @@
-"""The schedulers that need no framework against the contract of their port."""
+"""Contract of the Scheduler port, run on the schedulers that need no framework."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Groups:
 
 
 class OfGroups(SchedulerContract):
-    """A scheduler made by `make_for`, on groups that tell their rates."""
+    """A scheduler returned by `make_for`, on groups that expose their learning rates."""
 
     groups: ClassVar[dict[int, Groups]] = {}
 

@@ -1,3 +1,5 @@
+"""Contract of the Snapshots port, and the reuse and alignment of memory in torch snapshots."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from hexloop.ports.storage import PAGE
 
 
 def reading(data: bytearray) -> Callable[[], memoryview]:
-    """What gives these bytes as they are then."""
+    """Return a reader of these bytes as they are when it is called."""
     return lambda: memoryview(data)
 
 
@@ -49,7 +51,7 @@ TENSORS = [
 
 
 class TestTorchSnapshots(SnapshotsContract):
-    """Tensors of every layout, on the CPU."""
+    """CPU tensors of every layout."""
 
     @pytest.fixture
     def snapshots(self) -> Snapshots:
@@ -68,8 +70,8 @@ class TestTorchSnapshots(SnapshotsContract):
             else:
                 tensor.neg_().sub_(1)
 
-    def test_memory_is_used_again(self) -> None:
-        """The second snapshot of a tensor is in the memory of the first, and so is one that room was made for."""
+    def test_memory_is_reused(self) -> None:
+        """The second snapshot of a tensor uses the memory of the first, or the memory that was prepared for it."""
         snapshots, tensor = TorchSnapshots(), torch.ones(10_000)
         snapshots.reserve({"model": [tensor_part("weight", tensor)]})()
         (reserved,) = snapshots._buffers.values()
@@ -78,8 +80,8 @@ class TestTorchSnapshots(SnapshotsContract):
             address = torch.frombuffer(taken.read(), dtype=torch.uint8).data_ptr()
             assert address == reserved.data_ptr()
 
-    def test_large_tensors_begin_with_a_page_of_memory(self) -> None:
-        """A disk can take those of a page or more from where they lie, whatever lies between them."""
+    def test_large_tensors_are_aligned_to_pages(self) -> None:
+        """Tensors of a page or more can be written to disk directly, whatever lies between them."""
         snapshots = TorchSnapshots()
         tensors = [torch.ones(count) for count in (1, 1024, 3, 5000, 1023, 2048)]
         parts = [tensor_part(f"layer.{place}", tensor) for place, tensor in enumerate(tensors)]
@@ -89,21 +91,21 @@ class TestTorchSnapshots(SnapshotsContract):
         assert [buffer.data_ptr() % PAGE for buffer in large] == [0, 0, 0]
         assert [bytes(part.read()) for part in snapshots.take("model", parts)] == [bytes(part.read()) for part in parts]
 
-    def test_a_tensor_of_another_size_gets_other_memory(self) -> None:
-        """A value that grew is copied whole."""
+    def test_a_resized_tensor_gets_new_memory(self) -> None:
+        """A tensor that grew is copied completely."""
         snapshots = TorchSnapshots()
         snapshots.take("model", [tensor_part("weight", torch.ones(3))])
         (taken,) = snapshots.take("model", [tensor_part("weight", torch.full((5,), 2.0))])
         assert torch.frombuffer(bytearray(taken.read()), dtype=torch.float32).tolist() == [2.0] * 5
 
-    def test_without_a_gpu_there_is_nothing_to_wait_for(self) -> None:
-        """On the CPU every copy is done when it is taken."""
+    def test_without_a_gpu_copies_are_synchronous(self) -> None:
+        """On the CPU every copy is complete when the snapshot returns."""
         TorchSnapshots().wait_before_update()
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-def test_large_tensors_are_copied_whole_by_any_number_of_threads(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte of tensors of several pieces, a conjugated one among them, is as it was when it was taken."""
+def test_large_tensors_are_copied_completely_by_several_threads(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bytes of tensors of several pieces, including a conjugated one, are those at the time of the snapshot."""
     tensors = [
         torch.arange(PIECE // 4 * 2 + 7, dtype=torch.float32),
         torch.arange(PIECE + 1).to(torch.uint8),

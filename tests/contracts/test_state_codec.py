@@ -1,4 +1,4 @@
-"""The state of a run, and other documents, as JSON that loses nothing."""
+"""Run state and other documents are written as JSON without loss."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ values = st.recursive(
 
 
 @given(values)
-def test_a_document_comes_back(value: Any) -> None:
-    """Whatever JSON has or lacks, such as infinity and keys that are no texts, comes back; the file is JSON."""
+def test_a_document_is_restored(value: Any) -> None:
+    """Values beyond JSON, such as infinity and keys that are not strings, are restored; the file is valid JSON."""
     data = documents.to_bytes(value)
     json.loads(data, parse_constant=pytest.fail)
     assert documents.from_bytes(data) == value
 
 
 @given(st.floats())
-def test_a_number_comes_back_bit_for_bit(value: float) -> None:
-    """Every float comes back, with the sign of its zero; any NaN as a NaN."""
+def test_a_float_is_restored_bitwise(value: float) -> None:
+    """Every float is restored, including the sign of zero; any NaN is restored as a NaN."""
     again = documents.from_bytes(documents.to_bytes([value]))[0]
     assert struct.pack("<d", again) == struct.pack("<d", math.nan if math.isnan(value) else value)
 
@@ -44,19 +44,19 @@ def test_a_number_comes_back_bit_for_bit(value: float) -> None:
 @pytest.mark.parametrize(
     "value", [{"$number": "inf"}, {"$items": []}, {"$items": [["a", 1]], "b": 2}, {1: "a", "1": "b"}]
 )
-def test_what_looks_like_a_mark_is_none(value: Any) -> None:
-    """A dictionary that has the keys with which hexloop marks things comes back as it was."""
+def test_a_dictionary_like_a_marker_is_restored(value: Any) -> None:
+    """A dictionary with the keys that hexloop uses as markers is restored unchanged."""
     assert documents.from_bytes(documents.to_bytes(value)) == value
 
 
-def test_numbers_of_libraries_become_plain() -> None:
-    """Numpy's numbers, and tuples, come back as Python's numbers and lists."""
+def test_library_numbers_become_plain() -> None:
+    """Numpy numbers and tuples are restored as Python numbers and lists."""
     value = {"a": np.float32(0.5), "b": (np.int64(3), np.float64(math.inf))}
     assert documents.from_bytes(documents.to_bytes(value)) == {"a": 0.5, "b": [3, math.inf]}
 
 
-def test_what_json_has_no_place_for_is_told_with_its_place() -> None:
-    """Anything else is refused, saying where it stands and what it is."""
+def test_unsupported_values_are_refused_with_their_path() -> None:
+    """The error gives the path and the type of the value."""
     with pytest.raises(CheckpointError, match=r"\['callbacks'\]\['mine'\]\[1\] is a builtins.object"):
         documents.to_bytes({"callbacks": {"mine": [1, object()]}})
 
@@ -79,8 +79,8 @@ states = st.builds(
 
 
 @given(states)
-def test_a_state_comes_back(state: RunState) -> None:
-    """Every field of a run's state is the same after a way through JSON."""
+def test_a_state_is_restored(state: RunState) -> None:
+    """Every field of a run's state survives JSON."""
     assert documents.state_from_bytes(documents.state_to_bytes(state)) == state
 
 
@@ -93,8 +93,8 @@ def test_a_state_comes_back(state: RunState) -> None:
         ({"history": 5}, "is invalid"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
-    """A newer schema, unknown or missing fields and values of the wrong kind are refused with the reason."""
+def test_an_incompatible_state_is_refused(changes: dict[str, Any], message: str) -> None:
+    """A newer schema, unknown or missing fields and values of the wrong type are refused with the reason."""
     document = json.loads(documents.state_to_bytes(RunState())) | changes
     with pytest.raises(CheckpointError, match=message):
         documents.state_from_bytes(json.dumps(document).encode())

@@ -1,4 +1,4 @@
-"""Every storage against the contract of its port."""
+"""Contract of the Storage port, run on each storage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestFsspecOfAFolder(StorageContract):
 
 
 class TestTieredStorage(StorageContract):
-    """While the slow tier keeps up, in whatever order the two threads come."""
+    """The slow tier keeps up, whatever the order of the two threads."""
 
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
@@ -63,7 +63,7 @@ class TestTieredStorage(StorageContract):
 
 
 class TestTieredStorageThatSendsNothing(StorageContract):
-    """While everything waits in the outbox."""
+    """All transfers wait in the outbox."""
 
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
@@ -71,7 +71,7 @@ class TestTieredStorageThatSendsNothing(StorageContract):
 
 
 class OnAnotherMachineEachTime:
-    """Two tiers, the fast one of which is lost after each operation."""
+    """Two tiers, of which the fast one is lost after each operation."""
 
     def __init__(self) -> None:
         self.slow = MemoryStorage(Publication.MANIFEST_LAST)
@@ -111,7 +111,7 @@ class OnAnotherMachineEachTime:
 
 
 class TestTieredStorageOnAnotherMachineEachTime(StorageContract):
-    """What only the slow tier has is as good as what both have."""
+    """Files that only the slow tier has are found."""
 
     @pytest.fixture
     def storage(self) -> Storage:

@@ -1,4 +1,4 @@
-"""Least squares against the contract of its port, whole and in shards."""
+"""Contract of the Trainable port, run on least squares, whole and sharded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Batch = Sequence[Row]
 
 
 class OfOneFeature(TrainableContract[Batch, Scalar]):
-    """A model, tried on the small problem."""
+    """The model on the small problem."""
 
     def window(self) -> Sequence[Batch]:
         return WINDOW

@@ -1,4 +1,4 @@
-"""An engine in one file: it trains copies of the weights, and writes them to the user's model after each step."""
+"""A complete engine in one file: it trains copies of the weights and writes them to the model after each step."""
 
 from __future__ import annotations
 

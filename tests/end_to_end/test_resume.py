@@ -161,7 +161,7 @@ MATRIX = (
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.matrix] * (name in MATRIX)) for name in CASES])
-def test_it_resumes_exactly_at_every_step(tmp_path: Path, name: str) -> None:
+def test_a_run_resumes_exactly_at_every_step(tmp_path: Path, name: str) -> None:
     """Cut after any step and resumed, weights, log, best metric and step are those of the run that was not cut."""
     resume_everywhere(tmp_path, CASES[name])
 

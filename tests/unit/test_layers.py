@@ -1,4 +1,4 @@
-"""The layers hold: the inner ones import without any framework, and the import contracts break where they should."""
+"""The import contracts hold and detect violations, and the inner layers import without a framework."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(*sorted(name for name, module in sys.modules.items() if module and (name +
 def import_everything_below(
     package: str, *unimportable: str, path: Path = ROOT / "src"
 ) -> subprocess.CompletedProcess[str]:
-    """Import each module of a package in a process of its own, in which some others cannot be imported."""
+    """Import each module of a package in a new process in which some other modules cannot be imported."""
     return subprocess.run(
         [sys.executable, "-c", IMPORT_EVERYTHING_BELOW, package, *unimportable],
         env=os.environ | {"PYTHONPATH": str(path)},
@@ -40,7 +40,7 @@ def import_everything_below(
 
 @pytest.mark.parametrize("layer", ["domain", "ports"])
 def test_inner_layers_need_no_framework(layer: str) -> None:
-    """Every module of the domain and of the ports imports where torch, numpy and accelerate cannot be imported."""
+    """Every module of the domain and of the ports imports without torch, numpy and accelerate."""
     result = import_everything_below(f"hexloop.{layer}", "torch", "numpy", "accelerate")
 
     assert result.returncode == 0, result.stderr
@@ -49,8 +49,8 @@ def test_inner_layers_need_no_framework(layer: str) -> None:
     assert set(result.stdout.split()) == {module.removesuffix(".__init__") for module in modules}
 
 
-def test_an_unimportable_framework_is_noticed(tmp_path: Path) -> None:
-    """A package fails where torch cannot be imported, if any module of it imports torch."""
+def test_a_framework_import_is_detected(tmp_path: Path) -> None:
+    """A package with a module that imports torch fails to import without torch."""
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "__init__.py").touch()
     (tmp_path / "sample" / "part.py").write_text("import torch.nn\n")
@@ -63,7 +63,7 @@ def test_an_unimportable_framework_is_noticed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what the import contracts read, its links kept."""
+    """Return a copy of what the import contracts read, with its links."""
     for folder in ("src", "domain", "ports", "adapters", "app", "tests/architecture"):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "tests/__init__.py"):
@@ -72,7 +72,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def check_contracts(tree: Path, *only: str) -> subprocess.CompletedProcess[str]:
-    """Run import-linter over a tree: all contracts, or only those with the given ids."""
+    """Run import-linter over a tree, with all contracts or only those with the given ids."""
     chosen = [argument for contract in only for argument in ("--contract", contract)]
     return subprocess.run(
         [SCRIPTS / "lint-imports", "--no-logo", "--no-cache", *chosen],
@@ -85,7 +85,7 @@ def check_contracts(tree: Path, *only: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_contracts_hold_in_a_copy(tree: Path) -> None:
-    """A faithful copy of the tree keeps every contract, so what breaks one below is what was planted."""
+    """An unchanged copy of the tree keeps every contract, so the violations below are caused by the added files."""
     result = check_contracts(tree)
 
     assert result.returncode == 0, result.stdout
@@ -102,12 +102,12 @@ ONE_ADAPTER_IMPORTS_ANOTHER = {
 
 
 def one_adapter_imports(imported: str) -> dict[str, str]:
-    """Two planted folders of adapters, in the first of which a module imports another adapter."""
+    """Return two new adapter folders, in the first of which a module imports another adapter."""
     return {path: text.format(imported=imported) for path, text in ONE_ADAPTER_IMPORTS_ANOTHER.items()}
 
 
 def violation(contract: str, files: dict[str, str], name: str) -> object:
-    """A contract and the files that break it, one of the many combinations."""
+    """Return a contract and the files that violate it, one of many combinations."""
     return pytest.param(contract, files, id=f"{contract}: {name}", marks=pytest.mark.matrix)
 
 
@@ -153,8 +153,8 @@ VIOLATIONS = [
 
 
 @pytest.mark.parametrize(("contract", "files"), VIOLATIONS)
-def test_a_planted_violation_breaks_its_contract(tree: Path, contract: str, files: dict[str, str]) -> None:
-    """A contract breaks, and names the module at fault, once an import that it forbids is planted."""
+def test_an_added_violation_breaks_its_contract(tree: Path, contract: str, files: dict[str, str]) -> None:
+    """A contract fails and names the module if a forbidden import is added."""
     for path, text in files.items():
         (tree / path).parent.mkdir(exist_ok=True)
         (tree / path).write_text(text)
@@ -167,8 +167,8 @@ def test_a_planted_violation_breaks_its_contract(tree: Path, contract: str, file
 
 
 @pytest.mark.parametrize("line", ["import domain", "from ports.clock import Clock", "from . import plan"])
-def test_a_second_way_to_import_a_folder_is_refused(line: str) -> None:
-    """Ruff refuses the bare folder names and relative imports, so that a module has one name."""
+def test_bare_folder_names_and_relative_imports_are_refused(line: str) -> None:
+    """Ruff refuses both, so that every module has one name."""
     result = subprocess.run(
         [SCRIPTS / "ruff", "check", "--select", "TID", "--stdin-filename", "domain/planted.py", "-"],
         cwd=ROOT,

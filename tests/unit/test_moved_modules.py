@@ -11,8 +11,8 @@ from hexloop._moved import MOVED
 
 
 @pytest.mark.parametrize("old", MOVED)
-def test_an_old_path_gives_the_objects_of_the_new_one(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing the old path warns, names the new one, and its classes are the same objects."""
+def test_an_old_path_returns_the_objects_of_the_new_one(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing the old path warns and names the new one, and its classes are the same objects."""
     for name in [name for name in sys.modules if name == old or name.startswith(f"{old}.")]:
         monkeypatch.delitem(sys.modules, name)
     new = importlib.import_module(MOVED[old])
@@ -25,7 +25,7 @@ def test_an_old_path_gives_the_objects_of_the_new_one(old: str, monkeypatch: pyt
         _ = moved.no_such_name
 
 
-def test_a_path_that_never_existed_is_not_found() -> None:
-    """Only listed paths are found: others raise the usual error."""
+def test_an_unknown_path_is_not_found() -> None:
+    """Paths that are not listed raise the usual error."""
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         importlib.import_module("hexloop.adapters.clock.no_such_module")

@@ -1,4 +1,4 @@
-"""What is built is what stands in the tree."""
+"""Built distributions match the source tree."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ FOLDERS = ("domain", "ports", "adapters", "app")
 
 
 def build(target: Path, *options: str) -> None:
-    """Build from the tree with the packages at hand, without a network."""
+    """Build from the tree with the installed packages, without a network."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), *options, str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
 
 
 def modules_in_tree() -> set[str]:
-    """The modules of the four folders and of the front door, as paths in a wheel."""
+    """Return the modules of the four folders and of src/hexloop as paths in a wheel."""
     inside = {str("hexloop" / file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
     front_door = {f"hexloop/{file.name}" for file in (ROOT / "src" / "hexloop").glob("*.py")}
     return inside | front_door
 
 
 def names_in_wheel(folder: Path) -> set[str]:
-    """The names in the one wheel of a folder, its metadata left out."""
+    """Return the file names in the only wheel of a folder, without its metadata."""
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
 def test_wheel_holds_every_module(tmp_path: Path) -> None:
-    """A wheel holds each module of the tree, the mark of a typed package, and no test."""
+    """A wheel holds each module of the tree and py.typed, and no test."""
     build(tmp_path, "--wheel")
 
     names = names_in_wheel(tmp_path)
@@ -48,7 +48,7 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
-    """A source distribution holds the four folders themselves, and the wheel built from it is that of the tree."""
+    """A source distribution holds the four folders themselves, and builds the same wheel as the tree."""
     build(tmp_path / "from_tree", "--wheel")
     build(tmp_path / "from_source")
 
@@ -68,7 +68,7 @@ NEEDED_BY_COMMANDS = (
 
 @pytest.mark.matrix
 def test_source_distribution_installs_editable_without_links(tmp_path: Path) -> None:
-    """An unpacked source distribution has no links, holds what the commands of README need, and installs editable."""
+    """An unpacked source distribution has no links, holds what README's commands need, and installs editable."""
     build(tmp_path, "--sdist")
     (source,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(source) as archive:
@@ -93,7 +93,7 @@ def test_source_distribution_installs_editable_without_links(tmp_path: Path) -> 
 
 @pytest.mark.matrix
 def test_wheel_installs_and_imports_outside_the_checkout(tmp_path: Path) -> None:
-    """An installed wheel imports from where it was installed, and brings the command."""
+    """An installed wheel imports from its install location and provides the command."""
     build(tmp_path, "--wheel")
     (wheel,) = tmp_path.glob("*.whl")
     installed = tmp_path / "installed"

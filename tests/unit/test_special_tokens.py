@@ -1,4 +1,4 @@
-"""A model declares the special tokens of the tokenizer that it is trained with."""
+"""A model's configuration gets the special tokens of the tokenizer that it is trained with."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("config", "generation", "tokens"), CASES.values(), ids=CASES)
-def test_as_the_reference_does(config: dict[str, Any], generation: dict[str, Any], tokens: dict[str, Any]) -> None:
-    """Both libraries leave the same configuration, whichever of the two configurations knew a token."""
+def test_special_tokens_match_transformers(
+    config: dict[str, Any], generation: dict[str, Any], tokens: dict[str, Any]
+) -> None:
+    """Both libraries leave the same configuration, whichever of the two configurations has a token."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=4, n_embd=4, n_layer=1, n_head=1))
     for holder, values in ((model.config, config), (model.generation_config, generation)):
         for name, value in values.items():
@@ -38,8 +40,8 @@ def test_as_the_reference_does(config: dict[str, Any], generation: dict[str, Any
     assert model.generation_config.to_dict() == other.generation_config.to_dict()
 
 
-def test_what_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Once, and not where the model declared the tokens already."""
+def test_changed_tokens_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Changes are reported once, and not if the model has the tokens already."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=4, n_embd=4, n_layer=1, n_head=1))
     tokenizer = SimpleNamespace(eos_token_id=None, bos_token_id=None, pad_token_id=5)
     with caplog.at_level(logging.WARNING, "hexloop"):
@@ -48,7 +50,7 @@ def test_what_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage().endswith("{'pad_token_id': 5}.") for record in caplog.records] == [True]
 
 
-def test_other_models_and_processors_are_left_alone() -> None:
+def test_other_models_and_processors_are_unchanged() -> None:
     """Neither a module without a configuration nor an image processor has special tokens."""
     align_special_tokens(object(), SimpleNamespace(eos_token_id=1))
     align_special_tokens(SimpleNamespace(config=SimpleNamespace()), SimpleNamespace(eos_token_id=1))

@@ -1,4 +1,4 @@
-"""Which storage a path or a URL stands for."""
+"""Selection of a storage by path or URL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def from_url(url):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that offers a storage for sqlite:// by an entry point, as an installer leaves it."""
+    """Install a package that offers a storage for sqlite:// by an entry point."""
     site = tmp_path / "site"
     information = site / "sqlite_for_hexloop-1.0.dist-info"
     information.mkdir(parents=True)
@@ -53,22 +53,22 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         sys.modules.pop(name, None)
 
 
-class TestAnInstalledStorage(StorageContract):
-    """What a third party offers for a scheme passes the suite of the port."""
+class TestInstalledStorage(StorageContract):
+    """A third-party storage for a URL scheme passes the suite of the port."""
 
     @pytest.fixture
     def storage(self, installed: None, tmp_path: Path) -> Storage:
         return storage_for(f"sqlite://{tmp_path}/checkpoints.sqlite")
 
 
-def test_an_installed_storage_is_named_where_another_is_missing(installed: None) -> None:
-    """The error for an unknown scheme says which ones packages offer, and what to do."""
+def test_an_unknown_scheme_lists_the_installed_ones(installed: None) -> None:
+    """The error lists the schemes that packages offer, and says how to add one."""
     with pytest.raises(ConfigurationError, match=r"an installed package \(sqlite\) supports nowhere://; check the URL"):
         storage_for("nowhere://bucket/run")
 
 
-def test_a_path_is_a_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path, relative or not, and a URL of a file, are kept by the storage that forces what it writes to the disk."""
+def test_a_path_is_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths, relative or not, and file URLs use the local storage."""
     monkeypatch.chdir(tmp_path)
     for location in ("runs", tmp_path / "runs", f"file://{tmp_path}/runs", "C:runs/../runs"):
         assert isinstance(storage_for(location), LocalStorage)
@@ -79,15 +79,15 @@ def test_a_path_is_a_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("function", [storage_for, as_location, split_location])
-def test_a_file_on_another_machine_is_refused(function: Callable[[str], object]) -> None:
-    """A URL with too few slashes names one; its path would be somewhere at the root of this machine."""
+def test_a_file_url_with_a_host_is_refused(function: Callable[[str], object]) -> None:
+    """A URL with too few slashes names a host; its path would be relative to the root of this machine."""
     with pytest.raises(ConfigurationError, match="the folder /a on a machine named runs; write file:///absolute/path"):
         function("file://runs/a")
     assert as_location("file://localhost/runs/a") == os.path.abspath("/runs/a")
 
 
-def test_a_url_is_reached_by_fsspec() -> None:
-    """The digest that was chosen is the one that it computes."""
+def test_a_url_uses_fsspec() -> None:
+    """The chosen digest is the one that the storage computes."""
     storage = storage_for(f"memory://{uuid.uuid4().hex}/run", digest="blake2b")
     assert isinstance(storage, FsspecStorage)
     assert storage.write("a", [b"a"]).digest.startswith("blake2b:")
@@ -97,13 +97,13 @@ def test_a_url_is_reached_by_fsspec() -> None:
     ("location", "scheme"),
     [("s3://bucket/run", "s3"), ("S3://bucket", "s3"), ("runs/a", None), ("C://runs", None), ("a b://c", None)],
 )
-def test_a_scheme_has_two_characters_or_more(location: str, scheme: str | None) -> None:
-    """One would be a drive of Windows."""
+def test_a_scheme_has_at_least_two_characters(location: str, scheme: str | None) -> None:
+    """A scheme of one character would be a Windows drive."""
     assert scheme_of(location) == scheme
 
 
 def test_a_location_is_split_and_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint's folder and name are found in a path and a URL, with slashes at the end or not."""
+    """A checkpoint's folder and name are found in a path and in a URL, with or without trailing slashes."""
     monkeypatch.chdir(tmp_path)
     assert split_location("s3://bucket/run/checkpoint-5//") == ("s3://bucket/run", "checkpoint-5")
     assert split_location("run/checkpoint-5/") == (str(tmp_path / "run"), "checkpoint-5")
@@ -114,22 +114,22 @@ def test_a_location_is_split_and_joined(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_password_in_a_url_is_refused() -> None:
-    """It would end up in logs and checkpoints; the error does not show it either."""
+    """It would be written to logs and checkpoints; the error does not show it either."""
     with pytest.raises(ConfigurationError, match="contains a password") as raised:
         storage_for("ftp://someone:pa$$word@host/run")
     assert "pa$$word" not in str(raised.value)
 
 
-def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where fsspec knows a scheme, but what it needs for it is missing, the error says what to install."""
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If fsspec knows a scheme but its library is missing, the error says what to install."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(import_module("fsspec.registry")._registry, "s3", raising=False)
     with pytest.raises(ConfigurationError, match=r"install hexloop\[object-stores\]"):
         storage_for("s3://bucket/run")
 
 
-def test_what_cannot_be_written_to_is_told() -> None:
-    """A place that only gives is refused before anything is saved to it; nothing is left of a trial that works."""
+def test_a_read_only_location_is_refused() -> None:
+    """A location that cannot be written is refused before the first save, and the check leaves no files."""
     with pytest.raises(ConfigurationError, match="cannot be written to"):
         refuse_unreachable("data://x", storage_for("data://x"))
     storage = storage_for(f"memory://{uuid.uuid4().hex}/run")

@@ -33,12 +33,12 @@ class Color(StrEnum):
         ("xyz", [], "leave it out"),
     ],
 )
-def test_suggestions(name: str, known: list[str], expected: str) -> None:
+def test_the_closest_name_is_suggested(name: str, known: list[str], expected: str) -> None:
     """The closest known name is suggested, whatever its case and dashes; otherwise the given remedy is returned."""
     assert did_you_mean(name, known, "leave it out") == expected
 
 
-def test_suggestions_are_spelled_by_the_caller_who_also_chooses_how_similar_they_are() -> None:
+def test_the_caller_chooses_spelling_and_similarity() -> None:
     """`spell` formats the suggestion; a higher `similarity` rejects distant names."""
     assert did_you_mean("sdg", ["sgd"], "", spell=repr) == "did you mean 'sgd'?"
     assert did_you_mean("sdg", ["sgd"], "leave it out", similarity=0.7) == "leave it out"
@@ -57,20 +57,20 @@ def test_words_for_false(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "perhaps", "2"])
-def test_other_words_are_no_truth_values(text: str) -> None:
-    """Anything else is None."""
+def test_other_words_are_not_truth_values(text: str) -> None:
+    """Any other word is parsed as None."""
     assert parse_truth(text) is None
 
 
-def test_enumerations() -> None:
-    """Lists read as in English."""
+def test_lists_read_as_in_english() -> None:
+    """A list is joined with commas and a final "and" or "or"."""
     assert enumeration(["a"]) == "a"
     assert enumeration(["a", 2], "or") == "a or 2"
     assert enumeration("abc") == "a, b and c"
 
 
 def test_values_are_shown_short_and_tokens_are_hidden() -> None:
-    """Long text is shortened, a member of an enumeration is shown as its value, the text of a token is hidden."""
+    """Long text is shortened, an enumeration member is shown as its value, the text of a token is hidden."""
     assert len(shown("x" * 1000)) <= 80
     assert shown(Color.RED) == "'red'"
     assert shown_as("hub_token", "secret") == "'<hidden>'"
@@ -78,7 +78,7 @@ def test_values_are_shown_short_and_tokens_are_hidden() -> None:
     assert shown_as("run_name", "secret") == "'secret'"
 
 
-def test_a_problem_is_a_sentence_that_knows_its_arguments() -> None:
+def test_a_problem_is_a_sentence_with_its_arguments() -> None:
     """A problem ends in a full stop, or in the question mark of its remedy."""
     refused = problem({"seed": -1}, RefusalError("it is negative", "choose 0 or more"))
     assert refused == "You chose seed=-1, but it is negative; choose 0 or more."

@@ -1,4 +1,4 @@
-"""Engines, each of which breaks one promise; `broken` names the test that has to notice."""
+"""Engines that each violate their contract in one way; `broken` names the test that detects it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestWithoutHooks(OnLine):
 
 class NeverWritingBack(Copied):
     def write_back(self, to_copies: bool = False) -> None:
-        """Keep both as they are."""
+        """No-op."""
 
 
 class Stuck(Toy):

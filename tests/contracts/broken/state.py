@@ -1,4 +1,4 @@
-"""Adapters of data and of state, each of which breaks one promise; `broken` names the test that has to notice."""
+"""Adapters for data and state that each violate their contract in one way; `broken` names the test that detects it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class NeverReading(LeastSquares):
         super().load([*held, *(part for part in self.export() if "momentum" in part.name)])
 
 
-class Indulgent(LeastSquares):
+class AcceptingEverything(LeastSquares):
     def load(self, parts: Iterable[Part]) -> None:
         super().load(part for part in parts if not part.name.startswith("unknown"))
 
@@ -152,13 +152,13 @@ class TestNeverReading(ExportableTest):
     kind = NeverReading
 
 
-class TestIndulgent(ExportableTest):
+class TestAcceptingEverything(ExportableTest):
     broken = "test_what_does_not_fit_is_refused"
-    kind = Indulgent
+    kind = AcceptingEverything
 
 
 class Whole(ShardedLeastSquares):
-    """Every rank exports everything."""
+    """Exports everything on every rank."""
 
     def export(self) -> Iterator[Part]:
         yield from least_squares(2).export()

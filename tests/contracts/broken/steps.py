@@ -1,4 +1,4 @@
-"""Adapters that take part in a step, each of which breaks one promise; `broken` names the test that has to notice."""
+"""Adapters of a training step that each violate their contract in one way; `broken` names the test that detects it."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class NeverClipping(LeastSquares):
 
 class NeverCleared(LeastSquares):
     def clear_gradients(self) -> None:
-        """Keep them."""
+        """Keep the gradients."""
 
 
-class Stubborn(LeastSquares):
+class KeepingRates(LeastSquares):
     def set_learning_rates(self, rates: Sequence[float]) -> None:
-        """Keep the old ones."""
+        """Keep the old rates."""
 
 
-class TellingTheClippedNorm(LeastSquares):
+class ReturningTheClippedNorm(LeastSquares):
     def clip(self, max_norm: float) -> float:
         super().clip(max_norm)
         return super().clip(0.0)
 
 
 def made(kind: type[LeastSquares]) -> LeastSquares:
-    """The small problem's model, of another kind."""
+    """Return the small problem's model as another class."""
     plain = small_trainable()
     return kind(plain.model, plain.optimizer)
 
@@ -85,11 +85,11 @@ class TestNeverCleared(TrainableTest):
         return made(NeverCleared)
 
 
-class TestStubborn(TrainableTest):
+class TestKeepingRates(TrainableTest):
     broken = "test_the_rates_in_force_are_those_that_were_set"
 
     def make(self) -> LeastSquares:
-        return made(Stubborn)
+        return made(KeepingRates)
 
 
 class TestLearningMeanOfMeans(LearnerTest):
@@ -99,11 +99,11 @@ class TestLearningMeanOfMeans(LearnerTest):
         return StandardLearner(made(MeanOfMeans), PlainPrecision(), SingleProcess())
 
 
-class TestTellingTheClippedNorm(LearnerTest):
+class TestReturningTheClippedNorm(LearnerTest):
     broken = "test_the_norm_is_that_before_clipping"
 
     def make(self) -> StandardLearner[Batch, Scalar]:
-        return StandardLearner(made(TellingTheClippedNorm), PlainPrecision(), SingleProcess())
+        return StandardLearner(made(ReturningTheClippedNorm), PlainPrecision(), SingleProcess())
 
 
 class TestLearningWithoutClearing(LearnerTest):
@@ -115,7 +115,7 @@ class TestLearningWithoutClearing(LearnerTest):
 
 class NeverUnscaling(SimulatedScaling):
     def unscale(self, optimizer: Optimizer) -> None:
-        """Leave them scaled."""
+        """Leave the gradients scaled."""
 
 
 class NeverStepping(PlainPrecision):
@@ -149,7 +149,7 @@ class TestLosingTheScale(PrecisionTest):
         return LosingTheScale(growth_interval=2)
 
 
-class ObservingInSecret(AdaptiveRates):
+class ObservingWithoutSettingRates(AdaptiveRates):
     def observe(self, metrics: Mapping[str, float]) -> None:
         enforce, self.set_rates = self.set_rates, lambda rates: None
         super().observe(metrics)
@@ -168,9 +168,9 @@ class SchedulerTest(OfGroups):
         return self.kind(ReduceLROnPlateau(patience=0), BestMetric("loss"), (0.1,), groups.set_rates)
 
 
-class TestObservingInSecret(SchedulerTest):
+class TestObservingWithoutSettingRates(SchedulerTest):
     broken = "test_rates_are_in_force"
-    kind = ObservingInSecret
+    kind = ObservingWithoutSettingRates
 
 
 class TestForgettingMetrics(SchedulerTest):

@@ -1,4 +1,4 @@
-"""Storages and hubs, each of which breaks one promise; `broken` names the test that has to notice."""
+"""Storages and hubs that each violate their contract in one way; `broken` names the test that detects it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestWritingAtTheEpoch(StorageTest):
     kind = WritingAtTheEpoch
 
 
-class LeavingRests(MemoryStorage):
+class LeavingPartialFiles(MemoryStorage):
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         try:
             return super().write(path, chunks)
@@ -57,9 +57,9 @@ class LeavingRests(MemoryStorage):
             raise
 
 
-class TestLeavingRests(StorageTest):
+class TestLeavingPartialFiles(StorageTest):
     broken = "test_a_write_that_fails_leaves_no_file"
-    kind = LeavingRests
+    kind = LeavingPartialFiles
 
 
 class DigestingChunks(MemoryStorage):

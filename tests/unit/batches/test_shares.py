@@ -1,4 +1,4 @@
-"""How batches are dealt out to processes: every row once, in order, in as many steps everywhere."""
+"""Batches are distributed over processes: every row once, in order, with the same number of steps everywhere."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def as_it_is(batch: Any) -> Any:
 
 
 def ids(batch: Any) -> list[int]:
-    """The rows that a batch counts for."""
+    """Return the rows that a batch counts for."""
     return [] if isinstance(batch, Padding) else batch["ids"].tolist()
 
 
 def foreign(kind: Foreign, loader: Any, world: int, splits: bool = False) -> list[ExternalShares]:
-    """One for each process."""
+    """Return one set of shares per process."""
     return [kind(loader, SharingOptions(rank, world, seed=7, splits=splits), as_it_is) for rank in range(world)]
 
 
 def epoch_of(shared: list[Any], epoch: int, position: int = 0) -> list[list[list[int]]]:
-    """The rows of each process, step by step, all steps being taken by all."""
+    """Return the rows of each process, step by step, while all processes take all steps."""
     batches = [list(each.epoch(epoch, position)) for each in shared]
     return [list(map(ids, step)) for step in zip(*batches, strict=True)]
 
@@ -91,10 +91,10 @@ SIZES = {"count": st.integers(1, 60), "size": st.integers(1, 7), "world": st.int
 @pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
 @given(**SIZES, splits=st.booleans(), drops=st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_foreign_batches_go_round_the_processes(
+def test_external_batches_are_assigned_in_turn(
     kind: Foreign, count: int, size: int, world: int, splits: bool, drops: bool
 ) -> None:
-    """Each row comes once and in the loader's order; of `drop_last` no process has a batch that another lacks."""
+    """Each row occurs once in the loader's order; with `drop_last` all processes have the same number of batches."""
     loader = DataLoader(Numbers(count), size, drop_last=drops, collate_fn=collate)
     shared = foreign(kind, loader, world, splits)
 
@@ -109,10 +109,8 @@ def test_foreign_batches_go_round_the_processes(
 @pytest.mark.parametrize("kind", [ExternalShares, SampledShares])
 @given(**SIZES, taken=st.integers(0, 10))
 @settings(max_examples=20, deadline=None)
-def test_shuffled_foreign_batches_go_on_where_they_stood(
-    kind: Foreign, count: int, size: int, world: int, taken: int
-) -> None:
-    """Every process draws the same order, another one in each epoch, and a resumed one goes on in it."""
+def test_shuffled_external_batches_resume(kind: Foreign, count: int, size: int, world: int, taken: int) -> None:
+    """All processes draw the same order, a new one in each epoch, and a resumed process continues in it."""
     loader = DataLoader(Numbers(count), size, shuffle=True, collate_fn=collate)
     shared = foreign(kind, loader, world)
     streams = torch.get_rng_state()
@@ -122,8 +120,8 @@ def test_shuffled_foreign_batches_go_on_where_they_stood(
         assert torch.equal(torch.get_rng_state(), streams)
 
     resumed = foreign(kind, loader, world)
-    for each, told in zip(resumed, shared, strict=True):
-        each.load(list(told.export()))
+    for each, each_shared in zip(resumed, shared, strict=True):
+        each.load(list(each_shared.export()))
     taken = min(taken, len(whole))
     position = len(joined(whole[:taken]))
     if position:
@@ -136,7 +134,7 @@ def test_shuffled_foreign_batches_go_on_where_they_stood(
 @given(**SIZES)
 @settings(max_examples=15, deadline=None)
 def test_positions_count_the_rows_of_all_processes(kind: Foreign, count: int, size: int, world: int) -> None:
-    """Each process counts each of its batches, padding too, as the rows that all have of it."""
+    """Each process counts each of its batches, including padding, as the rows of all processes in it."""
     for each in foreign(kind, DataLoader(Numbers(count), size, collate_fn=collate), world):
         counted = []
         for batch in each.epoch(0, 0):
@@ -147,8 +145,8 @@ def test_positions_count_the_rows_of_all_processes(kind: Foreign, count: int, si
 
 @given(**SIZES, in_turns=st.booleans(), position=st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
-def test_a_stream_is_dealt_out_row_by_row(count: int, size: int, world: int, in_turns: bool, position: int) -> None:
-    """Each row once and in order, from any batch on; whole batches go round where they are to be as in one process."""
+def test_a_stream_is_distributed_row_by_row(count: int, size: int, world: int, in_turns: bool, position: int) -> None:
+    """Each row occurs once and in order, from any batch on; batches that stay whole are assigned in turn."""
     together = size * world
 
     def made(ranks: list[int]) -> StreamLoader:
@@ -170,8 +168,8 @@ def test_a_stream_is_dealt_out_row_by_row(count: int, size: int, world: int, in_
     assert for_all == steps
 
 
-def test_batches_that_a_user_replaced_count_as_whole_ones() -> None:
-    """Only batches other than the usual are remembered, and those before the one that is asked for are forgotten."""
+def test_replaced_batches_count_as_full_ones() -> None:
+    """Only batches of an unusual size are recorded, and those before the requested one are forgotten."""
     counts, batches = SampleCounts(8), [{"number": number} for number in range(4)]
     for batch, rows in zip(batches, (8, 5, 8, 3), strict=True):
         counts.note(batch, rows)
@@ -180,8 +178,8 @@ def test_batches_that_a_user_replaced_count_as_whole_ones() -> None:
     assert counts.of(batches[1]) == 8
 
 
-def test_rows_are_cut_out_of_a_batch_of_any_nest() -> None:
-    """Tensors along their first dimension, lists with a value for each row, and all else as it is."""
+def test_rows_are_sliced_from_nested_batches() -> None:
+    """Tensors are cut along their first dimension, lists with a value per row are cut, all else stays unchanged."""
     batch = {
         "x": torch.arange(8).reshape(4, 2),
         "names": ["a", "b", "c", "d"],
@@ -196,13 +194,13 @@ def test_rows_are_cut_out_of_a_batch_of_any_nest() -> None:
 
 
 def test_a_batch_without_names_cannot_be_padding() -> None:
-    """The error names what to change."""
+    """The error says what to change."""
     with pytest.raises(DataError, match="dataloader_drop_last=True"):
         as_padding([torch.zeros(1)])
 
 
-def test_a_distributed_sampler_is_known_and_its_whole_order_too() -> None:
-    """A loader with one is shared already; all its rows, each once, are those of one process in the same epoch."""
+def test_a_distributed_sampler_is_detected() -> None:
+    """A loader with one is distributed already; its whole order is that of one process in the same epoch."""
     samplers: list[DistributedSampler[int]] = [DistributedSampler(Numbers(10), 4, rank, seed=2) for rank in range(4)]
     loaders = [DataLoader(Numbers(10), 2, sampler=sampler, collate_fn=collate) for sampler in samplers]
     plain = DataLoader(Numbers(10), 2, collate_fn=collate)

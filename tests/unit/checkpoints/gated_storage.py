@@ -1,4 +1,4 @@
-"""A storage whose writes wait until a test lets them go on."""
+"""A storage whose writes wait until a test opens its gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 10.0
 
 
 class GatedStorage(MemoryStorage):
-    """Memory that writes only while the gate is open."""
+    """Memory storage that writes only while the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint without a framework: one blob of bytes for the weights, the state as JSON."""
+"""Minimal checkpoint contents without a framework: one blob of bytes for the weights, and the state as JSON."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from hexloop.ports.contents import OpenFile
 from hexloop.ports.files import File
 
 
-def nothing_happens() -> None:
-    """For a save in which nothing happens."""
+def do_nothing() -> None:
+    """No-op."""
 
 
 class SmallContents:
-    """Weights that can be told apart by step, in two files, one of them in a folder of its own.
+    """Weights that identify their step, in two files, one of them in a subfolder.
 
-    in_between: called when half of the weights have been handed out.
+    in_between: called when half of the weights have been yielded.
     """
 
-    def __init__(self, weights: bytes = b"", in_between: Callable[[], None] = nothing_happens) -> None:
+    def __init__(self, weights: bytes = b"", in_between: Callable[[], None] = do_nothing) -> None:
         self.weights = weights
         self._in_between = in_between
 
     def files(self, state: RunState) -> Iterator[File]:
-        """The weights and the state."""
+        """Return the weights and the state."""
         yield File("weights/all.bin", self._chunks())
         yield File("state.json", [json.dumps(asdict(state)).encode()])
 
     def prepare(self) -> Callable[[], None]:
-        """There is no memory to make room in."""
-        return nothing_happens
+        """No-op: there is no memory to prepare."""
+        return do_nothing
 
     def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
-        """Keep weights and state as they are."""
+        """Keep copies of weights and state."""
         kept = SmallContents(self.weights, self._in_between)
         frozen = json.dumps(asdict(state)).encode()
 
@@ -48,14 +48,14 @@ class SmallContents:
         return files
 
     def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
-        """Take the weights and give the state back."""
+        """Load the weights and return the state."""
         if "state.json" not in names:
             raise CheckpointError("There is no state.")
         self.restore_weights(names, open_file)
         return RunState(**json.loads(b"".join(open_file("state.json"))))
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
-        """Take the weights."""
+        """Load the weights."""
         self.weights = b"".join(open_file("weights/all.bin"))
 
     def _chunks(self) -> Iterator[bytes]:

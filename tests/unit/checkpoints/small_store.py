@@ -1,4 +1,4 @@
-"""Stores that save a run without a framework, each as a process of its own would."""
+"""Checkpoint stores without a framework, each with its own session like a separate process."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _sessions = count(1)
 
 
 def next_session() -> str:
-    """A name for a session that sorts after all earlier ones."""
+    """Return a session name that sorts after all earlier ones."""
     return f"{next(_sessions):08}"
 
 
 def make_store(
     storage: Storage, limit: int | None = None, session: str = "", in_background: bool = False, **more: Any
 ) -> CheckpointStore:
-    """Return a store with the smallest contents, which does not wait for space."""
+    """Return a store with minimal contents that does not wait for space."""
     background = ThreadBackground() if in_background else None
     options = {"session": session or next_session(), "pauses": (), "background": background, **more}
     return CheckpointStore(storage, SmallContents(), CheckpointPolicy(limit), **options)
 
 
 def weights_at(run: str, step: int) -> bytes:
-    """What the weights of a run are after a step: 40 bytes or so."""
+    """Return the weights of a run after a step: about 40 bytes."""
     return f"{run}: weights after {step} steps".encode() * 2
 
 
 def save_at(store: CheckpointStore, state: RunState, step: int) -> list[AnyEvent]:
-    """Go on to a step and save there."""
+    """Advance to a step and save there."""
     assert isinstance(store.contents, SmallContents)
     state.step = step
     store.contents.weights = weights_at(state.run, step)
@@ -46,7 +46,7 @@ def save_at(store: CheckpointStore, state: RunState, step: int) -> list[AnyEvent
 
 
 def save_all(storage: Storage, run: str, steps: Sequence[int], limit: int | None = None) -> CheckpointStore:
-    """A run of one session that saves at each of `steps`; gives back its store."""
+    """Save at each of `steps` in one session of a run, and return its store."""
     store = make_store(storage, limit)
     state = RunState(run=run)
     for step in steps:
@@ -55,12 +55,12 @@ def save_all(storage: Storage, run: str, steps: Sequence[int], limit: int | None
 
 
 def names(storage: Storage, folder: str = "") -> list[str]:
-    """The names in a folder."""
+    """Return the names in a folder."""
     return [entry.name for entry in storage.list(folder)]
 
 
 def tree(storage: Storage, folder: str = "") -> dict[str, bytes]:
-    """Every file below a folder with its bytes."""
+    """Return every file below a folder with its bytes."""
     found: dict[str, bytes] = {}
 
     def add(entry: Entry, path: str) -> None:
@@ -76,5 +76,5 @@ def tree(storage: Storage, folder: str = "") -> dict[str, bytes]:
 
 
 def checkpoint_names(*steps: int) -> list[str]:
-    """The names of the checkpoints at these steps, sorted as a listing is."""
+    """Return the names of the checkpoints at these steps, sorted like a listing."""
     return sorted(map(checkpoint_name, steps))

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, and whenever: what was published is found, others' work is untouched, nothing is left over."""
+"""Saving and resuming with a fault in any operation: no published checkpoint is lost, other runs' files stay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRIKES = [
 
 @frozen
 class Life:
-    """What one process does: go on from its newest checkpoint, or some further back, and save at the next steps.
+    """One process: resume from the newest checkpoint, or an earlier one, and save at the next steps.
 
     in_background: whether each save is written by a thread, which the process waits for before its next step.
     """
@@ -54,15 +54,15 @@ class Life:
 class World:
     """A storage that another run uses as well.
 
-    told: the steps of which the present life of the run "mine" knows that they have a checkpoint: the one that it went
-    on from, and those that it was told of.
+    reported: the steps that the present process of the run "mine" knows as saved: the one that it resumed from, and
+    those reported to it.
     """
 
     storage: MemoryStorage
-    told: list[int] = field(factory=list)
+    reported: list[int] = field(factory=list)
 
     def live(self, life: Life) -> FaultyStorage:
-        """Be a process until it ends or dies; gives back the storage as it saw it."""
+        """Run a process until it ends or dies, and return the storage that it used."""
         seen = FaultyStorage(self.storage, life.faults)
         with suppress(Died, StorageError, CheckpointError):
             self._train(seen, life)
@@ -76,25 +76,25 @@ class World:
         choice = good_ones(self.storage)[life.back :][:1]
         if choice:
             state = store.resume(choice[0].name) or state
-        self.told[:] = [state.step] if choice else []
+        self.reported[:] = [state.step] if choice else []
         for step in range(state.step + 1, state.step + 1 + life.saves):
             if step % 2:
                 state.best_step = step
             events = chain(save_at(store, state, step), store.finish())
-            self.told.extend(event.step for event in events if isinstance(event, CheckpointPublished))
+            self.reported.extend(event.step for event in events if isinstance(event, CheckpointPublished))
 
     def check(self) -> None:
-        """What was told is there, whole; the other run has lost nothing."""
-        if self.told:
-            assert_holds(self.storage, self.told[-1])
+        """Check that reported checkpoints are complete, and that the other run has lost nothing."""
+        if self.reported:
+            assert_holds(self.storage, self.reported[-1])
             found = newest(self.storage, "mine")
             assert found is not None
-            if len(self.told) > 1:  # a life that saved nothing, back at an older step, left no word of itself
-                assert found.manifest.step >= self.told[-1]
+            if len(self.reported) > 1:  # a process that resumed at an older step and saved nothing left no trace
+                assert found.manifest.step >= self.reported[-1]
         assert [checkpoint.manifest.step for checkpoint in good_ones(self.storage, "other", "")][:1] == [IN_THE_WAY]
 
     def check_tidy(self) -> None:
-        """Nothing that "mine" began is unfinished, and what the other run began is as it was."""
+        """Check that nothing of "mine" is unfinished, and that the other run's unfinished save is unchanged."""
         mine = Owner("mine", "z")
         assert [path for path in tree(self.storage) if any(map(mine.left_behind, path.split("/")))] == []
         for name in names(self.storage):
@@ -107,7 +107,7 @@ class World:
 
 
 def make_world(publication: Publication) -> World:
-    """A storage on which another run has a checkpoint, and one in the making."""
+    """Return a storage on which another run has a checkpoint and an unfinished one."""
     storage = MemoryStorage(publication)
     save_all(storage, "other", [IN_THE_WAY])
     folder = publisher_for(storage, OTHER).begin(f"checkpoint-{IN_THE_MAKING}")
@@ -116,13 +116,13 @@ def make_world(publication: Publication) -> World:
 
 
 def assert_holds(storage: Storage, step: int) -> None:
-    """The checkpoint at `step` is good, and has the weights of that step."""
+    """Check that the checkpoint at `step` is good and has the weights of that step."""
     assert verify(storage, f"checkpoint-{step}").manifest.run == "mine"
     assert b"".join(storage.read(f"checkpoint-{step}/weights/all.bin")) == weights_at("mine", step)
 
 
 def good_ones(storage: Storage, run: str = "mine", prefix: str = "checkpoint-") -> list[Checkpoint]:
-    """The good checkpoints of a run, the newest first; with another prefix, also those that were set aside."""
+    """Return the good checkpoints of a run, newest first; with another prefix, the quarantined ones as well."""
     good = []
     for name in names(storage):
         with suppress(CheckpointError):
@@ -133,12 +133,12 @@ def good_ones(storage: Storage, run: str = "mine", prefix: str = "checkpoint-") 
 
 
 FIRST, SECOND, LAST = Life(saves=2), Life(saves=3), Life(saves=2)
-"""One life before anything goes wrong, one in which it does, one that goes on. The second meets the other run's
+"""A process before the fault, the process in which it occurs, and one that resumes. The second finds the other run's
 checkpoint, and rotates."""
 
 
 def operations_of_second_life(publication: Publication) -> int:
-    """In how many operations something may go wrong."""
+    """Return the number of operations in which a fault can occur."""
     world = make_world(publication)
     world.live(FIRST)
     return len(world.live(SECOND).operations)
@@ -150,7 +150,9 @@ def operations_of_second_life(publication: Publication) -> int:
 def test_a_fault_in_any_operation(
     publication: Publication, in_background: bool, effect: Effect, done: float, power_cut: bool
 ) -> None:
-    """After a death, a failure or a full disk in any operation, the next process goes on from the last published."""
+    """After a death, a failure or a full disk in any operation, the next process resumes from the last
+    published one.
+    """
     operations = operations_of_second_life(publication)
     assert operations > 30
     for at in range(1, operations + 1):
@@ -167,19 +169,19 @@ def test_a_fault_in_any_operation(
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_disk_that_loses_what_it_acknowledged(publication: Publication, done: float) -> None:
-    """Where any one operation was done in part only, though success was reported, a complete checkpoint remains."""
+    """If any single operation is only partly done although it reported success, a complete checkpoint remains."""
     for at in range(1, operations_of_second_life(publication) + 1):
         world = make_world(publication)
         world.live(FIRST)
         world.live(Life(SECOND.saves, (Fault(at, Effect.TEAR, done=done),)))
         assert good_ones(world.storage)
         world.live(LAST)
-        assert_holds(world.storage, world.told[-1])
+        assert_holds(world.storage, world.reported[-1])
 
 
 @pytest.mark.parametrize("publication", list(Publication))
-def test_a_death_while_the_leftovers_of_a_death_are_removed(publication: Publication) -> None:
-    """A process that dies cleaning up leaves what the next one cleans up."""
+def test_a_death_during_cleanup(publication: Publication) -> None:
+    """Files that a process leaves when it dies during cleanup are removed by the next one."""
     operations = operations_of_second_life(publication)
     for first in range(1, operations + 1, 3):
         for second in range(1, 12):
@@ -216,7 +218,9 @@ lives = st.lists(
 
 @given(st.sampled_from(list(Publication)), lives)
 def test_any_history(publication: Publication, history: list[Life]) -> None:
-    """However often a run dies, fails, loses power or goes back, what it was told last is there, and others' work."""
+    """Through any sequence of deaths, failures, power cuts and rollbacks, the last reported checkpoint and other runs'
+    stay.
+    """
     world = make_world(publication)
     for life in history:
         world.live(life)

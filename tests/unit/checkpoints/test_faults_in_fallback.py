@@ -1,4 +1,4 @@
-"""A process dies while it falls back to an older checkpoint, or at any byte of what it writes."""
+"""Deaths during a fallback to an older checkpoint, and at any byte of a save."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ROT = b"rot"
 
 
 def damaged_world(publication: Publication, damaged: str) -> MemoryStorage:
-    """Three checkpoints of one run, the newest of which is damaged."""
+    """Return a storage with three checkpoints of one run, the newest of which is damaged."""
     storage = MemoryStorage(publication)
     save_all(storage, "mine", [5, 10, 15])
     storage.damage(f"checkpoint-15/{damaged}", ROT)
     return storage
 
 
-def assert_goes_on_from(storage: MemoryStorage, step: int) -> None:
-    """A new process stands at this step with its weights, and its next saves are good."""
+def assert_resumes_from(storage: MemoryStorage, step: int) -> None:
+    """Check that a new process resumes at this step with its weights, and that its next saves are good."""
     store = make_store(storage)
     state = store.resume()
     assert state is not None
@@ -50,7 +50,7 @@ def assert_goes_on_from(storage: MemoryStorage, step: int) -> None:
 def test_a_fault_in_any_operation_of_a_fallback(
     publication: Publication, damaged: str, effect: Effect, power_cut: bool
 ) -> None:
-    """Whatever the fallback leaves undone: the next process falls back alike, and what was damaged is kept."""
+    """Wherever a fallback stops, the next process falls back to the same checkpoint, and the damaged one is kept."""
     for at in count(1):
         storage = damaged_world(publication, damaged)
         seen = FaultyStorage(storage, [Fault(at, effect)])
@@ -59,7 +59,7 @@ def test_a_fault_in_any_operation_of_a_fallback(
         if power_cut:
             storage.crash()
         assert ROT in tree(storage).values()
-        assert_goes_on_from(storage, 10)
+        assert_resumes_from(storage, 10)
         assert ROT in tree(storage).values()
         if len(seen.operations) < at:
             break
@@ -67,7 +67,7 @@ def test_a_fault_in_any_operation_of_a_fallback(
 
 
 def sizes_of_writes(publication: Publication) -> list[int]:
-    """The bytes of each file that a save writes, in order, with one checkpoint there before it."""
+    """Return the size of each file that a save writes, in order, with one checkpoint before it."""
     storage = MemoryStorage(publication)
     save_all(storage, "mine", [1])
     written: list[int] = []
@@ -84,7 +84,7 @@ def sizes_of_writes(publication: Publication) -> list[int]:
 
 
 def resumed(storage: FaultyStorage) -> tuple[CheckpointStore, RunState]:
-    """A process that goes on from its only checkpoint."""
+    """Return the run of a process that resumes from its only checkpoint."""
     store = make_store(storage)
     state = store.resume()
     assert state is not None
@@ -93,7 +93,9 @@ def resumed(storage: FaultyStorage) -> tuple[CheckpointStore, RunState]:
 
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_death_at_any_byte_of_a_save(publication: Publication) -> None:
-    """However long the torn file is, the checkpoint before is found, or, with the last byte written, the new one."""
+    """However long the partial file is, the earlier checkpoint is found, or the new one once its last byte is
+    written.
+    """
     sizes = sizes_of_writes(publication)
     assert max(sizes) > 300
     for number, size in enumerate(sizes, 1):

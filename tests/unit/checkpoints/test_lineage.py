@@ -1,3 +1,5 @@
+"""Which checkpoints belong to the lineage of a session."""
+
 from __future__ import annotations
 
 from attrs import evolve
@@ -6,8 +8,8 @@ from hexloop.domain.checkpoints.manifest import Lineage
 from tests.unit.checkpoints.test_manifest import EXAMPLE
 
 
-def test_a_session_holds_what_it_wrote_and_what_led_to_it() -> None:
-    """Of earlier sessions, only what came before the checkpoint that the run went on from counts."""
+def test_a_session_owns_its_checkpoints_and_their_ancestors() -> None:
+    """Of earlier sessions, only checkpoints before the one that the run resumed from count."""
     resumed_from = evolve(EXAMPLE, run="r", session="2", ancestors={"1": 30}, step=50)
     lineage = Lineage.after(resumed_from, "3")
 
@@ -24,7 +26,7 @@ def test_a_session_holds_what_it_wrote_and_what_led_to_it() -> None:
     assert not holds("2", 40, run="another")
 
 
-def test_a_new_run_holds_nothing_of_others() -> None:
-    """A session without ancestors holds only what it wrote itself."""
+def test_a_new_run_owns_no_other_checkpoints() -> None:
+    """A session without ancestors owns only what it wrote itself."""
     assert not Lineage("a run", "new").holds(EXAMPLE)
     assert Lineage("a run", "b").holds(EXAMPLE)

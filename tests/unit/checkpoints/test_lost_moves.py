@@ -1,4 +1,4 @@
-"""A disk that acknowledges what only its cache holds, and loses it in a power cut."""
+"""Storage operations that were acknowledged but are lost in a power cut."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ SAVES = 4
 
 
 def life(fault: Fault | None, publication: Publication, limit: int) -> tuple[MemoryStorage, FaultyStorage, list[int]]:
-    """Save four times, and lose power; gives the disk, as it was seen by the process, and what that was told."""
+    """Save four times and lose power; return the disk, the process's view of it, and the reported steps."""
     disk = MemoryStorage(publication)
     seen = FaultyStorage(disk, [fault] if fault else [], disk.losing)
     store, state = make_store(seen, limit), RunState(run="mine")
-    told = [
+    reported = [
         event.step
         for step in range(1, SAVES + 1)
         for event in save_at(store, state, step)
         if isinstance(event, CheckpointPublished)
     ]
     disk.crash()
-    return disk, seen, told
+    return disk, seen, reported
 
 
 def losses(publication: Publication, limit: int, operation: str) -> Iterator[tuple[MemoryStorage, list[int]]]:
-    """What is left where one operation of that name was lost, for each of them."""
+    """Return what is left after the loss of each single operation of that name."""
     _, seen, _ = life(None, publication, limit)
     many = [name for name, _ in seen.operations].count(operation)
     assert many >= 2
     for at in range(1, many + 1):
-        disk, _, told = life(Fault(at, Effect.LOSE, operation), publication, limit)
-        yield disk, told
+        disk, _, reported = life(Fault(at, Effect.LOSE, operation), publication, limit)
+        yield disk, reported
 
 
 def whole(disk: MemoryStorage) -> list[int]:
-    """The steps of the complete checkpoints, under whatever name."""
+    """Return the steps of the complete checkpoints under any name."""
     found = []
     for name in names(disk):
         with suppress(CheckpointError):
@@ -57,36 +57,36 @@ def whole(disk: MemoryStorage) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("publication", list(Publication))
-def test_a_disk_that_keeps_its_promises_loses_nothing(publication: Publication, limit: int) -> None:
-    """Where what was acknowledged is durable, a power cut after the last save leaves the newest checkpoint whole."""
-    disk, _, told = life(None, publication, limit)
-    assert told[-1] == SAVES
+def test_a_durable_disk_loses_nothing(publication: Publication, limit: int) -> None:
+    """If acknowledged operations are durable, a power cut after the last save leaves the newest checkpoint complete."""
+    disk, _, reported = life(None, publication, limit)
+    assert reported[-1] == SAVES
     assert whole(disk)[-1] == SAVES
     assert b"".join(disk.read(f"checkpoint-{SAVES}/weights/all.bin")) == weights_at("mine", SAVES)
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_lost_rename_leaves_the_checkpoint_whole_under_another_name(limit: int) -> None:
-    """Whichever rename is lost, the last that was told is whole: published, or still staged."""
-    for disk, told in losses(Publication.RENAME, limit, "move"):
-        assert whole(disk)[-1] == told[-1]
+def test_a_lost_rename_leaves_a_complete_checkpoint(limit: int) -> None:
+    """Whichever rename is lost, the last reported checkpoint is complete, published or staged."""
+    for disk, reported in losses(Publication.RENAME, limit, "move"):
+        assert whole(disk)[-1] == reported[-1]
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_run_goes_on_from_a_checkpoint_whose_rename_was_lost(limit: int) -> None:
-    """Whichever rename is lost, the next process finds the last that was told, and nothing is left over in the end."""
-    for disk, told in losses(Publication.RENAME, limit, "move"):
+def test_a_run_resumes_from_a_checkpoint_whose_rename_was_lost(limit: int) -> None:
+    """Whichever rename is lost, the next process finds the last reported checkpoint, and leaves no files over."""
+    for disk, reported in losses(Publication.RENAME, limit, "move"):
         store = make_store(disk, limit)
         state = store.resume()
         assert state is not None
-        assert state.step == told[-1]
+        assert state.step == reported[-1]
         save_at(store, state, SAVES + 1)
         assert names(disk)[-1] == f"checkpoint-{SAVES + 1}"
         assert len(names(disk)) == limit
 
 
-def test_a_staged_checkpoint_that_is_not_whole_stays_hidden() -> None:
-    """A folder that lost its manifest or a file with the rename is cleaned up, and not published."""
+def test_an_incomplete_staged_checkpoint_is_removed() -> None:
+    """A folder that lost its manifest or a file is cleaned up instead of published."""
     for missing in ("manifest.json", "weights/all.bin"):
         disk = MemoryStorage()
         save_at(make_store(disk), RunState(run="mine"), 1)
@@ -102,8 +102,8 @@ def test_a_staged_checkpoint_that_is_not_whole_stays_hidden() -> None:
         assert names(disk) == ["checkpoint-1", "checkpoint-3"]
 
 
-def test_what_another_run_is_about_to_publish_is_left_to_it() -> None:
-    """A run that is resumed beside a living one, or from its folder, takes nothing out of its hands."""
+def test_another_runs_staged_checkpoint_is_not_touched() -> None:
+    """A run that resumes beside a live one, or from its folder, leaves that run's staged folders alone."""
     disk = MemoryStorage()
     save_at(make_store(disk), RunState(run="living"), 1)
     for step in (2, 3):
@@ -121,8 +121,8 @@ def test_what_another_run_is_about_to_publish_is_left_to_it() -> None:
     assert names(disk, "checkpoint-3")
 
 
-def test_a_storage_that_lets_nobody_write_can_be_resumed_from() -> None:
-    """What is staged stays where it is, and the run goes on from what is published."""
+def test_a_read_only_storage_can_be_resumed_from() -> None:
+    """Staged folders stay where they are, and the run resumes from published checkpoints."""
     disk = MemoryStorage()
     for step in (1, 2):
         save_at(make_store(disk), RunState(run="mine"), step)
@@ -132,22 +132,22 @@ def test_a_storage_that_lets_nobody_write_can_be_resumed_from() -> None:
     assert state.step == 1
 
 
-def test_with_two_kept_a_lost_rename_costs_one_checkpoint_at_most() -> None:
-    """Under the name that readers look for, there is still the one before."""
-    for disk, told in losses(Publication.RENAME, 2, "move"):
+def test_with_a_limit_of_two_a_lost_rename_costs_one_checkpoint() -> None:
+    """The checkpoint before is still published."""
+    for disk, reported in losses(Publication.RENAME, 2, "move"):
         published = [step for step in whole(disk) if MANIFEST in names(disk, f"checkpoint-{step}")]
-        assert published[-1] >= told[-1] - 1
+        assert published[-1] >= reported[-1] - 1
 
 
 @pytest.mark.parametrize("publication", list(Publication))
-def test_with_two_kept_a_lost_write_costs_one_checkpoint_at_most(publication: Publication) -> None:
-    """Where any one file of a checkpoint is lost, the one before it is whole."""
-    for disk, told in losses(publication, 2, "write"):
-        assert whole(disk)[-1] >= told[-1] - 1
+def test_with_a_limit_of_two_a_lost_write_costs_one_checkpoint(publication: Publication) -> None:
+    """If any single file of a checkpoint is lost, the one before it is complete."""
+    for disk, reported in losses(publication, 2, "write"):
+        assert whole(disk)[-1] >= reported[-1] - 1
 
 
 @pytest.mark.parametrize("publication", list(Publication))
-def test_a_lost_removal_takes_nothing_from_the_newest(publication: Publication) -> None:
-    """What comes back is older than the newest, which is whole."""
-    for disk, told in losses(publication, 2, "remove"):
-        assert whole(disk)[-1] == told[-1]
+def test_a_lost_removal_leaves_the_newest_complete(publication: Publication) -> None:
+    """What reappears is older than the newest checkpoint, which is complete."""
+    for disk, reported in losses(publication, 2, "remove"):
+        assert whole(disk)[-1] == reported[-1]

@@ -1,3 +1,5 @@
+"""The manifest of a checkpoint: its bytes, seal, checks and migrations."""
+
 from __future__ import annotations
 
 import json
@@ -39,15 +41,15 @@ EXAMPLE = Manifest(
 
 
 @given(manifests)
-def test_a_manifest_comes_back_from_its_bytes(manifest: Manifest) -> None:
-    """What a manifest says is read back from the bytes of its file, which depend on nothing else."""
+def test_a_manifest_is_read_back(manifest: Manifest) -> None:
+    """Reading a manifest returns what was written, and its bytes depend only on its contents."""
     data = manifest.to_json()
     assert Manifest.from_json(data) == manifest
     assert evolve(manifest, files=dict(reversed([*manifest.files.items()]))).to_json() == data
 
 
-def test_a_manifest_is_json_that_anybody_can_read() -> None:
-    """The file is one JSON object, each file in it with size and digest, and the digest of it all is the last entry."""
+def test_a_manifest_is_plain_json() -> None:
+    """It is one JSON object with size and digest of each file, and its own digest as the last entry."""
     document = json.loads(EXAMPLE.to_json())
     assert document["schema_version"] == SCHEMA_VERSION
     assert document["files"]["model.safetensors"] == {"size": 12, "digest": "xxh3-128:ab"}
@@ -55,8 +57,8 @@ def test_a_manifest_is_json_that_anybody_can_read() -> None:
     assert list(document)[-1] == "digest"
 
 
-def test_every_flipped_bit_is_found() -> None:
-    """No single bit of a manifest can change without its being refused."""
+def test_every_flipped_bit_is_detected() -> None:
+    """No single bit of a manifest can change without being refused."""
     data = EXAMPLE.to_json()
     for position in range(len(data)):
         for bit in range(8):
@@ -66,8 +68,8 @@ def test_every_flipped_bit_is_found() -> None:
                 Manifest.from_json(bytes(changed))
 
 
-def test_every_truncation_is_found() -> None:
-    """A manifest that ends early, or goes on after its end, is refused."""
+def test_every_truncation_is_detected() -> None:
+    """A truncated manifest, and one with additional bytes, is refused."""
     data = EXAMPLE.to_json()
     for cut in [data[:length] for length in range(len(data))] + [data + b"\n", data * 2]:
         with pytest.raises(CheckpointError, match="its manifest is damaged"):
@@ -75,22 +77,22 @@ def test_every_truncation_is_found() -> None:
 
 
 @given(st.dictionaries(st.text().filter("digest".__ne__), st.integers() | st.text(), min_size=1))
-def test_a_seal_comes_off_again(document: dict[str, Any]) -> None:
-    """What was sealed is what comes out, whatever it says."""
+def test_a_seal_can_be_opened(document: dict[str, Any]) -> None:
+    """Opening a seal returns what was sealed, for any contents."""
     body = (json.dumps(document, indent=2) + "\n").encode()
     assert unseal(seal(body)) == body
     assert list(json.loads(seal(body)))[-1] == "digest"
 
 
 def sealed(**changes: Any) -> bytes:
-    """The example, changed, with a digest that is right."""
+    """Return the changed example with a correct digest."""
     document = json.loads(unseal(EXAMPLE.to_json())) | changes
     return seal((json.dumps(document, indent=2) + "\n").encode())
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other", "a/../../b", "", "a\\..\\b"])
-def test_a_path_out_of_the_folder_is_refused(path: str) -> None:
-    """A manifest cannot name a file that lies outside its folder, even if its digest is right."""
+def test_a_path_outside_of_the_folder_is_refused(path: str) -> None:
+    """A manifest cannot name a file outside its folder, even with a correct digest."""
     with pytest.raises(CheckpointError, match="not a path within the checkpoint"):
         Manifest.from_json(sealed(files={path: {"size": 1, "digest": "x:y"}}))
 
@@ -118,22 +120,22 @@ def test_a_path_out_of_the_folder_is_refused(path: str) -> None:
         {"unknown": 1},
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
-    """Values of the wrong kind, and ones that are unknown, are refused with a reason, even if the digest is right."""
+def test_an_invalid_manifest_is_refused(changes: dict[str, Any]) -> None:
+    """Values of the wrong type and unknown entries are refused with a reason, even with a correct digest."""
     with pytest.raises(CheckpointError, match="its manifest is invalid"):
         Manifest.from_json(sealed(**changes))
 
 
 @pytest.mark.parametrize("document", ["[" * 100_000 + "]" * 100_000, "[1]", "5", "{]"])
-def test_what_is_no_object_is_refused(document: str) -> None:
-    """JSON of another kind, or nested without end, is refused."""
+def test_other_json_is_refused(document: str) -> None:
+    """JSON that is not an object, or is too deeply nested, is refused."""
     body = document.encode() + b"\n}\n"
     with pytest.raises(CheckpointError, match="its manifest is invalid"):
         Manifest.from_json(seal(body))
 
 
-def test_a_newer_schema_is_refused_by_its_number() -> None:
-    """A manifest of a later hexloop is refused, saying which version it has."""
+def test_a_newer_schema_is_refused_with_its_version() -> None:
+    """The error names the version of the manifest."""
     with pytest.raises(CheckpointError, match=f"schema version {SCHEMA_VERSION + 1}"):
         Manifest.from_json(sealed(schema_version=SCHEMA_VERSION + 1))
 
@@ -151,8 +153,8 @@ def test_an_older_schema_is_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Manifest.from_json(seal((json.dumps(old, indent=2) + "\n").encode())) == EXAMPLE
 
 
-def test_a_manifest_that_names_a_thing_twice_is_refused() -> None:
-    """Which of the two was meant nobody can say, though its digest be right."""
+def test_duplicate_entries_are_refused() -> None:
+    """A manifest with a repeated name is ambiguous, and is refused even with a correct digest."""
     body = unseal(EXAMPLE.to_json()).replace(b'"step": ', b'"step": 1,\n  "step": ', 1)
     with pytest.raises(DamagedCheckpointError, match="twice"):
         Manifest.from_json(seal(body))

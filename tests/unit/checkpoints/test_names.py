@@ -1,3 +1,5 @@
+"""Names of checkpoints, staging folders, markers and sessions."""
+
 from __future__ import annotations
 
 import pytest
@@ -27,22 +29,22 @@ NEITHER = [
 
 
 @given(st.integers(min_value=0))
-def test_a_name_says_its_step(step: int) -> None:
-    """A checkpoint's name is the usual one, and the step can be read from it."""
+def test_a_name_contains_its_step(step: int) -> None:
+    """A checkpoint has the usual name, and its step can be parsed from it."""
     assert checkpoint_name(step) == f"checkpoint-{step}"
     assert step_of(checkpoint_name(step)) == step
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_other_names_are_no_checkpoints(name: str) -> None:
-    """Whatever is not exactly a checkpoint's name has no step, and is never taken for something unfinished."""
+def test_other_names_are_not_checkpoints(name: str) -> None:
+    """Any other name has no step, and is never taken for an unfinished checkpoint."""
     assert step_of(name) is None
     assert not may_be_unfinished(name)
 
 
 @given(st.text(), st.text(alphabet="0123456789abcdef", min_size=1), st.integers(min_value=0))
-def test_what_is_not_whole_does_not_look_like_a_checkpoint(run: str, session: str, step: int) -> None:
-    """Neither a mark, nor a staging folder, nor a checkpoint set aside has a checkpoint's name."""
+def test_unfinished_folders_do_not_look_like_checkpoints(run: str, session: str, step: int) -> None:
+    """Markers, staging folders and quarantined checkpoints have no checkpoint name."""
     owner = Owner(run, session)
     name = checkpoint_name(step)
     for other in (owner.mark, owner.staging_name(name), free_name(name, ())):
@@ -52,8 +54,10 @@ def test_what_is_not_whole_does_not_look_like_a_checkpoint(run: str, session: st
 
 
 @given(st.text(), st.text())
-def test_a_run_knows_what_it_left_behind(run: str, other: str) -> None:
-    """What earlier sessions of a run left, and the present one, is its own; later ones' and other runs' is not."""
+def test_a_run_recognizes_its_own_leftovers(run: str, other: str) -> None:
+    """Leftovers of the present and earlier sessions of a run are its own; those of later sessions and other runs are
+    not.
+    """
     early, late = sorted((new_session(), new_session()))
     for name in (Owner(run, early).mark, Owner(run, early).staging_name("checkpoint-7")):
         assert Owner(run, late).left_behind(name)
@@ -64,8 +68,8 @@ def test_a_run_knows_what_it_left_behind(run: str, other: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_a_run_that_is_alone_may_remove_what_any_left_before_it(run: str, other: str) -> None:
-    """Of whatever name they were; but nothing of a later session."""
+def test_a_run_that_is_alone_may_remove_all_earlier_leftovers(run: str, other: str) -> None:
+    """Leftovers of any run may be removed, except those of later sessions."""
     early, late = sorted((new_session(), new_session()))
     assert Owner(run, late, exclusive=True).left_behind(Owner(other, early).staging_name("checkpoint-7"))
     assert not Owner(run, early, exclusive=True).left_behind(Owner(other, late).staging_name("checkpoint-7"))
@@ -73,14 +77,14 @@ def test_a_run_that_is_alone_may_remove_what_any_left_before_it(run: str, other:
 
 
 def test_later_sessions_sort_after_earlier_ones() -> None:
-    """The names of sessions are all different, and in the order of the clock."""
+    """Session names are unique and in chronological order."""
     sessions = [new_session() for _ in range(50)]
     assert len(set(sessions)) == 50
     assert [session[:16] for session in sessions] == sorted(session[:16] for session in sessions)
 
 
-def test_a_free_name_is_free() -> None:
-    """Several folders that stood in the way of the same checkpoint get different names, all known as such."""
+def test_a_free_name_is_unused() -> None:
+    """Several folders that are moved out of the way of one checkpoint get different names, all recognized as such."""
     taken: set[str] = set()
     for _ in range(3):
         taken.add(free_name("checkpoint-7", taken))
@@ -89,12 +93,12 @@ def test_a_free_name_is_free() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\\b", "a\0b"])
-def test_a_path_that_may_lead_elsewhere_is_told(path: str) -> None:
-    """Absolute paths, empty names, dots, and what other systems read as separators are refused."""
+def test_a_path_that_may_leave_the_folder_is_detected(path: str) -> None:
+    """Absolute paths, empty names, dots, and separators of other systems are refused."""
     assert not stays_inside(path)
 
 
 @pytest.mark.parametrize("path", ["a", "a/b/c", "...", "a.b", ".a", " "])
 def test_a_plain_path_stays_inside(path: str) -> None:
-    """A path of plain names can only lead further in."""
+    """A path of plain names cannot leave the folder."""
     assert stays_inside(path)

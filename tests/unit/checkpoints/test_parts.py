@@ -1,4 +1,4 @@
-"""A part of a value on its way into a file, or out of one."""
+"""Parts of a value, as read from and written to files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NUMBERS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 
 
 def part_of(numbers: list[int]) -> Part:
-    """A row of 32-bit numbers."""
+    """Return a row of 32-bit numbers."""
     data = memoryview(struct.pack(f"<{len(numbers)}i", *numbers))
     return Part("row", "I32", (len(numbers),), 0, len(numbers), lambda: data)
 
 
 @given(NUMBERS, st.data())
-def test_a_run_is_a_stretch_of_the_elements(numbers: list[int], data: st.DataObject) -> None:
-    """Of as many as were asked for, from the one that is to be the first; it may hold nothing."""
+def test_a_run_is_a_range_of_elements(numbers: list[int], data: st.DataObject) -> None:
+    """A run has a first element and a number of elements, which may be 0."""
     begin = data.draw(st.integers(0, len(numbers)))
     length = data.draw(st.integers(0, len(numbers) - begin))
     run = part_of(numbers).run(begin, length)
@@ -28,14 +28,14 @@ def test_a_run_is_a_stretch_of_the_elements(numbers: list[int], data: st.DataObj
 
 
 @given(st.integers(0, 5), st.integers(0, 5))
-def test_who_can_read_a_run_alone_is_asked_for_it(begin: int, length: int) -> None:
-    """Nothing else of the part is read then."""
-    asked: list[tuple[int, int]] = []
+def test_a_part_that_can_read_ranges_reads_only_the_run(begin: int, length: int) -> None:
+    """Nothing else of the part is read."""
+    ranges: list[tuple[int, int]] = []
 
     def read_run(begin: int, length: int) -> memoryview:
-        asked.append((begin, length))
+        ranges.append((begin, length))
         return memoryview(bytes(4 * length))
 
     part = Part("row", "I32", (10,), 0, 10, lambda: memoryview(b""), read_run=read_run)
     assert len(part.run(begin, length)) == 4 * length
-    assert asked == [(begin, length)]
+    assert ranges == [(begin, length)]

@@ -1,3 +1,5 @@
+"""Pruning and surveys of a folder of checkpoints."""
+
 from __future__ import annotations
 
 import pytest
@@ -18,15 +20,15 @@ ASIDE_REASON = b"checkpoint-20 is rotten.\n"
 
 @pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
 def storage(request: pytest.FixtureRequest) -> MemoryStorage:
-    """Three checkpoints of one run, and one of another, on a storage of either kind."""
+    """Return a storage of either kind with three checkpoints of one run and one of another."""
     storage = MemoryStorage(request.param)
     save_all(storage, "other", [7])
     save_all(storage, "mine", [5, 10, 15])
     return storage
 
 
-def test_only_the_runs_own_surplus_goes(storage: MemoryStorage) -> None:
-    """What the policy does not keep of the lineage is removed, and nothing else, not even when it is named."""
+def test_only_the_runs_own_surplus_is_removed(storage: MemoryStorage) -> None:
+    """Checkpoints of the lineage that the policy does not keep are removed, and nothing else, even if it is named."""
     newest = newest_to_keep(storage, "mine")
     assert newest.name == "checkpoint-15"
     assert surplus(storage, newest, CheckpointPolicy(1), best="checkpoint-5") == ["checkpoint-10"]
@@ -36,14 +38,14 @@ def test_only_the_runs_own_surplus_goes(storage: MemoryStorage) -> None:
 
 
 def test_a_damaged_newest_keeps_everything(storage: MemoryStorage) -> None:
-    """Nothing is removed for the sake of a checkpoint that is not good."""
+    """Nothing is removed if the newest checkpoint is not good."""
     storage.damage("checkpoint-15/state.json", b"rot")
     with pytest.raises(DamagedCheckpointError, match="Nothing is removed, because the newest"):
         newest_to_keep(storage, "mine")
 
 
-def test_a_later_one_that_cannot_be_read_keeps_everything(storage: MemoryStorage) -> None:
-    """A manifest that nobody can read may be the newest of this run's; one at an earlier step is none."""
+def test_an_unreadable_later_checkpoint_keeps_everything(storage: MemoryStorage) -> None:
+    """A later checkpoint with an unreadable manifest may be this run's newest; one at an earlier step is not."""
     storage.damage("checkpoint-7/manifest.json", b"rot")
     assert newest_to_keep(storage, "mine").name == "checkpoint-15"
     storage.damage("checkpoint-15/manifest.json", b"rot")
@@ -51,20 +53,20 @@ def test_a_later_one_that_cannot_be_read_keeps_everything(storage: MemoryStorage
         newest_to_keep(storage, "mine")
 
 
-def test_a_folder_of_another_program_decides_nothing(storage: MemoryStorage) -> None:
-    """What has the name of a checkpoint and no manifest is no checkpoint that might be the newest."""
+def test_a_folder_of_another_program_is_ignored(storage: MemoryStorage) -> None:
+    """A folder with the name of a checkpoint but no manifest is not taken for the newest."""
     storage.write("checkpoint-99/pytorch_model.bin", [b"foreign"])
     assert newest_to_keep(storage, "mine").name == "checkpoint-15"
 
 
-def test_a_run_that_is_not_there_is_told(storage: MemoryStorage) -> None:
+def test_an_unknown_run_is_reported(storage: MemoryStorage) -> None:
     """The message names the run."""
-    with pytest.raises(CheckpointError, match="The run nobody"):
-        newest_to_keep(storage, "nobody")
+    with pytest.raises(CheckpointError, match="The run unknown"):
+        newest_to_keep(storage, "unknown")
 
 
 def leave_unfinished(storage: MemoryStorage, run: str) -> str:
-    """Leave what a save of `run` that died leaves; gives the folder."""
+    """Leave what a save of `run` leaves when it dies, and return the folder."""
     owner = Owner(run, "0")
     if storage.capabilities.publication is Publication.RENAME:
         storage.write(f"{owner.staging_name('checkpoint-20')}/model.bin", [b"half"])
@@ -74,8 +76,8 @@ def leave_unfinished(storage: MemoryStorage, run: str) -> str:
     return "checkpoint-20"
 
 
-def test_leftovers_are_the_runs_own(storage: MemoryStorage) -> None:
-    """A folder that the run did not finish is found and removed whole; another run's is not its."""
+def test_leftovers_belong_to_their_run(storage: MemoryStorage) -> None:
+    """A folder that the run did not finish is found and removed completely; another run's is not."""
     folder = leave_unfinished(storage, "mine")
     assert leftovers(storage, "other") == []
     assert leftovers(storage, "mine") == [folder]
@@ -83,8 +85,8 @@ def test_leftovers_are_the_runs_own(storage: MemoryStorage) -> None:
     assert names(storage) == checkpoint_names(5, 7, 10, 15)
 
 
-def staged_whole() -> tuple[MemoryStorage, str]:
-    """A checkpoint that is staged whole, as where a rename was lost; gives the folder, too."""
+def staged_complete() -> tuple[MemoryStorage, str]:
+    """Stage a complete checkpoint, as after a lost rename, and return its folder as well."""
     storage = MemoryStorage()
     save_all(storage, "mine", [5, 10])
     folder = Owner("mine", "0").staging_name("checkpoint-10")
@@ -92,17 +94,17 @@ def staged_whole() -> tuple[MemoryStorage, str]:
     return storage, folder
 
 
-def test_what_is_staged_whole_is_no_leftover() -> None:
-    """The next resume takes it up, so it stays; without one of its files, it goes."""
-    storage, folder = staged_whole()
+def test_a_complete_staged_checkpoint_is_not_a_leftover() -> None:
+    """It stays for the next resume to publish; without one of its files, it is removed."""
+    storage, folder = staged_complete()
     assert leftovers(storage, "mine") == []
     storage.remove(f"{folder}/state.json")
     assert leftovers(storage, "mine") == [folder]
 
 
-def test_what_a_newer_hexloop_staged_is_no_leftover() -> None:
-    """Whether it is whole, this hexloop cannot say."""
-    storage, folder = staged_whole()
+def test_a_checkpoint_staged_by_a_newer_hexloop_is_not_a_leftover() -> None:
+    """This hexloop cannot determine whether it is complete."""
+    storage, folder = staged_complete()
     body = unseal(b"".join(storage.read(f"{folder}/manifest.json")))
     newer = body.replace(f'"schema_version": {SCHEMA_VERSION}'.encode(), b'"schema_version": 999')
     storage.damage(f"{folder}/manifest.json", seal(newer))
@@ -110,8 +112,8 @@ def test_what_a_newer_hexloop_staged_is_no_leftover() -> None:
     assert folder in {found.name for found in survey(storage)}
 
 
-def test_a_survey_tells_what_each_folder_is(storage: MemoryStorage) -> None:
-    """Good, damaged, set aside, unfinished, and another program's."""
+def test_a_survey_classifies_each_folder(storage: MemoryStorage) -> None:
+    """Folders are good, damaged, quarantined, unfinished, or another program's."""
     storage.damage("checkpoint-10/state.json", b"rot")
     storage.write("checkpoint-30/pytorch_model.bin", [b"foreign"])
     storage.write("damaged-1-checkpoint-20/damaged.txt", [ASIDE_REASON])
@@ -134,8 +136,8 @@ def test_a_survey_tells_what_each_folder_is(storage: MemoryStorage) -> None:
     assert tree(storage) == before
 
 
-def test_a_survey_tells_of_what_was_set_aside_in_place() -> None:
-    """Where nothing can be renamed, a folder whose manifest got another name says why."""
+def test_a_survey_shows_what_was_quarantined_in_place() -> None:
+    """Where folders cannot be renamed, a folder with a renamed manifest is shown with the reason."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     save_all(storage, "mine", [5])
     storage.move("checkpoint-5/manifest.json", "checkpoint-5/damaged-1-manifest.json")
@@ -147,9 +149,9 @@ def test_a_survey_tells_of_what_was_set_aside_in_place() -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_survey_tells_what_a_resume_would_take_up(quick: bool) -> None:
-    """A checkpoint that is staged whole is told from one that is not."""
-    storage, folder = staged_whole()
+def test_a_survey_shows_what_a_resume_would_publish(quick: bool) -> None:
+    """A complete staged checkpoint is distinguished from an incomplete one."""
+    storage, folder = staged_complete()
     found = {each.name: each for each in survey(storage, quick)}
     assert found[folder].status is FolderStatus.UNFINISHED
     assert found[folder].reason.startswith("it is complete but not published")
@@ -157,8 +159,8 @@ def test_a_survey_tells_what_a_resume_would_take_up(quick: bool) -> None:
     assert {each.name: each.reason for each in survey(storage, quick)}[folder].startswith("a save or a removal")
 
 
-def test_the_newest_of_each_run_is_told(storage: MemoryStorage) -> None:
-    """Each run would go on from its newest that is good; a quick look takes its word for it."""
+def test_the_newest_of_each_run_is_shown(storage: MemoryStorage) -> None:
+    """Each run would resume from its newest good checkpoint; a quick survey does not verify it."""
     storage.damage("checkpoint-15/state.json", b"rot")
     storage.write("checkpoint-40/model.bin", [b"foreign"])
     assert {run: each.name for run, each in newest_by_run(list(survey(storage))).items()} == {
@@ -171,8 +173,8 @@ def test_the_newest_of_each_run_is_told(storage: MemoryStorage) -> None:
     assert all(each.size for each in quick if each.manifest is not None)
 
 
-def test_a_survey_says_what_a_folder_lost(storage: MemoryStorage) -> None:
-    """A checkpoint without its manifest is told from another program's folder by the state that it holds."""
+def test_a_survey_shows_a_lost_manifest(storage: MemoryStorage) -> None:
+    """A checkpoint without its manifest is distinguished from another program's folder by the state in it."""
     storage.write("checkpoint-40/run_state.json", [b"{}"])
     (found,) = [each for each in survey(storage) if each.name == "checkpoint-40"]
     assert (found.status, found.size) == (FolderStatus.BAD, None)

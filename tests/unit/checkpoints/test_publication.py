@@ -1,3 +1,5 @@
+"""Publishing a checkpoint by rename or in place, and cleaning up."""
+
 from __future__ import annotations
 
 import pytest
@@ -19,51 +21,51 @@ MINE, LATER, OTHER = Owner("mine", "2"), Owner("mine", "3"), Owner("other", "1")
 
 @pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
 def storage(request: pytest.FixtureRequest) -> MemoryStorage:
-    """An empty storage of either kind."""
+    """Return an empty storage of either kind."""
     return MemoryStorage(request.param)
 
 
-def test_the_storage_says_how_to_publish() -> None:
-    """One that renames atomically gets renames, one that does not gets the manifest as the last file."""
+def test_the_storage_decides_how_to_publish() -> None:
+    """A storage with atomic renames uses them; any other gets the manifest as the last file."""
     assert isinstance(publisher_for(MemoryStorage(Publication.RENAME), MINE), RenamingPublisher)
     assert isinstance(publisher_for(MemoryStorage(Publication.MANIFEST_LAST), MINE), InPlacePublisher)
 
 
-def begin(storage: MemoryStorage, owner: Owner, name: str) -> Publisher:
-    """A save that got as far as its first file."""
+def start_save(storage: MemoryStorage, owner: Owner, name: str) -> Publisher:
+    """Return a save that has written its first file."""
     publisher = publisher_for(storage, owner)
     folder = publisher.begin(name)
     storage.write(f"{folder}/model.bin", [b"half"])
     return publisher
 
 
-def test_what_is_abandoned_is_gone(storage: MemoryStorage) -> None:
-    """Nothing of an abandoned save is left, not even of one that had its manifest."""
-    publisher = begin(storage, MINE, "checkpoint-5")
+def test_an_aborted_save_leaves_nothing(storage: MemoryStorage) -> None:
+    """Nothing of an aborted save is left, even if it had its manifest."""
+    publisher = start_save(storage, MINE, "checkpoint-5")
     publisher.abandon("checkpoint-5")
     assert tree(storage) == {}
-    begin(storage, MINE, "checkpoint-5").publish("checkpoint-5", b"manifest")
+    start_save(storage, MINE, "checkpoint-5").publish("checkpoint-5", b"manifest")
     publisher.delete("checkpoint-5")
     assert tree(storage) == {}
 
 
-def test_clean_up_removes_what_this_run_left_and_nothing_else(storage: MemoryStorage) -> None:
-    """Unfinished saves of this session and earlier ones go; those of later ones, other runs and all else stay."""
+def test_cleanup_removes_only_leftovers_of_this_run(storage: MemoryStorage) -> None:
+    """Unfinished saves of this session and earlier ones are removed; those of later ones and other runs stay."""
     save_all(storage, "mine", [1])
-    begin(storage, LATER, "checkpoint-4")
-    begin(storage, OTHER, "checkpoint-5")
+    start_save(storage, LATER, "checkpoint-4")
+    start_save(storage, OTHER, "checkpoint-5")
     for path in ("checkpoint-6/model.bin", "notes.txt", "runs/.unfinished/notes.txt", f"runs/{MINE.mark}"):
-        storage.write(path, [b"somebody else's"])
+        storage.write(path, [b"another's"])
     others = tree(storage)
-    begin(storage, Owner("mine", "1"), "checkpoint-2")
-    begin(storage, MINE, "checkpoint-3")
+    start_save(storage, Owner("mine", "1"), "checkpoint-2")
+    start_save(storage, MINE, "checkpoint-3")
     assert tree(storage) != others
     publisher_for(storage, MINE).clean_up()
     assert tree(storage) == others
 
 
-def test_a_finished_checkpoint_loses_only_its_mark() -> None:
-    """Where a process died between a manifest and the removal of the mark, cleaning up leaves the checkpoint whole."""
+def test_a_finished_checkpoint_loses_only_its_marker() -> None:
+    """If a process died between the manifest and the removal of the marker, cleanup leaves the checkpoint complete."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     save_all(storage, "mine", [1])
     whole = tree(storage)
@@ -72,8 +74,8 @@ def test_a_finished_checkpoint_loses_only_its_mark() -> None:
     assert tree(storage) == whole
 
 
-def test_a_checkpoint_of_a_later_hexloop_is_finished_too() -> None:
-    """A manifest that is whole counts as one, even if this hexloop cannot make sense of it."""
+def test_a_finished_checkpoint_of_a_newer_hexloop_is_kept() -> None:
+    """A complete manifest counts even if this hexloop cannot parse it."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     save_all(storage, "mine", [1])
     storage.damage("checkpoint-1/manifest.json", sealed(schema_version=99))
@@ -83,8 +85,8 @@ def test_a_checkpoint_of_a_later_hexloop_is_finished_too() -> None:
     assert tree(storage).keys() == whole.keys() - {f"checkpoint-1/{MINE.mark}"}
 
 
-def test_a_torn_manifest_beside_a_mark_is_unfinished() -> None:
-    """A manifest that was not written to its end makes no checkpoint, and what its writer marked is removed."""
+def test_a_torn_manifest_with_a_marker_is_unfinished() -> None:
+    """A partly written manifest is not a checkpoint, and the marked folder is removed."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     save_all(storage, "mine", [1])
     data = tree(storage)["checkpoint-1/manifest.json"]
@@ -94,8 +96,8 @@ def test_a_torn_manifest_beside_a_mark_is_unfinished() -> None:
     assert tree(storage) == {}
 
 
-def test_a_removal_can_be_begun_again() -> None:
-    """A checkpoint that still has this session's mark can be removed."""
+def test_a_removal_can_be_repeated() -> None:
+    """A checkpoint that still has this session's marker can be removed."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     save_all(storage, "mine", [1])
     storage.write(f"checkpoint-1/{MINE.mark}", [])
@@ -103,11 +105,11 @@ def test_a_removal_can_be_begun_again() -> None:
     assert tree(storage) == {}
 
 
-def test_another_runs_unfinished_save_stays_known_as_its_own() -> None:
-    """What stands in the way keeps the mark of whoever writes it, who can so clean it up under its new name."""
+def test_another_runs_unfinished_save_keeps_its_marker() -> None:
+    """A folder in the way keeps its writer's marker, so that the writer can clean it up under its new name."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
-    begin(storage, OTHER, "checkpoint-5")
-    begin(storage, MINE, "checkpoint-5")
+    start_save(storage, OTHER, "checkpoint-5")
+    start_save(storage, MINE, "checkpoint-5")
     assert names(storage, "replaced-1-checkpoint-5") == [OTHER.mark, "model.bin"]
     publisher_for(storage, MINE).clean_up()
     assert names(storage) == ["replaced-1-checkpoint-5"]
@@ -116,14 +118,14 @@ def test_another_runs_unfinished_save_stays_known_as_its_own() -> None:
 
 
 def test_a_published_checkpoint_is_durable(storage: MemoryStorage) -> None:
-    """A power cut right after a save takes nothing of it away."""
+    """A power cut right after a save does not damage the checkpoint."""
     save_all(storage, "mine", [1, 2])
     storage.crash()
     assert verify(storage, "checkpoint-2").manifest.step == 2
 
 
-def test_a_checkpoint_goes_manifest_first_in_place() -> None:
-    """Cut short after its first removal, a deletion leaves nothing that is taken for a checkpoint."""
+def test_a_checkpoint_is_removed_manifest_first_in_place() -> None:
+    """A deletion that stops after its first removal leaves nothing that looks like a checkpoint."""
     storage = MemoryStorage(Publication.MANIFEST_LAST)
     publisher = publisher_for(storage, Owner("mine", "1"))
     folder = publisher.begin("checkpoint-1")
@@ -135,8 +137,8 @@ def test_a_checkpoint_goes_manifest_first_in_place() -> None:
     assert "manifest.json" not in [entry.name for entry in storage.list("checkpoint-1")]
 
 
-def test_what_is_published_stays_whoever_fails_afterwards(storage: MemoryStorage) -> None:
-    """An interrupt that comes right after a checkpoint was published does not take it back."""
+def test_a_published_checkpoint_survives_later_errors(storage: MemoryStorage) -> None:
+    """An interrupt right after publication does not undo it."""
 
     def note(phase: str, /, **_: object) -> None:
         if phase == "published":
@@ -149,8 +151,8 @@ def test_what_is_published_stays_whoever_fails_afterwards(storage: MemoryStorage
     assert verify(storage, "checkpoint-5").manifest.step == 5
 
 
-def test_a_death_while_a_folder_is_set_aside_leaves_only_what_can_be_cleaned_up() -> None:
-    """Wherever it comes, what remains in the end are whole checkpoints."""
+def test_a_death_during_quarantine_leaves_only_what_cleanup_removes() -> None:
+    """At whichever operation the process dies, only complete checkpoints remain after cleanup."""
     operation = 0
     deaths = 0
     while True:

@@ -1,3 +1,5 @@
+"""Finding and verifying checkpoints."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,7 +16,7 @@ from tests.unit.checkpoints.small_store import save_all, tree
 
 @pytest.fixture
 def storage() -> MemoryStorage:
-    """Three checkpoints of the run "mine"."""
+    """Return a storage with three checkpoints of the run "mine"."""
     storage = MemoryStorage()
     save_all(storage, "mine", [9, 10, 100])
     return storage
@@ -26,22 +28,22 @@ def newest_name(storage: Storage, run: str | None = None) -> str | None:
 
 
 def test_the_newest_is_the_one_with_the_highest_step(storage: MemoryStorage) -> None:
-    """Steps are compared as numbers; other folders and files are not looked at."""
+    """Steps are compared as numbers; other folders and files are ignored."""
     storage.write("runs/events", [b"x"])
     storage.write("checkpoint-1000", [b"a file, not a folder"])
     assert newest_name(storage) == "checkpoint-100"
 
 
 def test_an_empty_storage_has_no_newest() -> None:
-    """Where nothing was ever saved there is nothing to resume from."""
+    """A storage without checkpoints has nothing to resume from."""
     assert newest(MemoryStorage()) is None
 
 
-def test_another_runs_checkpoints_are_not_this_ones(storage: MemoryStorage) -> None:
-    """Asked for one run's newest, those of others do not count, be they newer, and none is warned of."""
+def test_checkpoints_of_other_runs_do_not_count(storage: MemoryStorage) -> None:
+    """Newer checkpoints of other runs are neither returned nor warned of if a run is named."""
     save_all(storage, "another", [200])
     assert newest_name(storage, "mine") == "checkpoint-100"
-    assert newest_name(storage, "nobody") is None
+    assert newest_name(storage, "unknown") is None
     with pytest.raises(
         CheckpointError, match="2 runs: checkpoint-200 of the run another, checkpoint-100 of the run mine"
     ):
@@ -50,8 +52,8 @@ def test_another_runs_checkpoints_are_not_this_ones(storage: MemoryStorage) -> N
     assert last_run(MemoryStorage()) is None
 
 
-def test_a_good_checkpoint_verifies(storage: MemoryStorage) -> None:
-    """Verifying gives the manifest, whose files say what is in the folder; others there do not matter."""
+def test_a_good_checkpoint_is_verified(storage: MemoryStorage) -> None:
+    """Verification returns the manifest with the files in the folder; additional files are ignored."""
     storage.write("checkpoint-10/notes.txt", [b"mine"])
     checkpoint = verify(storage, "checkpoint-10")
     assert (checkpoint.name, checkpoint.manifest.step) == ("checkpoint-10", 10)
@@ -59,8 +61,8 @@ def test_a_good_checkpoint_verifies(storage: MemoryStorage) -> None:
     assert checkpoint.manifest == read_manifest(storage, "checkpoint-10")
 
 
-def test_every_flipped_bit_is_found(storage: MemoryStorage) -> None:
-    """No bit of any file of a checkpoint can change without its being refused, and an older one taken."""
+def test_every_flipped_bit_is_detected(storage: MemoryStorage) -> None:
+    """A changed bit in any file makes the checkpoint bad, and an older one is used."""
     for path, data in tree(storage, "checkpoint-100").items():
         for position in range(len(data)):
             changed = bytearray(data)
@@ -74,8 +76,8 @@ def test_every_flipped_bit_is_found(storage: MemoryStorage) -> None:
     assert newest_name(storage) == "checkpoint-100"
 
 
-def test_every_missing_or_shortened_file_is_found(storage: MemoryStorage) -> None:
-    """A file that is not there, or ends early, makes the checkpoint bad, and the message names it."""
+def test_every_missing_or_truncated_file_is_detected(storage: MemoryStorage) -> None:
+    """The checkpoint is bad, and the message names the file."""
     for path, data in tree(storage, "checkpoint-100").items():
         name = path.removeprefix("checkpoint-100/")
         storage.damage(path, data[:-1])
@@ -87,8 +89,8 @@ def test_every_missing_or_shortened_file_is_found(storage: MemoryStorage) -> Non
         storage.write(path, [data])
 
 
-def test_files_that_changed_places_are_found(storage: MemoryStorage) -> None:
-    """Two checkpoints' files, or two files of one, cannot stand for each other."""
+def test_swapped_files_are_detected(storage: MemoryStorage) -> None:
+    """Files cannot be swapped between two checkpoints or within one."""
     mine, other = tree(storage, "checkpoint-100"), tree(storage, "checkpoint-10")
     for path, data in mine.items():
         storage.damage(path, other[path.replace("-100/", "-10/")])
@@ -97,16 +99,16 @@ def test_files_that_changed_places_are_found(storage: MemoryStorage) -> None:
         storage.damage(path, data)
 
 
-def test_all_that_is_wrong_is_said_at_once(storage: MemoryStorage) -> None:
-    """The message names each bad file with what is wrong with it."""
+def test_all_problems_are_reported_at_once(storage: MemoryStorage) -> None:
+    """The message names each bad file with its problem."""
     storage.damage("checkpoint-10/state.json", b"")
     storage.remove("checkpoint-10/weights/all.bin")
     with pytest.raises(CheckpointError, match=r"state.json has 0 bytes.*; weights/all.bin is missing"):
         verify(storage, "checkpoint-10")
 
 
-def test_a_renamed_checkpoint_is_no_checkpoint_of_that_step(storage: MemoryStorage) -> None:
-    """A checkpoint under another step's name is refused; under a name without a step it can be asked for."""
+def test_a_renamed_checkpoint_has_no_step(storage: MemoryStorage) -> None:
+    """A checkpoint under another step's name is refused; under a name without a step it can be requested."""
     storage.move("checkpoint-10", "checkpoint-500")
     storage.move("checkpoint-9", "kept-for-later")
     with pytest.raises(CheckpointError, match="holds checkpoint-10"):
@@ -116,8 +118,8 @@ def test_a_renamed_checkpoint_is_no_checkpoint_of_that_step(storage: MemoryStora
     assert open_checkpoint(storage, "kept-for-later").manifest.step == 9
 
 
-def test_a_bad_checkpoint_by_name_names_the_good_ones(storage: MemoryStorage) -> None:
-    """Who asks for one that is damaged, or is not there, is told which ones could be taken."""
+def test_a_bad_checkpoint_by_name_lists_the_good_ones(storage: MemoryStorage) -> None:
+    """The error for a damaged or missing checkpoint lists those that can be used."""
     storage.damage("checkpoint-100/weights/all.bin", b"")
     for name in ("checkpoint-100", "checkpoint-11"):
         with pytest.raises(CheckpointError, match=rf"{name} in memory .*good checkpoints: checkpoint-10, checkpoint-9"):
@@ -126,8 +128,8 @@ def test_a_bad_checkpoint_by_name_names_the_good_ones(storage: MemoryStorage) ->
         open_checkpoint(MemoryStorage(), "checkpoint-1")
 
 
-def test_digests_of_another_kind_are_told_apart_from_damage(storage: MemoryStorage) -> None:
-    """A file whose digest is of a kind that the storage does not compute is not said to be damaged."""
+def test_an_unsupported_digest_is_not_damage(storage: MemoryStorage) -> None:
+    """A file with a digest that the storage cannot compute is not reported as damaged."""
     manifest = read_manifest(storage, "checkpoint-10")
     files = {path: Stored(stored.size, "md5:0") for path, stored in manifest.files.items()}
     storage.damage("checkpoint-10/manifest.json", evolve(manifest, files=files).to_json())
@@ -138,29 +140,29 @@ def test_digests_of_another_kind_are_told_apart_from_damage(storage: MemoryStora
         verify(storage, "checkpoint-10")
 
 
-def test_what_cannot_be_read_is_passed_over(storage: MemoryStorage) -> None:
-    """A checkpoint one of whose files cannot be read is passed over."""
+def test_an_unreadable_checkpoint_is_skipped(storage: MemoryStorage) -> None:
+    """A checkpoint with a file that cannot be read is skipped."""
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest")])
     with pytest.warns(UserWarning, match="cannot be read"):
         assert newest_name(faulty) == "checkpoint-10"
 
 
 @pytest.mark.parametrize(("operation", "at"), [("list", 1), ("list", 2), ("read", 1)])
-def test_a_storage_that_does_not_answer_is_an_error(storage: MemoryStorage, operation: str, at: int) -> None:
-    """Where the storage fails before a manifest is read, no older checkpoint is taken instead."""
+def test_an_unavailable_storage_is_an_error(storage: MemoryStorage, operation: str, at: int) -> None:
+    """If the storage fails before a manifest is read, no older checkpoint is used instead."""
     with pytest.raises(StorageError):
         newest(FaultyStorage(storage, [Fault(at, Effect.FAIL, operation)]))
 
 
-def test_one_that_cannot_be_read_is_not_among_the_good_ones(storage: MemoryStorage) -> None:
-    """The list of good checkpoints leaves out those that the storage does not give."""
+def test_an_unreadable_checkpoint_is_not_listed_as_good(storage: MemoryStorage) -> None:
+    """The list of good checkpoints leaves out those that the storage fails to read."""
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read")])
     with pytest.raises(CheckpointError, match="good checkpoints: checkpoint-10, checkpoint-9"):
         open_checkpoint(faulty, "checkpoint-11")
 
 
-def test_a_folder_of_checkpoints_is_no_checkpoint() -> None:
-    """Whoever names the run's folder for one of its checkpoints is told so, with the last of them."""
+def test_a_folder_of_checkpoints_is_not_a_checkpoint() -> None:
+    """The error for the run's folder in place of a checkpoint names the last checkpoint in it."""
     storage = MemoryStorage()
     save_all(storage, "mine", [5, 20])
     above = MemoryStorage()

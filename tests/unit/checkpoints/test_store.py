@@ -1,3 +1,5 @@
+"""The checkpoint store of one process: save, resume, rotate, fail."""
+
 from __future__ import annotations
 
 import warnings
@@ -31,7 +33,7 @@ from tests.unit.checkpoints.small_store import (
 
 @pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
 def storage(request: pytest.FixtureRequest) -> MemoryStorage:
-    """An empty storage of either kind."""
+    """Return an empty storage of either kind."""
     return MemoryStorage(request.param)
 
 
@@ -40,8 +42,8 @@ def weights_of(store: CheckpointStore) -> bytes:
     return store.contents.weights
 
 
-def test_a_save_is_published_before_it_is_told(storage: MemoryStorage) -> None:
-    """When the first event of a save comes, the checkpoint is there, whole and by its name."""
+def test_a_save_is_published_before_it_is_reported(storage: MemoryStorage) -> None:
+    """At the first event of a save, the checkpoint is complete under its name."""
     store: Checkpoints = make_store(storage)
     events = store.save(RunState(run="mine", step=5))
     assert next(events) == Saved(5, "checkpoint-5")
@@ -53,19 +55,17 @@ def test_a_save_is_published_before_it_is_told(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_what_a_run_of_another_name_left_unfinished_goes_only_where_nobody_else_saves(
-    storage: MemoryStorage, alone: bool
-) -> None:
-    """A run that dies before its first checkpoint leaves no name by which it could go on."""
-    publisher = publisher_for(storage, Owner("nobody's", next_session()))
+def test_leftovers_of_other_runs_are_removed_only_if_the_run_is_alone(storage: MemoryStorage, alone: bool) -> None:
+    """A run that dies before its first checkpoint leaves no name by which it could be resumed."""
+    publisher = publisher_for(storage, Owner("another", next_session()))
     storage.write(f"{publisher.begin('checkpoint-3')}/weights", [b"half"])
     list(make_store(storage, exclusive=alone).save(RunState(run="mine", step=5)))
     assert (names(storage) == ["checkpoint-5"]) == alone
     assert len(names(storage)) == 2 - alone
 
 
-def test_a_checkpoint_says_where_it_comes_from(storage: MemoryStorage) -> None:
-    """The manifest names run, step, parent, processes and environment, and the saved state its parent and its best."""
+def test_a_checkpoint_records_its_origin(storage: MemoryStorage) -> None:
+    """The manifest has run, step, parent, processes and environment, and the saved state its parent and its best."""
     contents = SmallContents(b"weights")
     store = CheckpointStore(storage, contents, environment={"python": "3.11"}, session="s")
     state = RunState(run="mine", step=5)
@@ -82,8 +82,8 @@ def test_a_checkpoint_says_where_it_comes_from(storage: MemoryStorage) -> None:
     assert (state.parent_checkpoint, state.best_checkpoint) == ("checkpoint-5", "checkpoint-10")
 
 
-def test_a_resumed_run_stands_where_the_newest_checkpoint_says(storage: MemoryStorage) -> None:
-    """State and weights come from the newest good checkpoint, and what is saved then goes on from it."""
+def test_a_run_resumes_from_the_newest_checkpoint(storage: MemoryStorage) -> None:
+    """State and weights are those of the newest good checkpoint, which is the parent of the next save."""
     save_all(storage, "mine", [5, 10])
     store = make_store(storage)
     state = store.resume()
@@ -94,15 +94,15 @@ def test_a_resumed_run_stands_where_the_newest_checkpoint_says(storage: MemorySt
     assert list(read_manifest(storage, "checkpoint-15").ancestors.values()) == [10]
 
 
-def test_there_may_be_nothing_to_resume_from(storage: MemoryStorage) -> None:
-    """In an empty storage there is no state to go on from, unless a name is asked for."""
+def test_an_empty_storage_has_nothing_to_resume(storage: MemoryStorage) -> None:
+    """There is no state to resume from, and an error if a checkpoint is named."""
     assert make_store(storage).resume() is None
     with pytest.raises(CheckpointError, match="checkpoint-5 in memory"):
         make_store(storage).resume("checkpoint-5")
 
 
-def test_a_damaged_checkpoint_is_passed_over(storage: MemoryStorage) -> None:
-    """A run goes on from the newest good checkpoint, and a warning says which was not good and why."""
+def test_a_damaged_checkpoint_is_skipped(storage: MemoryStorage) -> None:
+    """A run resumes from the newest good checkpoint, and a warning names the damaged one with the reason."""
     save_all(storage, "mine", [5, 10])
     storage.damage("checkpoint-10/state.json", b"{}")
     with pytest.warns(UserWarning, match=r"is skipped: checkpoint-10 in memory is damaged: state.json has 2 bytes"):
@@ -113,8 +113,8 @@ def test_a_damaged_checkpoint_is_passed_over(storage: MemoryStorage) -> None:
         make_store(storage).resume("checkpoint-10")
 
 
-def test_other_surroundings_are_told(storage: MemoryStorage) -> None:
-    """Facts that differ from those the checkpoint was written with are named in a warning; the run goes on."""
+def test_a_different_environment_is_reported(storage: MemoryStorage) -> None:
+    """A warning names the facts that differ from those at the save; the run continues."""
     first = CheckpointStore(storage, SmallContents(), environment={"python": "3.11", "torch": "2.9"})
     list(first.save(RunState(run="mine", step=5)))
     then = CheckpointStore(storage, SmallContents(), environment={"python": "3.12", "threads": "1"})
@@ -123,8 +123,8 @@ def test_other_surroundings_are_told(storage: MemoryStorage) -> None:
         assert then.resume() is not None
 
 
-def test_a_checkpoint_without_surroundings_is_not_warned_of(storage: MemoryStorage) -> None:
-    """One that says nothing of where it was written gives nothing to compare."""
+def test_a_checkpoint_without_an_environment_does_not_warn(storage: MemoryStorage) -> None:
+    """Without a recorded environment there is nothing to compare."""
     list(CheckpointStore(storage, SmallContents()).save(RunState(run="mine", step=5)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -132,7 +132,7 @@ def test_a_checkpoint_without_surroundings_is_not_warned_of(storage: MemoryStora
 
 
 def test_a_second_save_at_a_step_changes_nothing(storage: MemoryStorage) -> None:
-    """A step that has its checkpoint is not saved again, in the same session or the next; it is told as published."""
+    """A step with a checkpoint is not saved again, in the same session or the next, but reported as published."""
     store = save_all(storage, "mine", [5])
     before = tree(storage)
     state = RunState(run="mine", best_step=5)
@@ -144,8 +144,8 @@ def test_a_second_save_at_a_step_changes_nothing(storage: MemoryStorage) -> None
     assert tree(storage) == before
 
 
-def test_a_checkpoint_that_somebody_removed_is_saved_again(storage: MemoryStorage) -> None:
-    """What counts is what the storage holds."""
+def test_a_removed_checkpoint_is_saved_again(storage: MemoryStorage) -> None:
+    """The contents of the storage decide whether a step has a checkpoint."""
     store = save_all(storage, "mine", [5])
     storage.remove("checkpoint-5")
     assert save_at(store, RunState(run="mine"), 5)[0] == Saved(5, "checkpoint-5")
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_somebody_removed_is_saved_again(storage: MemoryStorag
 
 @pytest.mark.parametrize("run", ["mine", "another"])
 def test_a_folder_in_the_way_is_kept_under_another_name(storage: MemoryStorage, run: str) -> None:
-    """A checkpoint of another run, or of a past of this one that was given up, is renamed, with all that is in it."""
+    """A checkpoint of another run, or of an abandoned branch of this one, is renamed with all its files."""
     save_all(storage, run, [5, 10])
     storage.write("checkpoint-10/notes/mine.txt", [b"mine"])
     before = tree(storage, "checkpoint-10")
@@ -167,7 +167,7 @@ def test_a_folder_in_the_way_is_kept_under_another_name(storage: MemoryStorage, 
     assert verify(storage, "checkpoint-10").manifest.run == "mine"
 
 
-def test_a_folder_without_a_manifest_in_the_way_is_kept_too(storage: MemoryStorage) -> None:
+def test_a_folder_without_a_manifest_in_the_way_is_kept(storage: MemoryStorage) -> None:
     """A checkpoint that another program wrote, or that is damaged, is renamed like any other."""
     storage.write("checkpoint-5/model.bin", [b"foreign"])
     for run in ("first", "second"):
@@ -178,8 +178,8 @@ def test_a_folder_without_a_manifest_in_the_way_is_kept_too(storage: MemoryStora
     assert verify(storage, "checkpoint-5").manifest.run == "second"
 
 
-def test_only_the_limit_is_kept(storage: MemoryStorage) -> None:
-    """Once a checkpoint is published, the oldest beyond the limit go, the best excepted."""
+def test_the_limit_is_enforced(storage: MemoryStorage) -> None:
+    """Once a checkpoint is published, the oldest beyond the limit are removed, except the best."""
     store = make_store(storage, limit=2)
     state = RunState(run="mine")
     for step in (8, 9, 10, 11):
@@ -189,8 +189,8 @@ def test_only_the_limit_is_kept(storage: MemoryStorage) -> None:
     assert state.best_checkpoint == "checkpoint-9"
 
 
-def test_rotation_goes_on_after_a_resume(storage: MemoryStorage) -> None:
-    """A resumed run counts the checkpoints that led to it, and removes those that the limit no longer allows."""
+def test_rotation_continues_after_a_resume(storage: MemoryStorage) -> None:
+    """A resumed run counts its ancestors' checkpoints, and removes those beyond the limit."""
     save_all(storage, "mine", [1, 2, 3])
     store = make_store(storage, limit=2)
     assert store.resume() is not None
@@ -198,8 +198,8 @@ def test_rotation_goes_on_after_a_resume(storage: MemoryStorage) -> None:
     assert names(storage) == checkpoint_names(3, 4)
 
 
-def test_rotation_leaves_what_is_not_of_this_lineage(storage: MemoryStorage) -> None:
-    """Other runs' checkpoints, those of a past that was given up, and damaged ones are neither counted nor removed."""
+def test_rotation_is_limited_to_the_lineage(storage: MemoryStorage) -> None:
+    """Other runs' checkpoints, abandoned branches and damaged checkpoints are neither counted nor removed."""
     save_all(storage, "another", [1])
     save_all(storage, "mine", [2, 3, 4, 5, 6])
     storage.damage("checkpoint-3/manifest.json", b"")
@@ -209,8 +209,8 @@ def test_rotation_leaves_what_is_not_of_this_lineage(storage: MemoryStorage) -> 
     assert names(storage) == checkpoint_names(1, 3, 5, 6, 7)
 
 
-def test_rotation_looks_again_before_it_removes(storage: MemoryStorage) -> None:
-    """What another run has put under the name of one of this run's checkpoints is not removed in its stead."""
+def test_rotation_checks_again_before_it_removes(storage: MemoryStorage) -> None:
+    """A checkpoint that another run has put under the name of one of this run's is not removed."""
     store = save_all(storage, "mine", [1], limit=1)
     save_all(storage, "another", [1])
     save_at(store, RunState(run="mine"), 2)
@@ -219,8 +219,8 @@ def test_rotation_looks_again_before_it_removes(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize("back_to", [None, "checkpoint-2"])
-def test_a_clock_that_is_behind_takes_nothing_back(storage: MemoryStorage, back_to: str | None) -> None:
-    """A run that goes on where the clock says an earlier time is found where it was left last, with all of it."""
+def test_a_clock_that_is_behind_does_no_harm(storage: MemoryStorage, back_to: str | None) -> None:
+    """A run that resumes with an earlier clock is found with all its checkpoints."""
     early, late = next_session(), next_session()
     ahead = make_store(storage, session=late)
     for step in (2, 4):
@@ -237,8 +237,8 @@ def test_a_clock_that_is_behind_takes_nothing_back(storage: MemoryStorage, back_
     assert verify(storage, f"checkpoint-{state.step}").manifest.session == found.manifest.session
 
 
-def test_nothing_is_rotated_out_for_one_that_cannot_be_read_back(storage: MemoryStorage) -> None:
-    """Where the disk lost the manifest that it acknowledged, the older checkpoints stay."""
+def test_nothing_is_rotated_out_for_an_unreadable_checkpoint(storage: MemoryStorage) -> None:
+    """If the disk lost a manifest that it acknowledged, the older checkpoints stay."""
     counting = FaultyStorage(storage)
     store = make_store(counting, limit=1)
     state = RunState(run="mine")
@@ -251,8 +251,8 @@ def test_nothing_is_rotated_out_for_one_that_cannot_be_read_back(storage: Memory
         assert newest(storage) == verify(storage, "checkpoint-1")
 
 
-def test_a_failure_to_rotate_is_no_failure_to_save(storage: MemoryStorage) -> None:
-    """Where an old checkpoint cannot be removed the save counts, a warning says so, and the next save tries again."""
+def test_a_failed_rotation_does_not_fail_the_save(storage: MemoryStorage) -> None:
+    """If an old checkpoint cannot be removed, the save succeeds with a warning, and the next save tries again."""
     store = make_store(storage, limit=1)
     state = RunState(run="mine")
     save_at(store, state, 1)
@@ -266,8 +266,8 @@ def test_a_failure_to_rotate_is_no_failure_to_save(storage: MemoryStorage) -> No
     assert names(storage, "checkpoint-3") == ["manifest.json", "state.json", "weights"]
 
 
-def test_what_a_failed_rotation_left_is_cleaned_up(storage: MemoryStorage) -> None:
-    """At whichever removal a rotation fails, the next save of the same session leaves nothing of it."""
+def test_leftovers_of_a_failed_rotation_are_removed(storage: MemoryStorage) -> None:
+    """Whichever removal of a rotation fails, the next save of the same session removes what it left."""
     for failing in range(1, 6):
         store = make_store(storage, limit=1)
         state = RunState(run=f"run {failing}")
@@ -283,8 +283,8 @@ def test_what_a_failed_rotation_left_is_cleaned_up(storage: MemoryStorage) -> No
         storage.remove("checkpoint-3")
 
 
-def test_only_a_step_that_has_its_checkpoint_is_the_best(storage: MemoryStorage) -> None:
-    """Without a best evaluation there is no best checkpoint; one whose step was never saved leaves the one before."""
+def test_only_a_saved_step_can_be_the_best(storage: MemoryStorage) -> None:
+    """Without a best evaluation there is no best checkpoint; if its step was never saved, the former best is kept."""
     store = make_store(storage)
     state = RunState(run="mine")
     best = []
@@ -295,8 +295,10 @@ def test_only_a_step_that_has_its_checkpoint_is_the_best(storage: MemoryStorage)
     assert best == [None, "checkpoint-2", "checkpoint-2", "checkpoint-2", "checkpoint-6"]
 
 
-def test_a_failed_save_is_told_and_the_run_goes_on(storage: MemoryStorage) -> None:
-    """A failure is an event and a warning; all that was saved is intact, the state as before, nothing left over."""
+def test_a_failed_save_is_reported_and_the_run_continues(storage: MemoryStorage) -> None:
+    """A failure is an event and a warning; saved checkpoints and the state are unchanged, and no files are left
+    over.
+    """
     store = make_store(storage)
     state = RunState(run="mine", best_step=1)
     save_at(store, state, 1)
@@ -313,7 +315,7 @@ def test_a_failed_save_is_told_and_the_run_goes_on(storage: MemoryStorage) -> No
 
 
 def test_three_failures_in_a_row_end_the_run(storage: MemoryStorage) -> None:
-    """Each failure is told, the third is raised after that; a save that succeeds starts the count again."""
+    """Each failure is reported, and the third is raised; a successful save resets the count."""
     store = make_store(storage)
     state = RunState(run="mine")
 
@@ -336,8 +338,8 @@ def test_three_failures_in_a_row_end_the_run(storage: MemoryStorage) -> None:
     assert names(storage) == ["checkpoint-3"]
 
 
-def test_an_error_in_the_contents_leaves_nothing_behind(storage: MemoryStorage) -> None:
-    """Where what is to be saved raises, that error comes out, and no trace of the save is left."""
+def test_an_error_in_the_contents_leaves_no_files(storage: MemoryStorage) -> None:
+    """An error raised by the contents is propagated, and no trace of the save is left."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -349,7 +351,7 @@ def test_an_error_in_the_contents_leaves_nothing_behind(storage: MemoryStorage) 
 
 
 def test_the_run_ends_with_its_best_weights(storage: MemoryStorage) -> None:
-    """Where that was wished, the weights of the best checkpoint come back at the end, and only then."""
+    """If requested, the weights of the best checkpoint are loaded at the end, and only then."""
     store = make_store(storage)
     state = RunState(run="mine")
     for step in (1, 2, 3):
@@ -363,7 +365,7 @@ def test_the_run_ends_with_its_best_weights(storage: MemoryStorage) -> None:
 
 
 def test_an_evaluation_after_the_save_finds_its_checkpoint(storage: MemoryStorage) -> None:
-    """The best evaluation may come after its step was saved: the next save notes that checkpoint as the best."""
+    """If the best evaluation follows the save of its step, the next save records that checkpoint as the best."""
     store = make_store(storage, limit=1)
     state = RunState(run="mine")
     save_at(store, state, 1)
@@ -373,8 +375,8 @@ def test_an_evaluation_after_the_save_finds_its_checkpoint(storage: MemoryStorag
     assert names(storage) == checkpoint_names(1, 2)
 
 
-def test_best_weights_that_were_never_saved_are_told(storage: MemoryStorage) -> None:
-    """Without a checkpoint of the best evaluation a warning says with which weights the run ends."""
+def test_best_weights_that_were_never_saved_are_reported(storage: MemoryStorage) -> None:
+    """Without a checkpoint of the best evaluation, a warning names the weights that the run ends with."""
     store = make_store(storage)
     store.load_best_at_end = True
     state = RunState(run="mine")
@@ -389,8 +391,8 @@ def test_best_weights_that_were_never_saved_are_told(storage: MemoryStorage) -> 
     assert weights_of(store) == weights_at("mine", 1)
 
 
-def test_damaged_best_weights_are_set_aside(storage: MemoryStorage) -> None:
-    """A run that is to end with the best weights never ends with damaged ones, or with others in silence."""
+def test_damaged_best_weights_are_quarantined(storage: MemoryStorage) -> None:
+    """A run that is to end with the best weights never ends with damaged ones, or silently with others."""
     store = make_store(storage)
     store.load_best_at_end = True
     state = RunState(run="mine", best_step=1)
@@ -405,8 +407,8 @@ def test_damaged_best_weights_are_set_aside(storage: MemoryStorage) -> None:
         store.load_best(state)
 
 
-def test_best_weights_that_cannot_be_read_now_are_an_error(storage: MemoryStorage) -> None:
-    """The run is not over with the wrong weights: it can go on to its end once they can be read."""
+def test_unreadable_best_weights_are_an_error(storage: MemoryStorage) -> None:
+    """The run does not end with the wrong weights: it can be resumed to its end once the best can be read."""
     store, state = make_store(storage), RunState(run="mine", best_step=1)
     store.load_best_at_end = True
     save_at(store, state, 1)
@@ -419,8 +421,8 @@ def test_best_weights_that_cannot_be_read_now_are_an_error(storage: MemoryStorag
     assert names(storage) == checkpoint_names(1, 2)
 
 
-def test_best_weights_whose_save_failed_are_kept_where_they_are_the_last(storage: MemoryStorage) -> None:
-    """Those of an earlier checkpoint, which are not as good, do not take their place."""
+def test_best_weights_whose_save_failed_are_kept_if_they_are_the_last(storage: MemoryStorage) -> None:
+    """Worse weights of an earlier checkpoint do not replace them."""
     store = make_store(storage)
     store.load_best_at_end = True
     state = RunState(run="mine", best_step=1)
@@ -434,23 +436,23 @@ def test_best_weights_whose_save_failed_are_kept_where_they_are_the_last(storage
     assert weights_of(store) == weights_at("mine", 2)
 
 
-def test_a_checkpoint_that_does_not_fit_changes_nothing(storage: MemoryStorage) -> None:
-    """Where the contents refuse a good checkpoint, that is the error, and the store stands as before."""
+def test_an_incompatible_checkpoint_changes_nothing(storage: MemoryStorage) -> None:
+    """If the contents refuse a good checkpoint, their error is raised, and the store is unchanged."""
     storage.write("elsewhere/other.bin", [b"x"])
     save_all(storage, "mine", [1])
 
-    class Refusing(SmallContents):
+    class RefusingRestore(SmallContents):
         def restore(self, *_: object) -> RunState:
             raise CheckpointError("It is of another model.")
 
-    store = CheckpointStore(storage, Refusing())
+    store = CheckpointStore(storage, RefusingRestore())
     with pytest.raises(CheckpointError, match="another model"):
         store.resume()
     assert store.latest is None
 
 
-def test_what_is_protected_stays(storage: MemoryStorage) -> None:
-    """A checkpoint that the policy names is never removed."""
+def test_a_protected_checkpoint_stays(storage: MemoryStorage) -> None:
+    """A checkpoint that the policy protects is never removed."""
     store = make_store(storage)
     store.policy = CheckpointPolicy(1, protected=frozenset({"checkpoint-1"}))
     state = RunState(run="mine")
@@ -460,8 +462,8 @@ def test_what_is_protected_stays(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_whoever_puts_a_file_into_a_checkpoint_keeps_it(storage: MemoryStorage, in_background: bool) -> None:
-    """Also while the run goes on, by a process that knows nothing of it; without the file it goes with a later save."""
+def test_a_protection_file_keeps_a_checkpoint(storage: MemoryStorage, in_background: bool) -> None:
+    """Any process can add the file during the run; once it is removed, a later save removes the checkpoint."""
     store = make_store(storage, 2, in_background=in_background)
     state = RunState(run="mine")
     for step in (1, 2, 3, 4):
@@ -478,8 +480,8 @@ def test_whoever_puts_a_file_into_a_checkpoint_keeps_it(storage: MemoryStorage, 
     assert names(storage) == checkpoint_names(4, 5)
 
 
-class Acknowledging(MemoryStorage):
-    """Moves, and says once that it could not."""
+class FailingAfterTheMove(MemoryStorage):
+    """Moves once and then reports a failure."""
 
     failed = False
 
@@ -490,9 +492,9 @@ class Acknowledging(MemoryStorage):
             raise StorageError("The answer was lost; try again.")
 
 
-def test_a_checkpoint_that_was_published_unheard_is_not_written_again() -> None:
-    """Where the storage did what it reported as failed, the next save at that step finds it done."""
-    storage = Acknowledging()
+def test_a_published_checkpoint_with_a_reported_failure_is_not_written_again() -> None:
+    """If the storage completed what it reported as failed, the next save at that step finds the checkpoint."""
+    storage = FailingAfterTheMove()
     store = make_store(storage)
     state = RunState(run="mine")
     with pytest.warns(UserWarning, match="checkpoint-1 was not saved"):
@@ -502,8 +504,8 @@ def test_a_checkpoint_that_was_published_unheard_is_not_written_again() -> None:
     assert tree(storage) == before
 
 
-def test_a_storage_that_cannot_be_looked_at_is_told(storage: MemoryStorage) -> None:
-    """Where nobody can say whether a step has its checkpoint still, the save fails, and the run goes on."""
+def test_an_unavailable_storage_fails_the_save(storage: MemoryStorage) -> None:
+    """If the existing checkpoints cannot be listed, the save fails, and the run continues."""
     store = save_all(storage, "mine", [5])
     store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, "list")])
     with pytest.warns(UserWarning, match="checkpoint-5 was not saved"):
@@ -512,8 +514,8 @@ def test_a_storage_that_cannot_be_looked_at_is_told(storage: MemoryStorage) -> N
     assert names(storage) == ["checkpoint-5"]
 
 
-def test_a_folder_that_can_never_be_removed_ends_no_run(storage: MemoryStorage) -> None:
-    """What somebody else keeps open, or owns, is complained of at each save, and every save counts."""
+def test_a_folder_that_cannot_be_removed_does_not_end_the_run(storage: MemoryStorage) -> None:
+    """A folder that is open or owned elsewhere causes a warning at each save, and every save succeeds."""
     store = make_store(storage, limit=1)
     state = RunState(run="mine")
     save_at(store, state, 1)
@@ -527,7 +529,7 @@ def test_a_folder_that_can_never_be_removed_ends_no_run(storage: MemoryStorage) 
 
 
 def died_in_its_last_save(publication: Publication, number: int) -> MemoryStorage | None:
-    """What a run that keeps two left after the operation `number` of its third save; None where the save ended."""
+    """Return what a run with a limit of two left when its third save died, or None if the save completed."""
     storage = MemoryStorage(publication)
     store, state = make_store(storage, 2), RunState(run="mine")
     for step in (1, 2):
@@ -542,8 +544,8 @@ def died_in_its_last_save(publication: Publication, number: int) -> MemoryStorag
 
 @pytest.mark.filterwarnings("ignore:A checkpoint is skipped")
 @pytest.mark.parametrize("publication", Publication)
-def test_a_resumed_run_that_has_nothing_to_save_does_the_rest_of_the_last_save(publication: Publication) -> None:
-    """Wherever in its last save a run died, the next leaves nothing unfinished, and no more than is to be kept."""
+def test_a_resumed_run_completes_the_last_save(publication: Publication) -> None:
+    """Wherever in its last save a run died, the resumed run leaves nothing unfinished, and no more than the limit."""
     resumed_at: list[int] = []
     while (storage := died_in_its_last_save(publication, len(resumed_at) + 1)) is not None:
         store = make_store(storage, 2)
@@ -556,20 +558,20 @@ def test_a_resumed_run_that_has_nothing_to_save_does_the_rest_of_the_last_save(p
 
 
 @pytest.mark.parametrize(
-    ("number", "failing", "said"),
+    ("number", "failing", "named"),
     [
         (3, "remove", "The unfinished files of an earlier save"),
         (4, "remove", "Checkpoints beyond save_total_limit"),
         (3, "list", "The unfinished files of a save that was cut short"),
     ],
 )
-def test_a_resumed_run_ends_well_where_what_is_left_cannot_be_removed(number: int, failing: str, said: str) -> None:
-    """It says so, once."""
+def test_a_resumed_run_ends_if_leftovers_cannot_be_removed(number: int, failing: str, named: str) -> None:
+    """It warns once."""
     storage = died_in_its_last_save(Publication.RENAME, number)
     assert storage is not None
     store = make_store(storage, 2)
     assert store.resume() is not None
     store.storage = FaultyStorage(storage, [Fault(1, Effect.FAIL, failing, times=9)])
-    with pytest.warns(UserWarning, match=f"{said} could not be removed: "):
+    with pytest.warns(UserWarning, match=f"{named} could not be removed: "):
         assert list(store.finish()) == []
     assert list(store.finish()) == []

@@ -14,7 +14,7 @@ TEN = [b"01234", b"56789"]
 
 
 def tree(storage: Storage, folder: str = "") -> dict[str, bytes]:
-    """Every file with its bytes."""
+    """Return every file with its bytes."""
     files: dict[str, bytes] = {}
     for entry in storage.list(folder):
         path = f"{folder}/{entry.name}".lstrip("/")
@@ -23,7 +23,7 @@ def tree(storage: Storage, folder: str = "") -> dict[str, bytes]:
 
 
 def folder_of_four(publication: Publication = Publication.RENAME) -> MemoryStorage:
-    """A folder with four files, one of them deeper."""
+    """Return a folder with four files, one of them in a subfolder."""
     storage = MemoryStorage(publication)
     for name in ("a", "b", "c/d", "e"):
         storage.write(f"folder/{name}", [b"."])
@@ -31,8 +31,8 @@ def folder_of_four(publication: Publication = Publication.RENAME) -> MemoryStora
 
 
 @pytest.mark.parametrize(("effect", "error"), [(Effect.FAIL, StorageError), (Effect.FULL, StorageFullError)])
-def test_the_planned_operation_fails_and_does_nothing(effect: Effect, error: type[StorageError]) -> None:
-    """Only the operation of that number raises, and the storage is as if it had not been called."""
+def test_the_planned_operation_fails_without_effect(effect: Effect, error: type[StorageError]) -> None:
+    """Only the operation of that number raises, and the storage is unchanged."""
     storage = FaultyStorage(MemoryStorage(), [Fault(2, effect)])
     storage.write("a", TEN)
 
@@ -44,7 +44,7 @@ def test_the_planned_operation_fails_and_does_nothing(effect: Effect, error: typ
 
 
 def test_operations_can_be_counted_by_name() -> None:
-    """A fault of the second write counts no other operation; it may strike several times in a row."""
+    """A fault of the second write does not count other operations; it may occur several times in a row."""
     storage = FaultyStorage(MemoryStorage(), [Fault(2, Effect.FAIL, operation="write", times=2)])
     storage.list("")
     storage.write("a", TEN)
@@ -69,7 +69,7 @@ def test_operations_can_be_counted_by_name() -> None:
     ],
 )
 def test_every_operation_can_fail_and_die(operation: Callable[[Storage], object]) -> None:
-    """Whatever the operation, a plan can fail it, or let the process die before any of it is done."""
+    """A plan can fail any operation, or let the process die before the operation has any effect."""
     inner = folder_of_four()
     before = tree(inner)
 
@@ -82,7 +82,7 @@ def test_every_operation_can_fail_and_die(operation: Callable[[Storage], object]
 
 
 def test_a_dead_process_does_nothing_more() -> None:
-    """After its death every operation raises Died, which no handler of errors stops, and does nothing."""
+    """After its death every operation raises Died, which `except Exception` does not catch, and has no effect."""
     storage = FaultyStorage(MemoryStorage(), [Fault(1, Effect.DIE, done=1)])
     with pytest.raises(Died):
         storage.write("a", TEN)
@@ -102,7 +102,7 @@ def test_a_dead_process_does_nothing_more() -> None:
 
 @pytest.mark.parametrize(("done", "left"), [(0.0, b""), (0.5, b"01234"), (0.99, b"012345678"), (1.0, b"0123456789")])
 def test_a_torn_write_keeps_its_first_bytes(done: float, left: bytes) -> None:
-    """The caller is told of all bytes, or dies; the file holds so much of them."""
+    """The caller gets success, or dies; the file holds the given number of bytes."""
     expected = MemoryStorage().write("a", TEN)
     torn = FaultyStorage(MemoryStorage(), [Fault(1, Effect.TEAR, done=done)])
     dead = FaultyStorage(MemoryStorage(), [Fault(1, Effect.DIE, done=done)])
@@ -117,7 +117,7 @@ def test_a_torn_write_keeps_its_first_bytes(done: float, left: bytes) -> None:
 
 @pytest.mark.parametrize(("done", "left"), [(0.0, "abc/de"), (0.5, "c/de"), (1.0, "")])
 def test_a_torn_removal_leaves_the_last_files(done: float, left: str) -> None:
-    """The first files of a folder are gone, the others are there."""
+    """The first files of a folder are removed, the others remain."""
     storage = FaultyStorage(folder_of_four(), [Fault(1, Effect.DIE, done=done)])
 
     with pytest.raises(Died):
@@ -136,10 +136,10 @@ def test_a_torn_removal_leaves_the_last_files(done: float, left: str) -> None:
     ],
 )
 @pytest.mark.parametrize("effect", [Effect.TEAR, Effect.DIE])
-def test_a_torn_move_is_a_matter_of_the_storage(
+def test_a_torn_move_depends_on_the_storage(
     publication: Publication, done: float, moved: list[str], effect: Effect
 ) -> None:
-    """Where moves are atomic, all files have the new name or none; elsewhere the first of them."""
+    """With atomic moves, all files have the new name or none; otherwise the first of them do."""
     storage = FaultyStorage(folder_of_four(publication), [Fault(1, effect, done=done)])
     assert storage.capabilities.publication is publication
 
@@ -153,7 +153,7 @@ def test_a_torn_move_is_a_matter_of_the_storage(
 
 
 def test_reading_cannot_be_torn() -> None:
-    """A plan that tears an operation that only reads leaves it as it is."""
+    """A plan that tears a read-only operation leaves it unchanged."""
     storage = FaultyStorage(folder_of_four(), [Fault(1, Effect.TEAR, done=0, times=3)])
 
     assert len(storage.list("folder")) == 4
@@ -162,8 +162,8 @@ def test_reading_cannot_be_torn() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"at": 0}, {"done": 1.5}, {"times": 0}, {"operation": "writes"}])
-def test_a_plan_that_could_never_strike_is_refused(wrong: dict[str, object]) -> None:
-    """Numbers out of range and operations that no storage has raise ValueError."""
+def test_an_impossible_plan_is_refused(wrong: dict[str, object]) -> None:
+    """Numbers out of range and operations that a storage does not have raise ValueError."""
     with pytest.raises(ValueError, match="must be"):
         Fault(**{"at": 1, "effect": Effect.FAIL, **wrong})  # type: ignore[arg-type]
 
@@ -176,8 +176,8 @@ def test_a_plan_that_could_never_strike_is_refused(wrong: dict[str, object]) -> 
         ("remove", lambda storage: storage.remove("a")),
     ],
 )
-def test_what_is_lost_is_there_until_a_power_cut(operation: str, act: Callable[[Storage], object]) -> None:
-    """A write, a move and a removal that are lost are seen by everybody, and undone by the next crash."""
+def test_lost_operations_are_visible_until_a_power_cut(operation: str, act: Callable[[Storage], object]) -> None:
+    """Lost writes, moves and removals are visible to all readers, and undone by the next crash."""
     inner = MemoryStorage()
     inner.write("a", TEN)
     before = tree(inner)
@@ -187,8 +187,8 @@ def test_what_is_lost_is_there_until_a_power_cut(operation: str, act: Callable[[
     assert tree(inner) == before
 
 
-def test_what_comes_after_a_loss_is_durable_as_far_as_it_can_be() -> None:
-    """A later write survives a crash; a file whose folder's rename was lost is there beside the old name."""
+def test_operations_after_a_loss_are_durable_where_possible() -> None:
+    """A later write survives a crash; a file in a folder whose rename was lost exists beside the old name."""
     inner = MemoryStorage()
     storage = FaultyStorage(inner, [Fault(1, Effect.LOSE, "move")], inner.losing)
     storage.write("old/a", TEN)
@@ -198,7 +198,7 @@ def test_what_comes_after_a_loss_is_durable_as_far_as_it_can_be() -> None:
     assert sorted(tree(inner)) == ["new/b", "old/a"]
 
 
-def test_a_loss_needs_a_storage_that_can_lose() -> None:
-    """A plan with a loss is refused where nothing says how the other storage loses what it acknowledged."""
+def test_a_loss_needs_a_storage_that_supports_it() -> None:
+    """A plan with a loss is refused if the wrapped storage has no support for losing acknowledged operations."""
     with pytest.raises(ValueError, match=r"losing=\.\.\., such as MemoryStorage\.losing"):
         FaultyStorage(MemoryStorage(), [Fault(1, Effect.LOSE)])

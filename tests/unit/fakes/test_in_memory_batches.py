@@ -1,4 +1,4 @@
-"""Batches in memory, beyond their contract."""
+"""In-memory batches beyond their contract."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hexloop.testing import InMemoryBatches
 
 @given(length=st.integers(0, 20), size=st.integers(1, 7), position=st.integers(0, 22), drop_last=st.booleans())
 def test_batches_are_consecutive_rows_from_any_position(length: int, size: int, position: int, drop_last: bool) -> None:
-    """From a position that another batch size left behind, batches go on with the very next row."""
+    """From a position that was reached with another batch size, batches continue with the next row."""
     rows = list(range(length))
     rest = rows[position:]
     expected = [rest[start : start + size] for start in range(0, len(rest), size)]
@@ -28,8 +28,8 @@ def test_batches_are_consecutive_rows_from_any_position(length: int, size: int, 
 
 
 @given(length=st.integers(1, 20), size=st.integers(1, 7), epoch=st.integers(0, 3), data=st.data())
-def test_an_order_says_which_row_stands_where(length: int, size: int, epoch: int, data: st.DataObject) -> None:
-    """With an order for each epoch, position p of the epoch has the row whose index the order tells."""
+def test_an_order_maps_positions_to_rows(length: int, size: int, epoch: int, data: st.DataObject) -> None:
+    """With an order per epoch, position p of the epoch has the row with the index at p."""
     position = data.draw(st.integers(0, length))
     order = KeyedPermutation(1, epoch, length)
 
@@ -40,7 +40,7 @@ def test_an_order_says_which_row_stands_where(length: int, size: int, epoch: int
     assert read == [f"row {order[at]}" for at in range(position, length)]
 
 
-def test_parts_of_somebody_else_are_refused() -> None:
-    """Batches that keep nothing do not swallow what they are to load."""
+def test_foreign_parts_are_refused() -> None:
+    """Batches without state refuse parts instead of ignoring them."""
     with pytest.raises(ValueError, match="cursor"):
         InMemoryBatches([1], 1).load([json_part("cursor", 3)])

@@ -1,4 +1,4 @@
-"""The least-squares model, checked by hand, and its shards."""
+"""The least-squares model against hand calculations, and its shards."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from hexloop.testing import (
 NUMBERS = st.floats(-10, 10)
 
 
-def test_two_steps_are_those_of_a_hand_calculation() -> None:
-    """Loss, gradient norm, velocity and weights of two steps on two rows are what one computes on paper."""
+def test_two_steps_match_a_hand_calculation() -> None:
+    """Loss, gradient norm, velocity and weights of two steps on two rows match a calculation on paper."""
     trainable = least_squares(1, learning_rate=0.125, momentum=0.5)
     rows: list[Row] = [((1.0,), 3.0), ((2.0,), 5.0)]
 
@@ -53,7 +53,7 @@ def test_two_steps_are_those_of_a_hand_calculation() -> None:
 
 
 @given(rows=st.lists(st.tuples(st.tuples(NUMBERS), NUMBERS), min_size=1, max_size=6), weight=NUMBERS, bias=NUMBERS)
-def test_one_feature_is_the_simplest_case_of_many(rows: list[Row], weight: float, bias: float) -> None:
+def test_a_zero_feature_changes_nothing(rows: list[Row], weight: float, bias: float) -> None:
     """A second feature that is always zero changes neither the loss nor the other derivatives."""
     wider: list[Row] = [((*features, 0.0), target) for features, target in rows]
     loss, (by_weight, by_bias) = squared_error(1)([weight, bias], rows, 4)
@@ -68,8 +68,8 @@ def test_one_feature_is_the_simplest_case_of_many(rows: list[Row], weight: float
     rows=st.lists(st.tuples(st.tuples(NUMBERS, NUMBERS), NUMBERS), min_size=1, max_size=4),
     parameters=st.lists(NUMBERS, min_size=3, max_size=3),
 )
-def test_derivatives_are_those_of_the_loss(rows: list[Row], parameters: list[float]) -> None:
-    """Each derivative is the slope of the loss between two points around, exact for a parabola."""
+def test_derivatives_match_finite_differences(rows: list[Row], parameters: list[float]) -> None:
+    """Each derivative is the slope of the loss between two surrounding points, which is exact for a parabola."""
 
     def loss_at(index: int, change: float) -> float:
         moved = [value + change * (number == index) for number, value in enumerate(parameters)]
@@ -84,7 +84,7 @@ def test_derivatives_are_those_of_the_loss(rows: list[Row], parameters: list[flo
 
 
 @pytest.mark.parametrize("features", [1, 2])
-def test_rows_of_another_width_are_refused(features: int) -> None:
+def test_rows_with_the_wrong_width_are_refused(features: int) -> None:
     """A row with too many or too few features raises ValueError."""
     trainable = least_squares(features)
 
@@ -93,8 +93,8 @@ def test_rows_of_another_width_are_refused(features: int) -> None:
             trainable.loss([((1.0,) * wrong, 1.0)], 1)
 
 
-def test_a_detached_loss_holds_no_gradients() -> None:
-    """Backward from a detached loss is an error and not a silent nothing."""
+def test_a_detached_loss_has_no_gradients() -> None:
+    """Backward from a detached loss raises an error."""
     trainable = least_squares()
     loss = trainable.detached(trainable.loss([((1.0,), 3.0)], 1))
 
@@ -104,15 +104,15 @@ def test_a_detached_loss_holds_no_gradients() -> None:
 
 
 def test_a_scaled_loss_has_scaled_gradients() -> None:
-    """A loss times a number sends back its derivatives times that number."""
+    """Backward from a loss times a number gives derivatives times that number."""
     trainable = least_squares()
     (trainable.loss([((1.0,), 3.0)], 1) * 4).backward()
 
     assert trainable.model.gradients == [-24.0, -24.0]
 
 
-def test_a_model_in_pieces_is_put_together_by_the_parallelism() -> None:
-    """The optimizer changes the weights of the model that it was made of."""
+def test_the_optimizer_updates_the_prepared_model() -> None:
+    """The optimizer changes the weights of the model that it was built from."""
     model, optimizer = SingleProcess().prepare(LinearModel(2), lambda model: MomentumOptimizer(model, 1.0, 0.0))
     model.gradients[:] = [1.0, 2.0, 4.0]
     optimizer.step()
@@ -125,7 +125,7 @@ PLANE: list[Row] = [((x / 4, y / 8), x / 2 - y / 8 + 1) for x in range(-2, 4) fo
 
 
 def train(trainable: ShardedLeastSquares, rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Four clipped steps of two micro-batches each; gives back loss shares and norms."""
+    """Take four clipped steps of two micro-batches each, and return loss shares and norms."""
     learner = StandardLearner(trainable, PlainPrecision(), SingleProcess())
     window = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
     seen = []
@@ -139,8 +139,8 @@ def train(trainable: ShardedLeastSquares, rows: Sequence[Row]) -> list[tuple[flo
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_shards_train_as_the_whole_does(size: int) -> None:
-    """Ranks that hold a slice of the weights and see a slice of the rows have between them the whole model's run."""
+def test_shards_train_like_the_whole_model(size: int) -> None:
+    """Ranks with a slice of the weights and of the rows train together like the whole model."""
 
     def train_rank(rank: Collectives) -> tuple[list[tuple[float, float]], list[float]]:
         trainable = sharded_least_squares(rank, 2)
@@ -158,8 +158,8 @@ def test_shards_train_as_the_whole_does(size: int) -> None:
     assert losses == pytest.approx([loss for loss, _ in expected], rel=1e-12)
 
 
-def test_one_shard_trains_as_the_plain_model_does() -> None:
-    """In a world of one, a sharded model has bit for bit the weights of the plain one."""
+def test_one_shard_trains_like_the_plain_model() -> None:
+    """In a world of one, the weights of a sharded model are bit-identical to those of the plain one."""
     plain, shard = least_squares(2), sharded_least_squares(SingleProcessCollectives(), 2)
     for trainable in (plain, shard):
         for _ in range(3):
@@ -170,8 +170,8 @@ def test_one_shard_trains_as_the_plain_model_does() -> None:
     assert shard.model.parameters == plain.model.parameters
 
 
-def test_parts_may_be_spread_over_the_ranks_that_load() -> None:
-    """Each rank may be handed some of the parts, as it reads some of the files, as long as there are all of them."""
+def test_parts_may_be_loaded_in_any_distribution() -> None:
+    """Each rank may load some of the parts, as when it reads some of the files, if all parts are loaded."""
 
     def export(rank: Collectives) -> list[Part]:
         shard = sharded_least_squares(rank, 3)
@@ -191,7 +191,7 @@ def test_parts_may_be_spread_over_the_ranks_that_load() -> None:
 
 
 def test_a_shard_alone_can_be_exported_and_loaded() -> None:
-    """The weights without the optimizer go through parts as well, and land in every rank's slice."""
+    """The weights without the optimizer are exported as parts too, and each rank loads its slice."""
 
     def carry_over(rank: Collectives) -> tuple[list[float], list[float]]:
         first, second = sharded_least_squares(rank, 3), sharded_least_squares(rank, 3)

@@ -1,4 +1,4 @@
-"""A storage in memory that can lose power, fill up and rot."""
+"""An in-memory storage with power cuts, size limits and corruption."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hexloop.testing import Died, MemoryStorage
 
 
 def dying_after(*chunks: bytes) -> Iterator[bytes]:
-    """Chunks during which the process dies."""
+    """Yield chunks, and die while they are read."""
     yield from chunks
     raise Died
 
 
-def test_what_was_written_and_moved_survives_a_power_cut() -> None:
-    """A file whose write returned, and a name that a move gave, are there after a crash."""
+def test_completed_writes_and_moves_survive_a_power_cut() -> None:
+    """A file whose write returned, and the new name of a completed move, exist after a crash."""
     storage = MemoryStorage()
     storage.write("a/file", [b"1"])
     storage.move("a", "b")
@@ -30,8 +30,8 @@ def test_what_was_written_and_moved_survives_a_power_cut() -> None:
     assert b"".join(storage.read("b/file")) == b"1"
 
 
-def test_a_removal_alone_may_be_undone_by_a_power_cut() -> None:
-    """What was removed comes back in a crash, unless something durable happened in between."""
+def test_a_removal_may_be_undone_by_a_power_cut() -> None:
+    """Removed files reappear after a crash, unless a durable operation followed."""
     storage = MemoryStorage()
     storage.write("a", [b"1"])
     storage.remove("a")
@@ -45,8 +45,8 @@ def test_a_removal_alone_may_be_undone_by_a_power_cut() -> None:
     assert storage.list("") == (Entry("b", False),)
 
 
-def test_a_write_that_the_process_did_not_survive_leaves_a_torn_file_until_a_power_cut() -> None:
-    """The first bytes are there for the next process to find, and gone if the machine went down as well."""
+def test_a_write_that_dies_leaves_a_torn_file_until_a_power_cut() -> None:
+    """The next process finds the first bytes, which are lost if the machine crashed as well."""
     storage = MemoryStorage()
     with pytest.raises(Died):
         storage.write("file", dying_after(b"one", b"two"))
@@ -57,8 +57,8 @@ def test_a_write_that_the_process_did_not_survive_leaves_a_torn_file_until_a_pow
     assert storage.list("") == ()
 
 
-def test_a_full_storage_refuses_what_does_not_fit() -> None:
-    """The file that did not fit leaves nothing behind, others stay, and after a removal there is room again."""
+def test_a_full_storage_refuses_larger_files() -> None:
+    """The refused file leaves nothing behind, other files stay, and a removal frees space."""
     storage = MemoryStorage(capacity=10)
     storage.write("a", [bytes(6)])
 
@@ -71,8 +71,8 @@ def test_a_full_storage_refuses_what_does_not_fit() -> None:
     assert storage.write("c", [bytes(6)]).size == 6
 
 
-def test_damage_is_found_by_reading_alone() -> None:
-    """A file whose bytes changed behind everybody's back has another digest, also after a crash."""
+def test_corruption_is_detected_by_reading() -> None:
+    """A file with silently changed bytes has another digest, also after a crash."""
     storage = MemoryStorage()
     stored = storage.write("a", [b"good"])
 
@@ -86,8 +86,8 @@ def test_damage_is_found_by_reading_alone() -> None:
         storage.damage("missing", b"")
 
 
-def test_threads_do_not_disturb_each_other() -> None:
-    """Files written, moved and removed in several threads at once are all there and whole."""
+def test_threads_do_not_interfere() -> None:
+    """Files written, moved and removed in several threads at once are all complete."""
     storage = MemoryStorage()
     failures: list[BaseException] = []
 

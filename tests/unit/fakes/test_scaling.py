@@ -1,4 +1,4 @@
-"""Simulated loss scaling, in a whole learner."""
+"""Simulated loss scaling in a complete learner."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hexloop.testing import SimulatedScaling, SingleProcess, least_squares
 ROWS: list[Row] = [((1.0,), 3.0), ((2.0,), 5.0)]
 
 
-def test_an_update_that_overflows_is_left_out() -> None:
-    """Weights and velocities stay what they were, the scale is halved, and the next update is taken."""
+def test_an_overflowing_update_is_skipped() -> None:
+    """Weights and velocities are unchanged, the scale is halved, and the next update is made."""
     trainable = least_squares()
     precision = SimulatedScaling(overflows={2}, initial_scale=8.0)
     learner = StandardLearner(trainable, precision, SingleProcess())
@@ -32,8 +32,8 @@ def test_an_update_that_overflows_is_left_out() -> None:
     assert seen[0][3] == seen[1][3] != seen[2][3]
 
 
-def test_a_scale_beyond_the_range_of_floats_overflows_by_itself() -> None:
-    """Where the scaled gradients are infinite the update is left out, without any plan."""
+def test_a_scale_beyond_the_range_of_floats_overflows() -> None:
+    """If the scaled gradients are infinite the update is skipped, without a plan."""
     precision = SimulatedScaling(initial_scale=2.0**1023)
     learner = StandardLearner(least_squares(), precision, SingleProcess())
 
@@ -43,8 +43,8 @@ def test_a_scale_beyond_the_range_of_floats_overflows_by_itself() -> None:
     assert precision.loss_scale == 2.0**1022
 
 
-def test_the_scale_grows_after_enough_good_updates_in_a_row() -> None:
-    """An overflow starts the count again."""
+def test_the_scale_grows_after_consecutive_good_updates() -> None:
+    """An overflow resets the count."""
     precision = SimulatedScaling(overflows={3}, initial_scale=4.0, growth_interval=2)
     learner = StandardLearner(least_squares(), precision, SingleProcess())
 
@@ -57,8 +57,8 @@ def test_the_scale_grows_after_enough_good_updates_in_a_row() -> None:
     assert scales == [4.0, 8.0, 4.0, 4.0, 8.0]
 
 
-def test_scaling_changes_no_weight() -> None:
-    """A scale that is a power of two trains bit for bit as no scale does."""
+def test_a_power_of_two_scale_changes_no_weight() -> None:
+    """Training with a scale that is a power of two is bit-identical to training without one."""
     scaled, plain = least_squares(), least_squares()
     learner = StandardLearner(scaled, SimulatedScaling(growth_interval=3), SingleProcess())
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Whole runs out of fakes: the production loop, a model of floats, no framework."""
+"""Complete runs on fakes: the production loop and a model of floats, without a framework."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LINE: list[Row] = [((index / 20,), 2 * index / 20 + 1) for index in range(20)]
 PLANE: list[Row] = [((x / 4, y / 8), x / 2 - y / 8 + 1) for x in range(-2, 3) for y in range(4)]
 
 
-def test_a_line_is_found() -> None:
-    """Three hundred epochs on twenty points of y = 2 x + 1 find the line, and the logged losses fall."""
+def test_a_run_fits_a_line() -> None:
+    """Three hundred epochs on twenty points of y = 2 x + 1 fit the line, and the logged losses fall."""
     trainable = least_squares()
     run = simulated_run(LINE, trainable=trainable, epochs=300.0, triggers=Triggers(log=Trigger(Interval.STEPS, 100)))
 
@@ -43,8 +43,8 @@ def test_a_line_is_found() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-def test_a_model_is_made_for_the_rows() -> None:
-    """Without a model of the caller's, one of as many features as the rows have is trained."""
+def test_a_default_model_fits_the_rows() -> None:
+    """Without a given model, one with as many features as the rows is trained."""
     events = list(train(simulated_run(PLANE, max_steps=4, accumulation=2)))
 
     norms = [float(str(event.gradient_norm)) for event in events if isinstance(event, StepEnded)]
@@ -59,7 +59,7 @@ History = list[Mapping[str, float]]
 
 
 def run_in(storage: MemoryStorage, stop_after: int | None = None) -> tuple[LeastSquares, History]:
-    """A run of 17 steps in a process of its own, from the newest checkpoint in `storage` if there is one."""
+    """Run 17 steps in a new process, from the newest checkpoint in `storage` if there is one."""
     trainable, losses, requests = least_squares(), PlainLosses(), Requests()
     contents = CheckpointContents({"model": trainable.model, "optimizer": trainable.optimizer, "losses": losses})
     store = CheckpointStore(storage, contents)
@@ -82,8 +82,8 @@ def run_in(storage: MemoryStorage, stop_after: int | None = None) -> tuple[Least
     return trainable, history
 
 
-def test_a_run_is_the_same_whole_or_in_pieces() -> None:
-    """Stopped and resumed in a fresh process at any step, a run ends with the weights and logs of one that was not."""
+def test_a_resumed_run_equals_an_uninterrupted_one() -> None:
+    """Stopped at any step and resumed in a new process, a run ends with the same weights and logs."""
     whole, history = run_in(MemoryStorage())
     losses = [(entry["loss"], entry["learning_rate"]) for entry in history if "loss" in entry]
     assert len(losses) == 4
@@ -98,9 +98,9 @@ def test_a_run_is_the_same_whole_or_in_pieces() -> None:
         assert [(entry["loss"], entry["learning_rate"]) for entry in before + after if "loss" in entry] == losses
 
 
-@pytest.mark.parametrize("asked", [0, 1, 2])
-def test_the_ranks_of_a_world_stop_at_one_step(asked: int) -> None:
-    """Ranks that hold a shard each train together; a stop that one was asked for acts on all, at the same step."""
+@pytest.mark.parametrize("requested", [0, 1, 2])
+def test_all_ranks_stop_at_the_same_step(requested: int) -> None:
+    """Sharded ranks train together; a stop that one rank receives stops all of them at the same step."""
 
     def run_rank(rank: Collectives) -> tuple[int, bool, list[float]]:
         trainable = sharded_least_squares(rank, 2)
@@ -114,11 +114,11 @@ def test_the_ranks_of_a_world_stop_at_one_step(asked: int) -> None:
             agreement=SharedAgreement(requests, rank),
         )
         for event in train(run):
-            if isinstance(event, StepEnded) and event.step == 7 and rank.rank == asked:
+            if isinstance(event, StepEnded) and event.step == 7 and rank.rank == requested:
                 requests.request_stop()
         return run.state.step, run.stopped, trainable.model.whole_parameters()
 
     outcomes = SimulatedWorld(2).run(run_rank)
 
     assert outcomes[0] == outcomes[1]
-    assert outcomes[0][:2] == ((8, True) if asked < 2 else (50, False))
+    assert outcomes[0][:2] == ((8, True) if requested < 2 else (50, False))

@@ -1,4 +1,4 @@
-"""A world of ranks that can be delayed, lost and killed."""
+"""A simulated world whose ranks and messages can be delayed, lost and killed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hexloop.testing import Delay, Drop, Kill, RankKilled, SimulatedWorld
 
 
 def sum_of_ranks(rank: Collectives) -> float:
-    """Two operations: a barrier, and the sum of the ranks' numbers."""
+    """Run two operations: a barrier, and the sum of the ranks' numbers."""
     rank.barrier("start")
     return rank.start_reduction([rank.rank], Reduction.SUM).result()[0]
 
 
 @pytest.mark.parametrize("operation", [1, 2])
-def test_a_killed_rank_is_missed_by_name(operation: int) -> None:
-    """The killed rank dies as it enters the operation; the others report who never arrived, without waiting."""
+def test_a_killed_rank_is_named(operation: int) -> None:
+    """The killed rank dies as it enters the operation; the others report it as missing, without waiting."""
     world = SimulatedWorld(3, [Kill(1, operation)], timeout=60.0)
 
     outcomes = world.outcomes(sum_of_ranks)
@@ -38,8 +38,8 @@ def test_a_killed_rank_is_missed_by_name(operation: int) -> None:
     assert world.now == 60.0
 
 
-def test_what_a_rank_said_can_be_lost() -> None:
-    """All ranks give up, also the one that was not heard, which is the one that is missing."""
+def test_a_message_can_be_lost() -> None:
+    """All ranks fail, including the sender, which is reported as missing."""
     outcomes = SimulatedWorld(3, [Drop(2, 2)]).outcomes(sum_of_ranks)
 
     errors = [outcome.error for outcome in outcomes]
@@ -47,8 +47,8 @@ def test_what_a_rank_said_can_be_lost() -> None:
     assert len(set(map(id, errors))) == 3
 
 
-def test_a_short_delay_is_waited_for_and_a_long_one_is_not() -> None:
-    """Within the time-out only the world's clock tells of a delay; beyond it the late rank is missed, and told so."""
+def test_short_delays_are_waited_for() -> None:
+    """A delay within the timeout only advances the world's clock; beyond it the late rank is reported as missing."""
     world = SimulatedWorld(3, [Delay(0, 2, 25.0)], timeout=30.0)
     assert world.run(sum_of_ranks) == [3.0] * 3
     assert world.now == 25.0
@@ -59,8 +59,8 @@ def test_a_short_delay_is_waited_for_and_a_long_one_is_not() -> None:
     assert late.now == 35.0
 
 
-def test_a_fault_happens_once() -> None:
-    """A world that runs again, as a job does after a crash, has its plan behind it."""
+def test_a_fault_occurs_once() -> None:
+    """A world that runs again, like a job after a crash, does not repeat its plan."""
     world = SimulatedWorld(2, [Kill(0, 1), Drop(1, 2)])
 
     assert isinstance(world.outcomes(sum_of_ranks)[0].error, RankKilled)
@@ -69,7 +69,7 @@ def test_a_fault_happens_once() -> None:
 
 
 def test_a_rank_that_ends_early_is_missed() -> None:
-    """A rank that returns while others wait for it leaves them with an error, and not waiting."""
+    """If a rank returns while others wait for it, they get an error instead of waiting."""
 
     def leave_early(rank: Collectives) -> None:
         if rank.rank:
@@ -82,8 +82,8 @@ def test_a_rank_that_ends_early_is_missed() -> None:
     assert outcomes[1].error.missing == (0,)
 
 
-def test_ranks_that_wait_for_each_other_all_give_up() -> None:
-    """Where two ranks each wait for what the other would do next, both are told what they called."""
+def test_a_deadlock_fails_on_all_ranks() -> None:
+    """If two ranks wait for different operations, both errors name the operations."""
 
     def cross(rank: Collectives) -> None:
         for name in ("a", "b") if rank.rank == 0 else ("b", "a"):
@@ -100,7 +100,7 @@ def test_ranks_that_wait_for_each_other_all_give_up() -> None:
 @pytest.mark.parametrize(
     "different", [lambda rank: rank.gather(1), lambda rank: rank.start_reduction([1, 2], Reduction.SUM).result()]
 )
-def test_ranks_have_to_call_the_same(different: Callable[[Collectives], object]) -> None:
+def test_ranks_must_call_the_same_operation(different: Callable[[Collectives], object]) -> None:
     """A reduction that meets another operation, or one of another length, fails on every rank."""
 
     def call(rank: Collectives) -> None:
@@ -114,8 +114,8 @@ def test_ranks_have_to_call_the_same(different: Callable[[Collectives], object])
         assert "the sum of 1 numbers" in str(outcome.error)
 
 
-def test_a_run_raises_what_went_wrong_of_itself() -> None:
-    """The error of the rank that failed goes before those of the ranks that waited for it, and names its rank."""
+def test_a_run_raises_the_original_error() -> None:
+    """The error of the failed rank takes precedence over those of the waiting ranks, and names its rank."""
 
     def fail(rank: Collectives) -> None:
         if rank.rank == 2:
@@ -127,8 +127,8 @@ def test_a_run_raises_what_went_wrong_of_itself() -> None:
     assert raised.value.__notes__ == ["in rank 2 of 4"]
 
 
-def test_ranks_share_nothing_by_way_of_a_gathering() -> None:
-    """What one rank does to a gathered object no other rank sees, and only what JSON can say gets through."""
+def test_gathered_objects_are_not_shared() -> None:
+    """Changes that one rank makes to a gathered object are invisible to others, and only JSON is transferred."""
 
     def gather(rank: Collectives) -> object:
         own: dict[str, Json] = {"rank": rank.rank}
@@ -144,29 +144,29 @@ def test_ranks_share_nothing_by_way_of_a_gathering() -> None:
         SimulatedWorld(1).run(lambda rank: rank.gather(object()))  # type: ignore[arg-type]
 
 
-def test_only_a_rank_can_be_heard() -> None:
-    """A broadcast from a rank that is not there raises ValueError."""
+def test_a_broadcast_needs_a_valid_rank() -> None:
+    """A broadcast from a rank outside of the world raises ValueError."""
     with pytest.raises(ValueError, match="source=2"):
         SimulatedWorld(2).run(lambda rank: rank.broadcast(1, source=2))
 
 
-def test_a_rank_alone_does_not_wait_for_ranks_that_do_not_run() -> None:
-    """Outside of a run nobody else has anything to do, so whoever waits or sleeps goes on at once."""
+def test_a_rank_outside_of_a_run_does_not_wait() -> None:
+    """Outside of a run no other rank is active, so waiting and sleeping return at once."""
     world = SimulatedWorld(2, [Delay(0, 1, 5.0)], timeout=10.0)
 
     with pytest.raises(CollectiveError, match=r"\[1\] of 2"):
-        world.rank(0).barrier("nobody comes")
+        world.rank(0).barrier("no other rank")
     assert world.now == 15.0
 
 
 def test_a_busy_rank_is_waited_for() -> None:
-    """Time stands still while a rank computes, however long that takes."""
+    """The simulated clock does not advance while a rank computes, however long that takes."""
     world = SimulatedWorld(2, timeout=0.001)
     waiting = threading.Event()
 
     def work(rank: Collectives) -> float:
         if rank.rank == 0:
-            waiting.wait(timeout=0.05)  # nobody sets it: the other rank waits for as long
+            waiting.wait(timeout=0.05)  # never set: the other rank waits for the whole time
         return sum_of_ranks(rank)
 
     assert world.run(work) == [1.0, 1.0]
@@ -174,7 +174,7 @@ def test_a_busy_rank_is_waited_for() -> None:
 
 
 def agree(asked_at: dict[int, int], boundaries: int) -> Callable[[Collectives], Generator[None, None, int]]:
-    """Ranks that look at each boundary for a stop; some are asked for one at a boundary of their own."""
+    """Return ranks that check at each boundary for a stop; some get a request at their own boundary."""
 
     def run_rank(rank: Collectives) -> Generator[None, None, int]:
         requests = Requests()
@@ -196,7 +196,7 @@ def agree(asked_at: dict[int, int], boundaries: int) -> Callable[[Collectives], 
     seed=st.integers(0, 1000),
 )
 def test_a_thousand_ranks_agree_in_one_thread(asked_at: dict[int, int], seed: int) -> None:
-    """In whatever order the ranks run, all stop at one boundary, the next after the first at which one was asked."""
+    """In any order of execution, all ranks stop at the same boundary, the one after the first request."""
     world = SimulatedWorld(1000)
 
     stopped = world.run_stepwise(agree(asked_at, 8), random.Random(seed).shuffle)
@@ -204,8 +204,8 @@ def test_a_thousand_ranks_agree_in_one_thread(asked_at: dict[int, int], seed: in
     assert set(stopped) == {min(asked_at.values()) + 1 if asked_at else 8}
 
 
-def test_a_rank_cannot_wait_for_ranks_that_run_later_in_the_same_thread() -> None:
-    """A generator that waits before the others have come is told who is missing; killed ranks end alone."""
+def test_a_rank_cannot_wait_for_later_ranks_in_the_same_thread() -> None:
+    """A generator that waits too early gets an error that names the missing ranks; killed ranks end alone."""
 
     def wait_at_once(rank: Collectives) -> Generator[None, None, float]:
         yield
@@ -224,8 +224,8 @@ def test_a_rank_cannot_wait_for_ranks_that_run_later_in_the_same_thread() -> Non
     assert isinstance(outcomes[0].error, CollectiveError)
 
 
-def test_two_hundred_threads_end_in_a_deadlock_at_once() -> None:
-    """Many ranks, one of which never comes, give up without any of them waiting in fact."""
+def test_two_hundred_threads_detect_a_deadlock_at_once() -> None:
+    """If one of many ranks never arrives, all fail without real waiting."""
     outcomes = SimulatedWorld(200, [Kill(77, 1)], timeout=1e6).outcomes(sum_of_ranks)
 
     missing = [outcome.error.missing for outcome in outcomes if isinstance(outcome.error, CollectiveError)]

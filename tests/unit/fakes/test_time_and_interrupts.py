@@ -1,4 +1,4 @@
-"""Clocks and sources of interrupts, beyond their contracts."""
+"""Clocks and interrupt sources beyond their contracts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.testing import ManualClock, ManualInterrupts, NoInterrupts
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
-    """Both times stand still, go on by what is told or slept, and never back."""
+def test_a_manual_clock_moves_only_on_request() -> None:
+    """Both times stand still, advance by the requested or slept time, and never go back."""
     clock = ManualClock(wall=1000.0)
     assert [clock.monotonic(), clock.wall(), clock.monotonic()] == [0.0, 1000.0, 0.0]
 
@@ -30,22 +30,22 @@ def test_a_manual_clock_moves_only_when_told() -> None:
         clock.sleep(-1.0)
 
 
-def test_manual_interrupts_tell_their_reason_and_whether_anybody_listens() -> None:
-    """The reason is the caller's; every interrupt is heard, not only the first."""
+def test_manual_interrupts_report_reason_and_listening() -> None:
+    """The reason is the caller's; every interrupt is reported, not only the first."""
     interrupts = ManualInterrupts()
-    asked: list[str] = []
+    reasons: list[str] = []
     assert not interrupts.listening
-    interrupts.start(asked.append)
+    interrupts.start(reasons.append)
     assert interrupts.listening
 
     interrupts.interrupt("the power goes off")
     interrupts.interrupt()
 
-    assert asked == ["the power goes off", "interrupted by hand"]
+    assert reasons == ["the power goes off", "interrupted by hand"]
 
 
-def test_nobody_is_never_asked() -> None:
-    """No interrupts can be started and stopped, and leave the process's handlers alone."""
+def test_no_interrupts_leaves_handlers_alone() -> None:
+    """NoInterrupts can be started and stopped, and does not change the process's handlers."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     interrupts = NoInterrupts()
 
@@ -57,7 +57,7 @@ def test_nobody_is_never_asked() -> None:
 
 @pytest.fixture
 def handled() -> Iterator[list[int]]:
-    """The signals SIGUSR1 and SIGUSR2 that came to the handler of whoever was there before."""
+    """Record the signals SIGUSR1 and SIGUSR2 that reach the handlers installed before."""
     numbers: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -69,22 +69,22 @@ def handled() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def test_a_second_signal_does_what_it_did_before(handled: list[int]) -> None:
-    """The first of each kind asks for a stop and is named; the second goes to the earlier handler."""
-    asked: list[str] = []
+def test_a_second_signal_reaches_the_earlier_handler(handled: list[int]) -> None:
+    """The first of each kind requests a stop and is named; the second is passed to the earlier handler."""
+    reasons: list[str] = []
     interrupts = SignalInterrupts([signal.SIGUSR1, signal.SIGUSR2])
-    interrupts.start(asked.append)
+    interrupts.start(reasons.append)
 
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(os.getpid(), number)
 
     interrupts.stop()
-    assert asked == ["signal SIGUSR1", "signal SIGUSR2"]
+    assert reasons == ["signal SIGUSR1", "signal SIGUSR2"]
     assert handled == [signal.SIGUSR1]
 
 
-def test_only_the_chosen_signals_are_taken_over_and_all_are_put_back(handled: list[int]) -> None:
-    """Other signals keep their handlers throughout, and the chosen ones have theirs again after a stop."""
+def test_only_the_chosen_signals_are_handled_and_restored(handled: list[int]) -> None:
+    """Other signals keep their handlers throughout, and the chosen ones get theirs back after a stop."""
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
     interrupts = SignalInterrupts([signal.SIGUSR1])
 
@@ -97,24 +97,24 @@ def test_only_the_chosen_signals_are_taken_over_and_all_are_put_back(handled: li
     assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == before
 
 
-def test_control_c_and_termination_are_listened_to_by_default() -> None:
-    """Without a choice, SIGINT and SIGTERM ask for a stop."""
+def test_sigint_and_sigterm_are_the_default() -> None:
+    """Without a choice, SIGINT and SIGTERM request a stop."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    asked: list[str] = []
+    reasons: list[str] = []
     interrupts = SignalInterrupts()
-    interrupts.start(asked.append)
+    interrupts.start(reasons.append)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
     finally:
         interrupts.stop()
 
-    assert asked == ["signal SIGTERM", "signal SIGINT"]
+    assert reasons == ["signal SIGTERM", "signal SIGINT"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_signals_in_another_thread_are_refused_with_a_way_out() -> None:
-    """The error names the thread and what to choose instead, and no handler was changed."""
+def test_signals_in_another_thread_are_refused() -> None:
+    """The error names the thread and an alternative, and no handler has changed."""
     before = signal.getsignal(signal.SIGTERM)
     errors: list[ConfigurationError] = []
 

@@ -1,4 +1,4 @@
-"""Sources of requests to stop, beyond their contract."""
+"""Sources of stop requests beyond their contract."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import AgreedRequests, Requests
 
 
-def test_a_file_that_was_there_before_is_no_reason_until_it_is_touched(tmp_path: Path) -> None:
-    """A file left over from an earlier stop does not stop the run that was started after it."""
+def test_an_existing_file_is_ignored_until_it_is_touched(tmp_path: Path) -> None:
+    """A file left over from an earlier stop does not stop a new run."""
     file = tmp_path / "stop"
     file.touch()
-    asked: list[str] = []
+    reasons: list[str] = []
     interrupts = PolledInterrupts(FileTouched(str(file)), period=60.0)
-    interrupts.start(asked.append)
+    interrupts.start(reasons.append)
     interrupts.look()
-    assert asked == []
+    assert reasons == []
     os.utime(file, ns=(1, 1))
     interrupts.look()
     interrupts.look()
     interrupts.stop()
-    assert asked == [f"the file {file}"]
+    assert reasons == [f"the file {file}"]
 
 
-def test_polling_goes_on_beside_the_program(tmp_path: Path) -> None:
-    """Without anybody looking by hand, the thread notices the file; it has ended when `stop` returns."""
-    heard = threading.Event()
+def test_polling_runs_in_the_background(tmp_path: Path) -> None:
+    """The thread notices the file on its own, and has ended when `stop` returns."""
+    received = threading.Event()
     interrupts = PolledInterrupts(FileTouched(str(tmp_path / "stop")), period=0.001)
-    interrupts.start(lambda reason: heard.set())
+    interrupts.start(lambda reason: received.set())
     (tmp_path / "stop").touch()
-    assert heard.wait(60)
+    assert received.wait(60)
     interrupts.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "hexloop interrupts"]
 
 
-def test_a_deadline_leaves_its_margin() -> None:
-    """It is a reason from the margin on, counted from when it was made, and says how long it was."""
+def test_a_deadline_has_a_margin() -> None:
+    """It requests a stop from the margin on, counted from its construction, and reports its duration."""
     clock = ManualClock()
     deadline = Deadline(3600.0, 120.0, clock)
     clock.advance(3479.0)
@@ -59,13 +59,13 @@ def test_a_deadline_leaves_its_margin() -> None:
 
 @pytest.mark.parametrize("margin", [-1.0, 10.0, 20.0])
 def test_a_deadline_without_time_is_refused(margin: float) -> None:
-    """A margin as long as all the time there is leaves none, and a negative one none to save in."""
+    """A margin as long as the whole duration is refused, and so is a negative one."""
     with pytest.raises(ConfigurationError, match="choose a later deadline"):
         Deadline(10.0, margin, ManualClock())
 
 
-def test_where_one_source_refuses_none_listens() -> None:
-    """Those that were started are stopped again, and the refusal goes through."""
+def test_a_refusing_source_stops_the_others() -> None:
+    """Sources that were started are stopped again, and the refusal is propagated."""
 
     class Refusing(ManualInterrupts):
         def start(self, ask: object) -> None:
@@ -77,25 +77,25 @@ def test_where_one_source_refuses_none_listens() -> None:
     assert not first.listening
 
 
-def test_a_second_signal_without_an_earlier_handler_unwinds() -> None:
-    """Where the system would end the process on the spot, SystemExit is raised, with the code a shell would show."""
+def test_a_second_signal_without_an_earlier_handler_raises_system_exit() -> None:
+    """SystemExit with a shell's exit code is raised where the system would kill the process."""
     before = signal.getsignal(signal.SIGUSR2)
-    asked: list[str] = []
+    reasons: list[str] = []
     interrupts = SignalInterrupts([signal.SIGUSR2])
-    interrupts.start(asked.append)
+    interrupts.start(reasons.append)
     os.kill(os.getpid(), signal.SIGUSR2)
     with pytest.raises(SystemExit) as ended:
         os.kill(os.getpid(), signal.SIGUSR2)
     interrupts.stop()
     assert ended.value.code == 128 + signal.SIGUSR2
-    assert asked == ["signal SIGUSR2"]
+    assert reasons == ["signal SIGUSR2"]
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
-def test_signals_that_another_thread_let_go_do_what_they_did_before() -> None:
-    """A stop in another thread cannot put handlers back, but what they do is again what was done before."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+def test_signals_released_by_another_thread_keep_their_earlier_behaviour() -> None:
+    """A stop in another thread cannot restore handlers, but signals have their earlier effect again."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
     try:
         interrupts = SignalInterrupts([signal.SIGUSR2])
         interrupts.start(pytest.fail)
@@ -103,14 +103,14 @@ def test_signals_that_another_thread_let_go_do_what_they_did_before() -> None:
         thread.start()
         thread.join()
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert heard == [signal.SIGUSR2]
+        assert received == [signal.SIGUSR2]
         interrupts.stop()
     finally:
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_forked_process_is_not_the_run() -> None:
-    """It inherits the handler, but ends of the signal as it would have without one."""
+def test_a_forked_process_ignores_the_runs_handler() -> None:
+    """It inherits the handler, but the signal ends it as it would without one."""
     interrupts = SignalInterrupts([signal.SIGUSR2])
     interrupts.start(pytest.fail)
     child = os.fork()
@@ -123,8 +123,8 @@ def test_a_forked_process_is_not_the_run() -> None:
     assert os.WTERMSIG(status) == signal.SIGUSR2
 
 
-def test_the_arguments_choose_the_sources() -> None:
-    """Nothing is listened to unless it is named; SIGTERM is also what the reference's argument names."""
+def test_arguments_select_the_sources() -> None:
+    """No source is active unless it is named; transformers' argument selects SIGTERM as well."""
 
     def chosen(**given: object) -> object:
         problems: list[str] = []
@@ -147,8 +147,8 @@ def test_the_arguments_choose_the_sources() -> None:
         TrainingArguments(stop_after=30.0)
 
 
-def test_a_stop_may_be_asked_for_together_with_a_save() -> None:
-    """Both are there at once, so that no boundary sees one without the other."""
+def test_a_stop_and_a_save_can_be_requested_together() -> None:
+    """Both requests take effect at the same boundary."""
     requests = Requests()
     requests.request_stop("the machine is wanted back", save=True)
     assert requests.current == AgreedRequests(stop=True, save=True)

@@ -1,4 +1,4 @@
-"""A small real run on the fakes: least squares on floats, in memory, saved and resumed."""
+"""A small real run on the fakes: least squares on floats, saved and resumed in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS: list[Row] = [((x / 8,), x / 4 + 1) for x in range(-8, 8)]
 
 @define
 class Small:
-    """The parts of a small run, by the names under which tests ask for them."""
+    """The parts of a small run."""
 
     run: Run[Any, Any]
     trainable: LeastSquares
@@ -49,12 +49,12 @@ class Small:
     logs: list[dict[str, float]] = field(factory=list)
 
     def events(self) -> list[AnyEvent]:
-        """The events of the whole run."""
+        """Return the events of the whole run."""
         return list(train(self.run))
 
     @property
     def parameters(self) -> list[float]:
-        """The model's weights, and its bias."""
+        """Return the model's weights and its bias."""
         return list(self.trainable.model.parameters)
 
 
@@ -72,7 +72,7 @@ def make_small(
     batches: Any = None,
     **fields: Any,
 ) -> Small:
-    """A run of least squares on `rows`; `fields` are further fields of the Run."""
+    """Return a least-squares run on `rows`; `fields` are further fields of the Run."""
     trainable = least_squares(1, learning_rate=0.1)
     batches = InMemoryBatches(rows, batch_size) if batches is None else batches
     plan = make_plan(batches.batches_per_epoch(), accumulation, epochs, max_steps)
@@ -110,10 +110,10 @@ def _report(small: Small, values: dict[str, float]) -> None:
 
 
 def evaluate_small(small: Small) -> Evaluation:
-    """Evaluate on the same rows, heeding the run's requests between batches."""
+    """Evaluate on the same rows, applying the run's requests between batches."""
     run = small.run
 
-    def heed_requests() -> Iterator[AnyEvent]:
+    def apply_agreed_requests() -> Iterator[AnyEvent]:
         return apply_requests(run) if run.agreement.waiting else iter(())
 
     return evaluation.evaluate(
@@ -122,20 +122,20 @@ def evaluate_small(small: Small) -> Evaluation:
         step=run.state.step,
         clock=run.clock,
         report=run.report,
-        apply_requests=heed_requests,
+        apply_requests=apply_agreed_requests,
         interrupted=lambda: run.stopped,
     )
 
 
 def resume(small: Small, name: str | None = None) -> None:
-    """Put a fresh small run where a checkpoint in its storage left off."""
+    """Move a new small run to the newest checkpoint in its storage."""
     state = small.store.resume(name)
     assert state is not None
     small.run.state = state
 
 
 def every(log: int = 0, evaluate: int = 0, save: int = 0, **further: Any) -> Triggers:
-    """Triggers in steps; 0 is never."""
+    """Return triggers in steps; 0 is never."""
 
     def trigger(steps: int) -> Trigger:
         return Trigger(Interval.STEPS, steps) if steps else Trigger()
@@ -144,5 +144,5 @@ def every(log: int = 0, evaluate: int = 0, save: int = 0, **further: Any) -> Tri
 
 
 def names(events: Sequence[AnyEvent]) -> list[str]:
-    """The events by the names of their classes."""
+    """Return the class names of the events."""
     return [type(event).__name__ for event in events]

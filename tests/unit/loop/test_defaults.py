@@ -1,4 +1,4 @@
-"""A run in which whoever may be left out is left out."""
+"""Runs that leave out optional parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.loop.small import every, make_small, names, resume
 
 
 def test_without_checkpoints_saving_does_nothing() -> None:
-    """A run that nobody saves takes no checkpoint, and ends as usual."""
+    """A run without a store takes no checkpoint, and ends as usual."""
     small = make_small(triggers=every(save=2))
     small.run.checkpoints = NoCheckpoints()
     assert names(small.events())[-1] == "TrainEnded"
@@ -21,14 +21,14 @@ def test_without_checkpoints_saving_does_nothing() -> None:
     assert list(NoCheckpoints().collect()) == []
 
 
-def test_without_data_an_evaluation_measures_nothing() -> None:
-    """An evaluation that has no data is complete at once, with no metrics and no event."""
+def test_without_data_an_evaluation_is_empty() -> None:
+    """An evaluation without data is complete at once, with no metrics and no event."""
     small = make_small(triggers=every(evaluate=2), evaluate=no_evaluation)
     assert "Evaluated" not in names(small.events())
 
 
-def test_a_report_may_go_nowhere() -> None:
-    """Without anybody to report to, the run trains as with."""
+def test_a_report_is_optional() -> None:
+    """A run without a report trains like one with it."""
     small, silent = make_small(triggers=every(log=2)), make_small(triggers=every(log=2))
     small.events()
     run = silent.run
@@ -38,8 +38,8 @@ def test_a_report_may_go_nowhere() -> None:
     assert bare.state.history == []
 
 
-def test_triggers_may_change_in_the_middle_of_a_run() -> None:
-    """New rhythms count from the next step on, even where the old ones would have been quiet for long."""
+def test_triggers_may_change_during_a_run() -> None:
+    """New intervals apply from the next step on, even if nothing was due for long under the old ones."""
     small = make_small(epochs=1)
     for event in train(small.run):
         if isinstance(event, StepEnded) and event.step == 3:
@@ -48,8 +48,8 @@ def test_triggers_may_change_in_the_middle_of_a_run() -> None:
     assert Triggers() == Triggers(Trigger(), Trigger(), Trigger())
 
 
-def test_speed_counts_from_where_this_process_began() -> None:
-    """A resumed run's figures are of the steps that it did itself."""
+def test_speed_is_measured_from_the_start_of_this_process() -> None:
+    """A resumed run's speed counts only the steps that it made itself."""
     small = make_small(epochs=1)
     for event in train(small.run):
         if isinstance(event, StepEnded):
@@ -60,7 +60,7 @@ def test_speed_counts_from_where_this_process_began() -> None:
 
 
 def test_a_resumed_run_measures_its_own_speed() -> None:
-    """Time and steps before this process began to train are not in its figures; the mean loss is over the whole run."""
+    """Time and steps before this process started to train do not count; the mean loss is over the whole run."""
     first = make_small(triggers=every(log=4, save=8))
     for event in train(first.run):
         if isinstance(event, StepEnded):
@@ -77,7 +77,7 @@ def test_a_resumed_run_measures_its_own_speed() -> None:
     assert figures["train_loss"] == first.logs[-1]["train_loss"]
 
 
-def test_the_mean_loss_is_that_of_all_logs() -> None:
+def test_the_mean_loss_covers_all_logs() -> None:
     """With a log every fourth of 16 steps, the run's loss is the mean of the logged ones."""
     small = make_small(triggers=every(log=4))
     small.events()
@@ -88,16 +88,16 @@ def test_the_mean_loss_is_that_of_all_logs() -> None:
     assert unlogged.logs[-1]["train_loss"] == pytest.approx(small.logs[-1]["train_loss"])
 
 
-def test_gradients_are_not_clipped_unless_asked_for() -> None:
-    """A run that is not told a norm leaves the gradients as they are."""
+def test_gradients_are_not_clipped_by_default() -> None:
+    """A run without a maximum norm leaves the gradients unchanged."""
     clipped, free, default = make_small(max_norm=0.1), make_small(max_norm=0), make_small()
     bare = Run(*(getattr(default.run, name) for name in ("learner", "batches", "losses", "scheduler", "clock", "plan")))
     clipped.events(), free.events(), list(train(bare))
     assert default.parameters == free.parameters != clipped.parameters
 
 
-def test_operations_are_told_where_they_are_counted() -> None:
-    """What counters add to the state comes out as a sum."""
+def test_operations_are_counted() -> None:
+    """The state has the sum of what the counters add."""
     small = make_small(epochs=1)
 
     def count(batch: list[object]) -> None:
@@ -108,18 +108,18 @@ def test_operations_are_told_where_they_are_counted() -> None:
     assert small.logs[-1]["total_flos"] == 80.0
 
 
-def test_further_figures_are_asked_for_once_and_told_with_the_others() -> None:
-    """They stand in the last log and in what the end tells."""
+def test_additional_metrics_are_reported_once() -> None:
+    """They are in the last log and in the result of the run."""
     small = make_small(max_steps=2)
-    asked: list[int] = []
+    steps: list[int] = []
 
     def further() -> dict[str, float]:
-        asked.append(small.run.state.step)
+        steps.append(small.run.state.step)
         return {"train_tokens_per_second": 12.0}
 
     small.run.further_figures = further
     ended = small.events()[-1]
-    assert asked == [2]
+    assert steps == [2]
     assert small.logs[-1]["train_tokens_per_second"] == 12.0
     assert isinstance(ended, TrainEnded)
     assert ended.metrics == small.logs[-1]

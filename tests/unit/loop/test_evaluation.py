@@ -1,4 +1,4 @@
-"""The evaluation loop, on the fakes."""
+"""The evaluation loop on the fakes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tests.unit.loop.small import ROWS, Row, names
 
 
 class Watched(LeastSquaresEvaluator):
-    """Notes what the loop asks of it."""
+    """Records the calls of the loop."""
 
     def __init__(self) -> None:
         super().__init__(LinearModel(1), ROWS, 4)
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def batches(self) -> Generator[list[Row], None, None]:
         try:
             yield from super().batches()  # type: ignore[misc]
         finally:
-            self.asked.append("closed")
+            self.calls.append("closed")
 
     def begin(self) -> None:
-        self.asked.append("begin")
+        self.calls.append("begin")
         super().begin()
 
     def end(self) -> None:
-        self.asked.append("end")
+        self.calls.append("end")
         super().end()
 
 
@@ -39,7 +39,7 @@ def nothing() -> Iterator[AnyEvent]:
 
 
 def outcome(events: Generator[AnyEvent, None, object]) -> tuple[list[AnyEvent], object]:
-    """The events of a generator, and what it gives back."""
+    """Return the events of a generator and its result."""
     seen: list[AnyEvent] = []
     while True:
         try:
@@ -48,8 +48,8 @@ def outcome(events: Generator[AnyEvent, None, object]) -> tuple[list[AnyEvent], 
             return seen, ended.value
 
 
-def test_an_evaluation_predicts_everything_once_and_reports() -> None:
-    """Begun, predicted batch by batch, ended; the metrics come with the speed, in the report and in the last event."""
+def test_an_evaluation_predicts_all_batches_once_and_reports() -> None:
+    """It starts, predicts batch by batch, and ends; metrics and speed are in the report and in the last event."""
     evaluator, clock = Watched(), ManualClock()
     reported: list[dict[str, float]] = []
 
@@ -73,19 +73,19 @@ def test_an_evaluation_predicts_everything_once_and_reports() -> None:
     assert isinstance(metrics, dict)
     assert events[-2:] == [Logged(7, metrics), Evaluated(7, metrics)]
     assert reported == [metrics]
-    assert evaluator.asked == ["begin", "closed", "end"]
+    assert evaluator.calls == ["begin", "closed", "end"]
     assert metrics["eval_runtime"] == 2.0
     assert (metrics["eval_samples_per_second"], metrics["eval_steps_per_second"]) == (8.0, 2.0)
     assert metrics["eval_loss"] == pytest.approx(sum(target**2 for _, target in ROWS) / len(ROWS))
 
 
-def test_an_interrupted_evaluation_reports_nothing_and_leaves_training_as_it_was() -> None:
-    """Interrupted after its second batch it says so, gives None, and puts the model back."""
+def test_an_interrupted_evaluation_reports_nothing() -> None:
+    """Interrupted after its second batch it yields an event, returns None, and puts the model back in training mode."""
     evaluator = Watched()
     reported: list[dict[str, float]] = []
     batches = 0
 
-    def heed() -> Iterator[AnyEvent]:
+    def apply_requests() -> Iterator[AnyEvent]:
         nonlocal batches
         batches += 1
         return iter(())
@@ -97,7 +97,7 @@ def test_an_interrupted_evaluation_reports_nothing_and_leaves_training_as_it_was
             step=3,
             clock=ManualClock(),
             report=reported.append,
-            apply_requests=heed,
+            apply_requests=apply_requests,
             interrupted=lambda: batches == 2,
         )
     )
@@ -105,11 +105,11 @@ def test_an_interrupted_evaluation_reports_nothing_and_leaves_training_as_it_was
     assert reported == []
     assert names(events) == ["EvaluationBegan", *["PredictionStepEnded"] * 2, "EvaluationInterrupted"]
     assert events[-1] == EvaluationInterrupted(3)
-    assert evaluator.asked == ["begin", "closed", "end"]
+    assert evaluator.calls == ["begin", "closed", "end"]
 
 
-def test_a_broken_evaluation_puts_the_model_back() -> None:
-    """An error while predicting goes on after the evaluator was ended."""
+def test_a_failed_evaluation_restores_training_mode() -> None:
+    """An error during prediction is propagated after the evaluator was ended."""
 
     class Broken(Watched):
         def step(self, batch: object) -> int:
@@ -118,4 +118,4 @@ def test_a_broken_evaluation_puts_the_model_back() -> None:
     evaluator = Broken()
     with pytest.raises(ArithmeticError, match="no number"):
         list(predict(evaluator, 0, nothing, lambda: False))
-    assert evaluator.asked == ["begin", "closed", "end"]
+    assert evaluator.calls == ["begin", "closed", "end"]

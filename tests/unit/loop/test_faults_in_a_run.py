@@ -1,4 +1,4 @@
-"""However little of what a run writes comes to the disk: taken up again, it ends as the run that nobody killed."""
+"""Runs that die in a storage operation and are resumed end like uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KIND = Kind("stateful", "reduce_lr_on_plateau", 4, scaling=True, stopping=True, 
 
 
 def run_on(storage: Storage, in_background: bool) -> Run[object, object]:
-    """A run that saves at every second step, keeps the newest and the best, and ends with the best weights."""
+    """Run with a save at every second step, keep the newest and the best, and end with the best weights."""
     run = make(KIND, storage)
     assert isinstance(run.checkpoints, CheckpointStore)
     run.checkpoints.background = ThreadBackground() if in_background else None
@@ -35,10 +35,10 @@ def run_on(storage: Storage, in_background: bool) -> Run[object, object]:
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("done", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("publication", list(Publication))
-def test_a_run_goes_on_exactly_after_a_death_in_any_operation(
+def test_a_run_resumes_exactly_after_a_death_in_any_operation(
     publication: Publication, done: float, in_background: bool
 ) -> None:
-    """Weights, optimizer, schedule, history and every step, in the order in which they would have come."""
+    """Weights, optimizer, schedule, history and the sequence of steps are those of an uninterrupted run."""
     whole = record_run(run_on(MemoryStorage(publication), in_background))
     counted = FaultyStorage(MemoryStorage(publication))
     record_run(run_on(counted, in_background))

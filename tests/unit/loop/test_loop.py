@@ -1,4 +1,4 @@
-"""The loop, on the fakes."""
+"""The training loop on the fakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.loop.small import ROWS, every, make_small, names
 
 
 class Unbounded(InMemoryBatches[Any]):
-    """Batches that do not say how many they are."""
+    """Batches of unknown number."""
 
     def batches_per_epoch(self) -> Any:
         return None
@@ -35,15 +35,15 @@ class Once(Unbounded):
             yield from super().epoch(epoch, position)
 
 
-def test_events_come_in_the_order_of_what_happens() -> None:
-    """A run announces itself, each epoch, each step, and its end."""
+def test_events_come_in_order() -> None:
+    """A run yields events for its start, each epoch, each step, and its end."""
     small = make_small(rows=ROWS[:4], epochs=1)
     step = ["StepBegan", "StepEnded"]
     assert names(small.events()) == ["TrainBegan", "EpochBegan", *step, *step, "EpochEnded", "Logged", "TrainEnded"]
 
 
-def test_micro_steps_are_announced_but_for_the_last_of_their_window() -> None:
-    """A window of three has two micro-step events, and one of the two that are left over has one."""
+def test_micro_steps_yield_events_except_the_last_of_a_window() -> None:
+    """A window of three has two micro-step events, and one of the two remaining batches has one."""
     small = make_small(rows=ROWS[:10], accumulation=3, epochs=1)
     events = small.events()
     micro = [event for event in events if isinstance(event, MicroStepEnded)]
@@ -53,11 +53,13 @@ def test_micro_steps_are_announced_but_for_the_last_of_their_window() -> None:
     assert float(micro[0].loss) == float(ended[0].losses[0])  # type: ignore[arg-type]
 
 
-def test_the_first_step_can_be_checked_by_hand() -> None:
-    """One step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, unclipped; and its log."""
+def test_the_first_step_matches_a_hand_calculation() -> None:
+    """Check one step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, unclipped; and
+    its log.
+    """
     small = make_small(rows=ROWS[:2], epochs=1, max_norm=0, triggers=every(log=1))
     small.events()
-    gradient_weight = 2 * (1 * 1 + 0.75 * 0.875) / 2  # errors and features are of opposite sign
+    gradient_weight = 2 * (1 * 1 + 0.75 * 0.875) / 2  # errors and features have opposite signs
     gradient_bias = 2 * (1 + 0.75) / 2
     assert small.parameters == pytest.approx([0.1 * gradient_weight, -0.1 * gradient_bias])
     loss = (1 + 0.75**2) / 2
@@ -77,7 +79,7 @@ def test_losses_fall() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.floats(0.1, 3))
 def test_every_sample_of_the_plan_is_trained_on(rows: int, batch_size: int, accumulation: int, epochs: float) -> None:
-    """Steps and samples are those of the plan, whatever the sizes."""
+    """The numbers of steps and samples are those of the plan, for all sizes."""
     small = make_small(rows=(ROWS * 3)[:rows], batch_size=batch_size, accumulation=accumulation, epochs=epochs)
     events = small.events()
     plan, state = small.run.plan, small.run.state
@@ -88,8 +90,8 @@ def test_every_sample_of_the_plan_is_trained_on(rows: int, batch_size: int, accu
     assert sum(isinstance(event, EpochEnded) for event in events) == plan.epochs
 
 
-def test_accumulation_equals_a_batch_as_large_as_the_window() -> None:
-    """Four micro-batches of two rows train as one batch of eight, the partial last window included."""
+def test_accumulation_equals_a_larger_batch() -> None:
+    """Four micro-batches of two rows train like one batch of eight, including the partial last window."""
     whole = make_small(rows=ROWS[:14], batch_size=8)
     pieces = make_small(rows=ROWS[:14], batch_size=2, accumulation=4)
     whole.events(), pieces.events()
@@ -97,31 +99,31 @@ def test_accumulation_equals_a_batch_as_large_as_the_window() -> None:
     assert pieces.run.state.samples == whole.run.state.samples
 
 
-def test_a_run_of_unknown_length_goes_by_steps() -> None:
-    """Data without a length are read again and again until max_steps, and the whole run counts as one pass."""
+def test_a_run_of_unknown_length_counts_steps() -> None:
+    """Data of unknown length are read repeatedly until max_steps, and the whole run counts as one epoch."""
     small = make_small(batches=Unbounded(ROWS, 4), max_steps=10)
     events = small.events()
     assert [event.epoch for event in events if isinstance(event, EpochBegan)] == [0, 1, 2]
     assert small.run.state.step == 10
 
 
-def test_data_that_run_dry_end_the_run_with_a_warning() -> None:
-    """An iterator that is used up after its first epoch trains once and says so."""
+def test_exhausted_data_end_the_run_with_a_warning() -> None:
+    """An iterator that is exhausted after its first epoch trains once and warns."""
     small = make_small(batches=Once(ROWS, 4), max_steps=10)
     with pytest.warns(UserWarning, match="no batches in epoch 1, so training stops after step 4 of 10"):
         small.events()
     assert small.run.state.step == 4
 
 
-def test_no_data_at_all_are_an_error() -> None:
-    """Data of unknown length that turn out to be empty are refused."""
+def test_empty_data_are_an_error() -> None:
+    """Data of unknown length without a batch are refused."""
     small = make_small(batches=Unbounded([], 4), max_steps=10)
     with pytest.raises(DataError, match="yielded no batches"):
         small.events()
 
 
 def test_a_callback_may_end_the_epoch() -> None:
-    """should_epoch_stop goes to the end of the epoch, and the next begins as usual."""
+    """should_epoch_stop skips to the end of the epoch, and the next starts as usual."""
     small = make_small(rows=ROWS, epochs=2)
     seen: list[AnyEvent] = []
     for event in train(small.run):
@@ -133,8 +135,8 @@ def test_a_callback_may_end_the_epoch() -> None:
     assert small.run.state.step == 11
 
 
-def test_a_callback_may_end_the_run_with_the_actions_of_the_epochs_end() -> None:
-    """should_training_stop ends the run after this step, announcing the end of the epoch as the reference does."""
+def test_a_callback_may_stop_the_run_with_an_epoch_end() -> None:
+    """should_training_stop ends the run after this step with an epoch-end event, as in transformers."""
     small = make_small()
     for event in train(small.run):
         if isinstance(event, StepEnded) and event.step == 2:
@@ -145,8 +147,8 @@ def test_a_callback_may_end_the_run_with_the_actions_of_the_epochs_end() -> None
     assert not small.run.stopped
 
 
-def test_actions_that_callbacks_switch_on_are_done_once() -> None:
-    """A switch set while a log is handled is acted upon, and is off at the next step."""
+def test_actions_requested_by_callbacks_are_done_once() -> None:
+    """A flag that is set while a log is handled takes effect, and is off at the next step."""
     small = make_small(triggers=every(log=3))
     for event in train(small.run):
         if isinstance(event, Logged) and event.step == 3 and "loss" in event.values:
@@ -154,8 +156,8 @@ def test_actions_that_callbacks_switch_on_are_done_once() -> None:
     assert sum("eval_loss" in log for log in small.logs) == 1
 
 
-def test_a_switch_set_too_late_is_cleared() -> None:
-    """What a callback switches on after its action's turn is not done at the next step."""
+def test_a_flag_set_too_late_is_cleared() -> None:
+    """A flag that a callback sets after its action does not take effect at the next step."""
     small = make_small(triggers=every(save=3))
     for event in train(small.run):
         if type(event).__name__ == "CheckpointPublished":
@@ -164,7 +166,7 @@ def test_a_switch_set_too_late_is_cleared() -> None:
 
 
 def test_next_may_come_from_another_thread_each_time() -> None:
-    """Nothing of the run is tied to a thread."""
+    """No state of the run is bound to a thread."""
     alone, threaded = make_small(), make_small()
     alone.events()
     events = train(threaded.run)
@@ -184,7 +186,7 @@ def test_next_may_come_from_another_thread_each_time() -> None:
     "stop_at", ["TrainBegan", "EpochBegan", "StepBegan", "StepEnded", "Logged", "PredictionStepEnded"]
 )
 def test_closing_releases_everything_and_saves_nothing(stop_at: str) -> None:
-    """However far a run has come, close() calls every cleanup once and yields and saves nothing more."""
+    """At any point of a run, close() calls every cleanup once, and yields and saves nothing more."""
     called: list[str] = []
     small = make_small(triggers=every(log=2, evaluate=2, save=8), cleanups=[lambda: called.append("cleanup")])
     events = train(small.run)
@@ -200,8 +202,8 @@ def test_closing_releases_everything_and_saves_nothing(stop_at: str) -> None:
     assert list(events) == []
 
 
-def test_an_error_in_the_data_goes_on_after_the_cleanup() -> None:
-    """The original exception comes out, and the run is released."""
+def test_an_error_in_the_data_is_raised_after_cleanup() -> None:
+    """The original exception is propagated, and the run is cleaned up."""
 
     class Broken(InMemoryBatches[Any]):
         def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -215,8 +217,8 @@ def test_an_error_in_the_data_goes_on_after_the_cleanup() -> None:
     assert called == ["cleanup"]
 
 
-def test_every_cleanup_is_called_whatever_the_others_do() -> None:
-    """A cleanup that fails does not keep the others from being called; its error is raised in the end."""
+def test_every_cleanup_is_called_despite_errors() -> None:
+    """A cleanup that fails does not prevent the others; its error is raised in the end."""
     called: list[str] = []
 
     def fail() -> None:
@@ -229,7 +231,7 @@ def test_every_cleanup_is_called_whatever_the_others_do() -> None:
 
 
 def test_data_are_closed_with_the_run() -> None:
-    """The generator of batches is closed when the run is, so that its workers can stop."""
+    """The generator of batches is closed with the run, so that its workers can stop."""
     closed: list[bool] = []
 
     class Watched(InMemoryBatches[Any]):
@@ -247,8 +249,8 @@ def test_data_are_closed_with_the_run() -> None:
     assert closed == [True]
 
 
-def test_windows_read_no_batch_before_its_turn() -> None:
-    """A window is handed out before the next one's first batch is read."""
+def test_windows_read_no_batch_early() -> None:
+    """A window is yielded before the next one's first batch is read."""
     read: list[int] = []
 
     def batches() -> Generator[int, None, None]:
@@ -262,16 +264,16 @@ def test_windows_read_no_batch_before_its_turn() -> None:
     assert list(groups) == [[2, 3], [4]]
 
 
-def test_the_counters_see_every_micro_batch() -> None:
-    """Each counter is called once for each micro-batch that was trained on."""
+def test_counters_get_every_micro_batch() -> None:
+    """Each counter is called once per micro-batch that was trained on."""
     counted: list[int] = []
     small = make_small(accumulation=3, epochs=1, counters=[lambda batch: counted.append(len(batch))])
     small.events()
     assert counted == [2] * 8
 
 
-def test_switches_are_read_and_set_by_name() -> None:
-    """`due` lists the actions in their order, and `set_due` sets exactly those."""
+def test_flags_are_read_and_set_by_name() -> None:
+    """`due` lists the actions in order, and `set_due` sets exactly those."""
     control = ControlFlags(should_save=True, should_log=True, should_training_stop=True)
     assert control.due_actions() == ["log", "save"]
     control.set_due_actions(["evaluate"])

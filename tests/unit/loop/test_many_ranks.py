@@ -1,4 +1,4 @@
-"""Whole runs of many ranks in a simulated world: they agree on everything, and one that fails is known to all."""
+"""Runs of many simulated ranks agree on everything, and a failing rank is reported to all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ METRICS = [0.5, 0.9, 0.4, 0.7]
 
 @frozen
 class Ended:
-    """How a rank's run ended."""
+    """The end of a rank's run."""
 
     step: int
     stopped: bool
@@ -45,8 +45,10 @@ class Ended:
     history: tuple[float, ...]
 
 
-def training(storage: MemoryStorage, metrics: list[float], asked: dict[int, int]) -> Callable[[Collectives], Ended]:
-    """A run that evaluates, saves and rotates at every step; `asked`: at which step which rank is asked to stop."""
+def training(storage: MemoryStorage, metrics: list[float], stops: dict[int, int]) -> Callable[[Collectives], Ended]:
+    """Return a run that evaluates, saves and rotates at every step; `stops` maps a rank to the step at
+    which it is asked to stop.
+    """
 
     def run_rank(rank: Collectives) -> Ended:
         logged: list[float] = []
@@ -76,7 +78,7 @@ def training(storage: MemoryStorage, metrics: list[float], asked: dict[int, int]
         )
         run.agreement = make_agreement(run.requests, rank)
         for event in train(run):
-            if isinstance(event, StepEnded) and asked.get(rank.rank) == event.step:
+            if isinstance(event, StepEnded) and stops.get(rank.rank) == event.step:
                 run.requests.request_stop()
         state = run.state
         return Ended(state.step, run.stopped, state.best_metric, state.best_checkpoint, tuple(logged))
@@ -84,12 +86,12 @@ def training(storage: MemoryStorage, metrics: list[float], asked: dict[int, int]
     return run_rank
 
 
-def check(size: int, metrics: list[float], asked: dict[int, int]) -> None:
-    """All ranks end alike, with the best and the newest checkpoint there, and no other."""
+def check(size: int, metrics: list[float], stops: dict[int, int]) -> None:
+    """Check that all ranks end the same, with only the best and the newest checkpoint left."""
     storage = MemoryStorage()
-    ended = SimulatedWorld(size, timeout=60).run(training(storage, metrics, asked))
+    ended = SimulatedWorld(size, timeout=60).run(training(storage, metrics, stops))
     assert ended == [ended[0]] * size
-    first = min((step for rank, step in asked.items() if rank < size), default=None)
+    first = min((step for rank, step in stops.items() if rank < size), default=None)
     assert ended[0].stopped == (first is not None and first <= len(metrics))
     done = metrics[: ended[0].step]
     assert ended[0].best_metric == max(done)
@@ -107,19 +109,19 @@ def check(size: int, metrics: list[float], asked: dict[int, int]) -> None:
     st.lists(st.floats(0, 1), min_size=1, max_size=5),
     st.dictionaries(st.integers(0, 7), st.integers(1, 5), max_size=2),
 )
-def test_ranks_agree_on_stop_save_best_and_rotation(size: int, metrics: list[float], asked: dict[int, int]) -> None:
-    """Whatever the metrics are, and whoever is asked to stop, and when."""
-    check(size, metrics, asked)
+def test_ranks_agree_on_stop_save_best_and_rotation(size: int, metrics: list[float], stops: dict[int, int]) -> None:
+    """This holds for any metrics, and for a stop request on any rank at any step."""
+    check(size, metrics, stops)
 
 
 @pytest.mark.parametrize("size", [50, pytest.param(1000, marks=pytest.mark.matrix)])
-def test_so_do_many(size: int) -> None:
-    """A rank in the middle is asked."""
+def test_many_ranks_agree(size: int) -> None:
+    """One rank in the middle is asked to stop."""
     check(size, METRICS, {size // 2: 2})
 
 
 def failing(rank_that_fails: int) -> Callable[[Collectives], None]:
-    """Ranks that add up numbers; one has a bug."""
+    """Return ranks that add up numbers, one of which fails."""
 
     def run_rank(rank: Collectives) -> None:
         if rank.rank == rank_that_fails:
@@ -132,8 +134,8 @@ def failing(rank_that_fails: int) -> Callable[[Collectives], None]:
 
 @settings(max_examples=3, deadline=None)
 @given(st.integers(0, 999))
-def test_a_thousand_ranks_hear_which_one_failed(failed: int) -> None:
-    """All others, and at once."""
+def test_a_thousand_ranks_learn_which_one_failed(failed: int) -> None:
+    """All other ranks learn it at once."""
     world = SimulatedWorld(1000)
     for outcome in world.outcomes(failing(failed)):
         if outcome.rank != failed:
@@ -145,8 +147,10 @@ def test_a_thousand_ranks_hear_which_one_failed(failed: int) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 5), st.integers(1, 60))
-def test_a_rank_that_dies_leaves_only_whole_checkpoints(size: int, dead: int, operation: int) -> None:
-    """Whatever it was about to say: the others end with an error that names it, and what is saved is whole."""
+def test_a_rank_that_dies_leaves_only_complete_checkpoints(size: int, dead: int, operation: int) -> None:
+    """At whichever message it dies, the other ranks raise an error that names it, and saved checkpoints are
+    complete.
+    """
     dead %= size
     storage = MemoryStorage()
     world = SimulatedWorld(size, [Kill(dead, operation)], timeout=5)

@@ -1,4 +1,4 @@
-"""Stop, pause and save, asked of a live run."""
+"""Requests to stop, pause and save a live run."""
 
 from __future__ import annotations
 
@@ -41,19 +41,21 @@ from tests.unit.loop.small import Small, every, make_small, names, resume
 
 
 def drive(small: Small, at: type[AnyEvent], step: int, ask: str) -> list[AnyEvent]:
-    """The events of a run of which something is asked at the first event of a kind at a step."""
+    """Return the events of a run that gets a request at the first event of a kind at a step."""
     seen: list[AnyEvent] = []
-    asked = False
+    requested = False
     for event in train(small.run):
         seen.append(event)
-        if not asked and type(event) is at and event.step == step:
-            asked = True
+        if not requested and type(event) is at and event.step == step:
+            requested = True
             getattr(small.run.requests, ask)()
     return seen
 
 
-def test_a_stop_ends_the_run_at_this_boundary_without_the_epochs_end() -> None:
-    """Nothing is trained or evaluated after the stop, and the run says that it was stopped."""
+def test_a_stop_ends_the_run_at_this_boundary() -> None:
+    """Nothing is trained or evaluated after the stop, the epoch has no end event, and the run reports that it was
+    stopped.
+    """
     small = make_small(triggers=every(log=4))
     events = drive(small, StepEnded, 3, "request_stop")
     ended = events[-1]
@@ -62,8 +64,8 @@ def test_a_stop_ends_the_run_at_this_boundary_without_the_epochs_end() -> None:
     assert not [event for event in events if isinstance(event, EpochEnded)]
 
 
-def test_a_save_is_taken_at_the_next_boundary_and_answered() -> None:
-    """The handle gives the checkpoint's name once it is published."""
+def test_a_save_is_taken_at_the_next_boundary() -> None:
+    """The handle returns the checkpoint's name once it is published."""
     small = make_small()
     events = train(small.run)
     request = None
@@ -78,8 +80,8 @@ def test_a_save_is_taken_at_the_next_boundary_and_answered() -> None:
     assert [entry.name for entry in small.storage.list("")] == ["checkpoint-3"]
 
 
-def test_a_failed_save_answers_with_its_error_and_the_run_goes_on() -> None:
-    """A storage that fails once fails the request and not the run."""
+def test_a_failed_save_raises_its_error_and_the_run_continues() -> None:
+    """A single storage error fails the request but not the run."""
     small = make_small()
     small.store.storage = FaultyStorage(small.storage, [Fault(1, Effect.FAIL, "write")])
     requests: list[SaveRequest] = []
@@ -96,8 +98,8 @@ def test_a_failed_save_answers_with_its_error_and_the_run_goes_on() -> None:
     assert small.run.state.step == small.run.plan.total_steps
 
 
-def test_a_save_that_a_run_never_comes_to_fails() -> None:
-    """Whoever waits for a save of a run that was closed is told."""
+def test_an_unreached_save_fails() -> None:
+    """Waiting for a save of a run that was closed raises an error."""
     small = make_small()
     events = train(small.run)
     next(events)
@@ -108,7 +110,7 @@ def test_a_save_that_a_run_never_comes_to_fails() -> None:
 
 
 def test_a_paused_run_returns_from_every_next() -> None:
-    """Every `next` gives Paused at the same step until somebody resumes the run."""
+    """Every `next` yields Paused at the same step until the run is resumed."""
     small = make_small()
     events = train(small.run)
     for event in events:
@@ -122,7 +124,7 @@ def test_a_paused_run_returns_from_every_next() -> None:
 
 
 def test_a_paused_run_still_saves_and_stops() -> None:
-    """A save asked for while the run stands still is taken, and a stop ends the pause."""
+    """A save requested during the pause is taken, and a stop ends the pause."""
     small = make_small()
     events = train(small.run)
     for event in events:
@@ -141,8 +143,8 @@ def test_a_paused_run_still_saves_and_stops() -> None:
     assert rest[-1].stopped
 
 
-def test_a_stop_within_an_evaluation_leaves_it_due() -> None:
-    """The evaluation breaks off; saved before, the resumed run begins with that evaluation."""
+def test_a_stop_during_an_evaluation_leaves_it_due() -> None:
+    """The evaluation is interrupted; a checkpoint saved before resumes with that evaluation."""
     small = make_small(triggers=every(log=2, evaluate=4))
     seen = []
     for event in train(small.run):
@@ -160,16 +162,16 @@ def test_a_stop_within_an_evaluation_leaves_it_due() -> None:
     assert events[:2] == ["TrainBegan", "EvaluationBegan"]
 
 
-def test_what_is_asked_before_the_first_step_is_done_before_it() -> None:
-    """A stop that was asked for before the run began ends it before its first step."""
+def test_requests_before_the_first_step_are_handled_before_it() -> None:
+    """A stop that is requested before the run starts ends it before its first step."""
     small = make_small()
     small.run.requests.request_stop()
     events = small.events()
     assert names(events) == ["TrainBegan", "Logged", "TrainEnded"]
 
 
-def test_whoever_waits_for_the_end_of_a_pause_is_woken() -> None:
-    """A waiting thread goes on when another resumes the run, or stops it."""
+def test_a_thread_waiting_for_the_end_of_a_pause_is_woken() -> None:
+    """It continues when another thread resumes or stops the run."""
     for wake in ("resume", "request_stop", "clear"):
         requests = Requests()
         requests.pause()
@@ -181,8 +183,8 @@ def test_whoever_waits_for_the_end_of_a_pause_is_woken() -> None:
         assert not thread.is_alive()
 
 
-def test_clearing_forgets_everything() -> None:
-    """After `clear` nothing is asked for, and saves that were are answered with an error."""
+def test_clearing_cancels_all_requests() -> None:
+    """After `clear` no request is pending, and pending saves fail with an error."""
     requests = Requests()
     requests.request_stop("why")
     requests.pause()
@@ -194,7 +196,7 @@ def test_clearing_forgets_everything() -> None:
 
 
 def test_one_process_agrees_with_itself() -> None:
-    """In a world of one a request is agreed on at once, and there is nothing to ask while there is none."""
+    """In a world of one a request is agreed on at once, and without requests nothing is exchanged."""
     requests = Requests()
     agreement = make_agreement(requests, SingleProcessCollectives())
     assert isinstance(agreement, LocalAgreement)
@@ -209,7 +211,7 @@ def test_one_process_agrees_with_itself() -> None:
     st.integers(2, 6), st.integers(0, 5), st.sampled_from(["request_stop", "request_save", "pause"]), st.integers(0, 6)
 )
 def test_ranks_act_at_the_same_boundary(world_size: int, rank: int, ask: str, boundary: int) -> None:
-    """What one rank is asked at a boundary all ranks do at the next, together, and a save once."""
+    """A request on one rank takes effect on all ranks together at the next boundary, and a save once."""
     rank %= world_size
 
     def boundaries(collectives: object) -> Iterator[AgreedRequests]:
@@ -227,14 +229,16 @@ def test_ranks_act_at_the_same_boundary(world_size: int, rank: int, ask: str, bo
 
     outcomes = SimulatedWorld(world_size).run(lambda collectives: list(boundaries(collectives)))
     assert all(outcome == outcomes[0] for outcome in outcomes)
-    acted = [number for number, asked in enumerate(outcomes[0]) if evolve(asked, collect=False) != AgreedRequests()]
+    acted = [
+        number for number, requested in enumerate(outcomes[0]) if evolve(requested, collect=False) != AgreedRequests()
+    ]
     assert acted[0] == boundary + 1
     if ask == "request_save":
         assert acted == [boundary + 1]
 
 
-def test_a_save_behind_the_loop_answers_when_it_is_durable() -> None:
-    """The request is open while the run goes on, and answered with the boundary at which the save is told."""
+def test_a_background_save_completes_when_it_is_durable() -> None:
+    """The request is pending while the run continues, and completes at the boundary that reports the save."""
     storage = GatedStorage()
     small = make_small()
     small.store.storage, small.store.background = storage, ThreadBackground()
@@ -254,8 +258,8 @@ def test_a_save_behind_the_loop_answers_when_it_is_durable() -> None:
     assert answered_at == 5
 
 
-def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
-    """Closing a run finishes the save, and whoever waits for it hears so."""
+def test_a_save_in_flight_completes_when_the_run_is_closed() -> None:
+    """Closing a run finishes the save, and completes its request."""
     storage = GatedStorage()
     small = make_small()
     small.store.storage, small.store.background = storage, ThreadBackground()
@@ -270,22 +274,22 @@ def test_a_save_in_flight_when_the_run_is_closed_is_answered() -> None:
     assert request.wait(0) == f"checkpoint-{small.run.state.step}"
 
 
-def test_a_save_behind_a_paused_run_is_answered() -> None:
-    """A run that stands still waits for the save that was asked for, and tells of it before it says it is paused."""
+def test_a_background_save_of_a_paused_run_completes() -> None:
+    """A paused run waits for the requested save, and reports it before the pause."""
     small = make_small()
     small.store.background = ThreadBackground()
     events = train(small.run)
     next(events)
     small.run.requests.pause()
     request = small.run.requests.request_save()
-    told = [next(events) for _ in range(3)]
-    assert [type(event) for event in told] == [Saved, CheckpointPublished, Paused]
+    saves = [next(events) for _ in range(3)]
+    assert [type(event) for event in saves] == [Saved, CheckpointPublished, Paused]
     assert request.wait(0) == "checkpoint-0"
     events.close()
 
 
-def test_a_wait_looks_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause that ends unheard, as where a signal handler ends it in the waiting thread, is noticed all the same."""
+def test_a_wait_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a pause without a notification, as by a signal handler in the waiting thread, is noticed."""
     monkeypatch.setattr(requests_module, "PAUSE_POLL_SECONDS", 0.01)
     requests = Requests()
     requests.pause()
@@ -293,23 +297,23 @@ def test_a_wait_looks_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests.wait_while_paused()
 
 
-class Demanding(NoCheckpoints):
-    """Notes which saves are said to be required."""
+class RecordingRequired(NoCheckpoints):
+    """Records which saves are required."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, bool]] = []
+        self.saves: list[tuple[int, bool]] = []
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
-        """No checkpoint, no event, but a note."""
-        self.told.append((state.step, required))
+        """Record the save; there is no checkpoint and no event."""
+        self.saves.append((state.step, required))
         return iter(())
 
 
 @pytest.mark.parametrize("ask", ["request_save", "request_stop"])
-def test_only_a_save_that_nobody_wants_may_be_left_out(ask: str) -> None:
-    """A save that somebody asked for, that comes with a stop, or that is the last, is required; others are not."""
+def test_only_a_scheduled_save_may_be_skipped(ask: str) -> None:
+    """A requested save, one that comes with a stop, and the last one are required; others are not."""
     small = make_small(triggers=every(save=1))
-    demanding = small.run.checkpoints = Demanding()
+    recording = small.run.checkpoints = RecordingRequired()
     for event in train(small.run):
         if isinstance(event, StepEnded) and event.step == 3:
             if ask == "request_save":
@@ -317,13 +321,13 @@ def test_only_a_save_that_nobody_wants_may_be_left_out(ask: str) -> None:
             else:
                 small.run.requests.request_stop("enough", save=True)
     last = small.run.state.step
-    required = [step for step, needed in demanding.told if needed]
+    required = [step for step, needed in recording.saves if needed]
     assert required == ([3, last] if ask == "request_save" else [3])
-    assert (1, False) in demanding.told
+    assert (1, False) in recording.saves
 
 
-def test_who_waits_for_a_paused_run_hears_that_it_is_over() -> None:
-    """Forgetting everything ends a pause, and the wait for its end."""
+def test_waiting_for_a_paused_run_ends_with_the_run() -> None:
+    """Clearing all requests ends a pause, and the wait for its end."""
     requests = Requests()
     requests.pause()
     waits: list[bool] = []

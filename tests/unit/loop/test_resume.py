@@ -1,4 +1,4 @@
-"""A run that is interrupted anywhere and taken up again is the run that was not."""
+"""A run that is interrupted at any point and resumed equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ CLOCK_READINGS = ("runtime", "second")
 
 
 def history(small: Small) -> list[dict[str, Any]]:
-    """What was logged, without clock readings."""
+    """Return the log history without clock readings."""
     logged = small.run.state.history
     return [{name: v for name, v in log.items() if not name.endswith(CLOCK_READINGS)} for log in logged]
 
 
 def outcome(small: Small) -> tuple[Any, ...]:
-    """Everything that two equal runs have in common at their end."""
+    """Return what two equal runs have in common at their end."""
     state = small.run.state
     return small.parameters, history(small), state.step, state.samples, state.best_metric, state.loss_total
 
@@ -55,10 +55,10 @@ SIZES = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=150)
 @given(RHYTHMS, SIZES, st.integers(1, 16), st.data())
-def test_a_resumed_run_equals_the_one_that_was_not_interrupted(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     triggers: Triggers, sizes: dict[str, Any], rows: int, data: st.DataObject
 ) -> None:
-    """Whatever event the save and the end come at, the second half does what the first would have gone on to do."""
+    """At whichever event the run is saved and ended, the resumed run does what the first would have done."""
     whole = make_small(rows=ROWS[:rows], triggers=triggers, **sizes)
     events = whole.events()
     stop_after = data.draw(st.integers(0, len(events) - 1))
@@ -78,8 +78,8 @@ def test_a_resumed_run_equals_the_one_that_was_not_interrupted(
 
 
 @pytest.mark.parametrize("step", range(1, 17))
-def test_interrupted_twice_in_a_row(step: int) -> None:
-    """A run that is broken off at a step, and again at the next, ends as if nothing had happened."""
+def test_a_run_can_be_interrupted_twice_in_a_row(step: int) -> None:
+    """A run that is interrupted at a step, and again at the next, ends like an uninterrupted one."""
     triggers = every(log=3, evaluate=4)
     whole = make_small(triggers=triggers)
     whole.events()
@@ -99,8 +99,8 @@ def test_interrupted_twice_in_a_row(step: int) -> None:
     assert outcome(last) == outcome(whole)
 
 
-def test_a_finished_run_that_is_resumed_trains_no_further_step() -> None:
-    """Resumed from the checkpoint of its end, a run announces nothing but its beginning and its end."""
+def test_a_finished_run_resumes_without_a_step() -> None:
+    """Resumed from its last checkpoint, a run yields only its start and its end."""
     triggers = Triggers(save=Trigger(Interval.EPOCH))
     small = make_small(triggers=triggers)
     small.events()
@@ -110,8 +110,8 @@ def test_a_finished_run_that_is_resumed_trains_no_further_step() -> None:
     assert again.parameters == small.parameters
 
 
-def gone_on(first: dict[str, Any], then: dict[str, Any]) -> tuple[Small, list[AnyEvent]]:
-    """A run of one plan that came to its end, taken up under another; and what happened from there."""
+def resumed_under(first: dict[str, Any], then: dict[str, Any]) -> tuple[Small, list[AnyEvent]]:
+    """Finish a run of one plan, resume it under another, and return what follows."""
     triggers = Triggers(save=Trigger(Interval.EPOCH))
     short = make_small(**first, triggers=triggers)
     short.events()
@@ -123,27 +123,27 @@ def gone_on(first: dict[str, Any], then: dict[str, Any]) -> tuple[Small, list[An
 @pytest.mark.parametrize(
     ("first", "then"), [({"max_steps": 3}, {"max_steps": 8}), ({"epochs": 0.375}, {"epochs": 1.0})]
 )
-def test_a_run_that_ended_within_a_pass_goes_on_there_under_a_longer_plan(
+def test_a_run_that_ended_within_an_epoch_resumes_there_under_a_longer_plan(
     first: dict[str, Any], then: dict[str, Any]
 ) -> None:
-    """3 steps and then 8 train on the samples of one run of 8 steps, though its learning rates differ."""
-    longer, events = gone_on(first, then)
+    """3 steps and then 8 train on the samples of a single run of 8 steps, though its learning rates differ."""
+    longer, events = resumed_under(first, then)
     assert [event.step for event in events if isinstance(event, EpochEnded)] == [8]
     assert longer.run.state.samples == 16
 
 
 @pytest.mark.parametrize(("first", "then"), [({"max_steps": 8}, {"max_steps": 12}), ({"epochs": 1.0}, {"epochs": 1.5})])
-def test_a_run_that_ended_with_a_pass_begins_the_next_under_a_longer_plan(
+def test_a_run_that_ended_with_an_epoch_starts_the_next_under_a_longer_plan(
     first: dict[str, Any], then: dict[str, Any]
 ) -> None:
-    """It does not announce the pass again of which no sample is left."""
-    longer, events = gone_on(first, then)
+    """It yields no further event for the finished epoch."""
+    longer, events = resumed_under(first, then)
     assert [(event.step, event.epoch) for event in events if isinstance(event, EpochBegan)] == [(8, 1)]
     assert longer.run.state.samples == 24
 
 
-def test_an_epoch_that_was_cut_short_by_a_callback_stays_over() -> None:
-    """Resumed from its end, the run begins the next epoch and not the rest of that one."""
+def test_an_epoch_that_a_callback_ended_stays_ended() -> None:
+    """Resumed from its end, the run starts the next epoch instead of the rest of that one."""
     triggers = Triggers(save=Trigger(Interval.EPOCH))
     small = make_small(triggers=triggers)
     for event in train(small.run):
@@ -157,8 +157,8 @@ def test_an_epoch_that_was_cut_short_by_a_callback_stays_over() -> None:
     assert [event.step for event in events if isinstance(event, EpochEnded)] == [11]
 
 
-def test_the_first_evaluation_comes_once() -> None:
-    """With evaluate_first a fresh run evaluates before its first step, and a resumed one does not."""
+def test_the_first_evaluation_is_done_once() -> None:
+    """With evaluate_first a new run evaluates before its first step, and a resumed one does not."""
     small = make_small(evaluate_first=True, triggers=every(save=4))
     events = small.events()
     assert names(events)[:2] == ["TrainBegan", "EvaluationBegan"]
@@ -167,16 +167,16 @@ def test_the_first_evaluation_comes_once() -> None:
     assert not [event for event in again.events() if isinstance(event, EvaluationBegan)]
 
 
-def test_the_first_evaluation_decides_nothing() -> None:
-    """What is measured before the first step is no best metric, and switches nothing on."""
+def test_the_first_evaluation_has_no_effect() -> None:
+    """Metrics before the first step are not the best metric, and set no flag."""
     small = make_small(evaluate_first=True, triggers=every(save=4), best=BestMetric("loss", greater_is_better=False))
     for event in train(small.run):
         assert not isinstance(event, EvaluationBegan) or not small.run.control.should_evaluate
     assert small.run.state.best_metric is None
 
 
-def test_what_is_switched_on_before_the_first_step_is_switched_off_with_it() -> None:
-    """A log, an evaluation and a save asked for when a run or an epoch begins are seen, and not done."""
+def test_flags_set_before_the_first_step_are_cleared() -> None:
+    """A log, an evaluation or a save requested at the start of a run or an epoch is visible, but not done."""
     for early in (TrainBegan, EpochBegan):
         small = make_small(epochs=1)
         seen: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""Every combination of what a run is made of, cut in every way: it goes on as if nothing had happened."""
+"""Every combination of a run's parts, interrupted in every way, resumes exactly."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from hexloop.testing import (
     simulated_run,
 )
 
-# A run that is told to stop before its first save has no best checkpoint to end with.
+# A run that is stopped before its first save has no best checkpoint to end with.
 pytestmark = pytest.mark.filterwarnings("ignore:The run ends with")
 
 ROWS: list[Row] = [((x / 8,), x / 4 + 1) for x in range(-5, 6)]
-"""Eleven rows: six batches of two an epoch, the last of one; two windows of four batches, the last of two."""
+"""Eleven rows: an epoch has six batches of two, the last of one row, in two windows of four, the last of two."""
 
 STEPS = {1: 13, 4: 5}
-"""By accumulation: two epochs and a bit of the third."""
+"""Steps by accumulation: two epochs and a part of the third."""
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cosine_with_min_lr": {"min_lr": 0.01},
@@ -57,7 +57,7 @@ LOSS = BestMetric("loss")
 
 
 class NoisyRows:
-    """Rows with noise from a generator of their own, all of which their state tells."""
+    """Rows with noise from a generator whose state is part of their state."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows, self._read, self._random = rows, 0, random.Random(5)
@@ -78,7 +78,7 @@ class NoisyRows:
 
 
 class ReadAhead(InMemoryBatches[Row]):
-    """Shuffled rows, three batches of which are read before one is handed out, with noise that follows from the row."""
+    """Shuffled rows, read three batches ahead, with noise that depends on the row."""
 
     def epoch(self, epoch: int, position: int) -> Generator[list[Row], None, None]:
         ahead = deque[list[Row]]()
@@ -103,9 +103,10 @@ DATA: Mapping[str, Callable[[], Any]] = {
 
 @frozen
 class Kind:
-    """What a run is made of.
+    """The parts of a run.
 
-    stopping: patience may end it, and its best weights do. callback: somebody counts rows, and shows them in each log.
+    stopping: early stopping is on, and the run ends with its best weights. callback: a callback counts rows and adds
+    them to each log.
     """
 
     data: str
@@ -117,7 +118,7 @@ class Kind:
 
 
 def make(kind: Kind, storage: Storage) -> Run[Any, Any]:
-    """A run as a new process would make it."""
+    """Return a run as a new process would build it."""
     trainable, steps = least_squares(1, 0.1), STEPS[kind.accumulation]
     run: Run[Any, Any] = simulated_run(
         ROWS,
@@ -149,7 +150,7 @@ def make(kind: Kind, storage: Storage) -> Run[Any, Any]:
 
 
 class Deciding(CheckpointStore):
-    """Decides once more, when the run is resumed, whether patience has ended it."""
+    """Decides again on resume whether patience has ended the run."""
 
     def __init__(self, run: Run[Any, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -170,7 +171,7 @@ def scheduler(name: str, steps: int, set_rates: Any) -> ScheduledRates | Adaptiv
 
 
 def evaluate(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation:
-    def heed_requests() -> Iterator[AnyEvent]:
+    def apply_agreed_requests() -> Iterator[AnyEvent]:
         return apply_requests(run) if run.agreement.waiting else iter(())
 
     return evaluation.evaluate(
@@ -179,13 +180,13 @@ def evaluate(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation
         step=run.state.step,
         clock=run.clock,
         report=run.report,
-        apply_requests=heed_requests,
+        apply_requests=apply_agreed_requests,
         interrupted=lambda: run.stopped,
     )
 
 
 def with_patience(run: Run[Any, Any], evaluator: LeastSquaresEvaluator) -> Evaluation:
-    """Ends the run after two evaluations in a row that were hardly better than the best."""
+    """Ends the run after two consecutive evaluations that hardly improved on the best."""
     metrics = yield from evaluate(run, evaluator)
     if metrics is not None:
         kept = run.state.callbacks
@@ -213,7 +214,7 @@ class At:
 
 
 Way = Callable[[int], Sequence[tuple[Cut, bool]]]
-"""From the number of steps of a run to the interruptions of it: where, and whether it is told to stop or just ends."""
+"""Maps the number of steps of a run to its interruptions: where, and whether it is asked to stop or just ends."""
 
 WAYS: Mapping[str, Way] = {
     "after the first step": lambda last: [(step_is(1), False)],
@@ -237,7 +238,7 @@ def joined(steps: dict[int, Any], rest: RunRecord) -> dict[int, Any]:
 
 
 def interrupted(kind: Kind, way: Way, last: int) -> RunRecord:
-    """What is noted of a run that was interrupted and then brought to its end."""
+    """Return what is recorded of a run that was interrupted and then finished."""
     storage, steps = MemoryStorage(), dict[int, Any]()
     for number, (cut, stop) in enumerate(way(last)):
         steps = joined(steps, record_run(make(kind, storage), resume=number > 0, cut=cut, stop=stop))
@@ -262,8 +263,10 @@ def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
 
 
 def test_combinations_resume_exactly() -> None:
-    """Weights, optimizer, schedule, loss scale, history and every step equal the whole run's, however it was cut."""
-    chosen = PRODUCT[::11]  # 11 divides no number of values, so all values of a factor come
+    """Weights, optimizer, schedule, loss scale, history and steps equal the uninterrupted run's for every
+    interruption.
+    """
+    chosen = PRODUCT[::11]  # 11 is coprime to the number of values of every factor, so all values occur
     assert all({each[factor] for each in chosen} == {each[factor] for each in PRODUCT} for factor in range(7))
     assert_resumes_exactly(chosen)
 
@@ -271,15 +274,15 @@ def test_combinations_resume_exactly() -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("data", DATA)
 def test_every_combination_resumes_exactly(data: str) -> None:
-    """The whole product: data, schedule, accumulation, scaling, stopping, callback, and the way of interruption."""
+    """Test the full product of data, schedule, accumulation, scaling, stopping, callback, and interruption."""
     assert len(PRODUCT) == 4 * 12 * 2 * 2 * 2 * 2 * 9
     assert_resumes_exactly([each for each in PRODUCT if each[0] == data])
 
 
 @pytest.mark.parametrize("accumulation", STEPS)
 @pytest.mark.parametrize("data", DATA)
-def test_it_resumes_exactly_at_every_step(data: str, accumulation: int) -> None:
-    """Cut after any of its steps, a run with all that there is goes on exactly."""
+def test_a_run_resumes_exactly_at_every_step(data: str, accumulation: int) -> None:
+    """A run with all parts resumes exactly after an interruption at any of its steps."""
     kind = Kind(data, "reduce_lr_on_plateau", accumulation, scaling=True, stopping=True, callback=True)
     whole = record_run(make(kind, MemoryStorage()))
     for step in range(1, whole.last_step):
@@ -288,7 +291,7 @@ def test_it_resumes_exactly_at_every_step(data: str, accumulation: int) -> None:
 
 
 def test_early_stopping_ends_some_of_these_runs() -> None:
-    """The product means something: patience ends runs, and at different steps."""
+    """Patience ends some runs, and at different steps, so that the product does test it."""
     ends = {
         record_run(make(Kind("map", name, 1, scaling=False, stopping=True, callback=True), MemoryStorage())).last_step
         for name in [*SHAPES, *ADAPTIVE]

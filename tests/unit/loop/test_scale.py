@@ -1,6 +1,6 @@
-"""How much a run's processes say to each other, and how much they write, with 2 and with 1000 of them.
+"""Message and file counts per process, with 2 and with 1000 processes.
 
-docs/decisions/0010 goes on from these counts to 10,000 processes.
+docs/decisions/0010 extrapolates these counts to 10,000 processes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from hexloop.ports.state import Exportable, Part
 
 ROWS = [((float(number), 1.0), 2.0 * number) for number in range(8)]
 EACH = ("losses", "random", "data")
-"""What every process writes for itself."""
+"""The objects that every process writes itself."""
 
 
 class OneNumber:
-    """Keeps a number, as a JSON document."""
+    """Stores a number as a JSON document."""
 
     def export(self) -> Iterator[Part]:
-        """It."""
+        """Export the number."""
         yield json_part("number", 1)
 
     def load(self, parts: object) -> None:
-        """Nothing is read here."""
+        """No-op."""
 
 
 @pytest.mark.parametrize("size", [2, 10, 100, 1000])
-def test_a_step_is_one_message_of_a_process_whatever_their_number(size: int) -> None:
-    """The real loop: each boundary begins one reduction of nine numbers, and nobody waits for it."""
+def test_a_step_is_one_message_per_process(size: int) -> None:
+    """In the real loop each boundary starts one reduction of nine numbers, and does not wait for it."""
     world = SimulatedWorld(size)
 
     def steps(rank: Collectives) -> Generator[None, None, tuple[int, int]]:
@@ -64,7 +64,7 @@ def test_a_step_is_one_message_of_a_process_whatever_their_number(size: int) -> 
 
 
 def saved(size: int) -> tuple[set[int], set[str]]:
-    """How many messages a save was for each of the processes, and the files of the checkpoint."""
+    """Return the number of messages per process of a save, and the files of the checkpoint."""
     world, storage = SimulatedWorld(size), MemoryStorage()
 
     def save(rank: Collectives) -> int:
@@ -77,8 +77,8 @@ def saved(size: int) -> tuple[set[int], set[str]]:
 
 
 @pytest.mark.parametrize("size", [2, 10, 100, pytest.param(1000, marks=pytest.mark.matrix)])
-def test_a_save_is_five_messages_of_a_process_and_three_files(size: int) -> None:
-    """Five messages: the session, what is there, the staging folder, what each has written, that it is published."""
+def test_a_save_is_five_messages_per_process_and_three_files(size: int) -> None:
+    """The messages agree on session, existing checkpoints, staging folder, written files and publication."""
     messages, files = saved(size)
     assert messages == {5}
     own = {name for name in files if name.split("-rank-")[0].removesuffix(".json") in EACH}
@@ -87,13 +87,13 @@ def test_a_save_is_five_messages_of_a_process_and_three_files(size: int) -> None
 
 
 def layers(hidden: int, number: int, words: int) -> list[int]:
-    """The parameters of each tensor of a language model, in order."""
+    """Return the parameters of each tensor of a language model, in order."""
     layer = [hidden**2] * 4 + [4 * hidden**2] * 2 + [hidden] * 2
     return [words * hidden, *layer * number, hidden, words * hidden]
 
 
-def test_a_trillion_parameters_are_dealt_to_ten_thousand_processes() -> None:
-    """The figures of docs/decisions/0010: who writes, how many files, and how large."""
+def test_a_trillion_parameters_are_assigned_to_ten_thousand_processes() -> None:
+    """Check the figures of docs/decisions/0010: which ranks write, how many files, and how large."""
     parameters = layers(hidden=25_600, number=126, words=128_000)
     assert sum(parameters) == pytest.approx(1e12, rel=0.01)
     files, largest = [], []

@@ -19,8 +19,8 @@ from hexloop.testing import LeastSquares, PlainPrecision, SingleProcess
 from tests.unit.loop.small import every, make_small
 
 
-def test_rates_are_those_of_the_coming_update() -> None:
-    """Before update n the rates in force are the schedule's at n, and each log shows the rate that was used."""
+def test_rates_are_those_of_the_next_update() -> None:
+    """Before update n the rates are the schedule's at n, and each log has the rate that was used."""
     put: list[tuple[float, ...]] = []
     schedule = Linear(num_warmup_steps=2, num_training_steps=8)
     scheduler = ScheduledRates(schedule, (0.1, 0.2), lambda rates: put.append(tuple(rates)))
@@ -37,7 +37,7 @@ def test_rates_are_those_of_the_coming_update() -> None:
 
 
 def test_an_adaptive_schedule_follows_the_evaluations() -> None:
-    """The rate falls after an evaluation that is no better, and the next update uses it."""
+    """The rate falls after an evaluation without improvement, and the next update uses it."""
     put: list[tuple[float, ...]] = []
 
     def rates(plateau: Any) -> AdaptiveRates:
@@ -61,8 +61,8 @@ def test_an_adaptive_schedule_follows_the_evaluations() -> None:
         scheduler.observe({"eval_f1": 1.0})
 
 
-def test_what_an_adaptive_schedule_remembers_comes_back_as_it_was() -> None:
-    """A smoothing window is a tuple again after its journey through JSON."""
+def test_the_state_of_an_adaptive_schedule_is_restored() -> None:
+    """A smoothing window is a tuple again after it was written as JSON."""
     first = AdaptiveRates(Greedy(smooth=True, window_size=3), BestMetric("loss"), (0.1,), lambda _: None)
     for loss in (3.0, 2.0, 2.5, 1.0):
         first.observe({"eval_loss": loss})
@@ -75,8 +75,8 @@ def test_what_an_adaptive_schedule_remembers_comes_back_as_it_was() -> None:
         second.load([json_part("other", 1)])
 
 
-def test_the_loop_lets_the_schedule_see_the_metrics_once_an_evaluation() -> None:
-    """Observed are the metrics of each evaluation that was completed."""
+def test_a_schedule_observes_each_evaluation_once() -> None:
+    """The schedule observes the metrics of each completed evaluation."""
 
     class Watching(ScheduledRates):
         def observe(self, metrics: Any) -> None:
@@ -90,7 +90,7 @@ def test_the_loop_lets_the_schedule_see_the_metrics_once_an_evaluation() -> None
 
 
 def test_saving_the_best_saves_after_each_improvement() -> None:
-    """With save on BEST a checkpoint follows each evaluation that found a new best, and no other."""
+    """With save on BEST a checkpoint follows each evaluation with a new best, and no other."""
     metrics = iter([3.0, 1.0, 2.0, 0.5])
 
     def evaluate() -> Any:
@@ -104,11 +104,11 @@ def test_saving_the_best_saves_after_each_improvement() -> None:
     assert (small.run.state.best_metric, small.run.state.best_step) == (0.5, 16)
 
 
-def test_an_update_that_is_not_safe_is_left_out_and_the_schedule_waits() -> None:
-    """A step whose gradients overflowed counts as a step and not as an update."""
+def test_an_unsafe_update_is_skipped_and_the_schedule_waits() -> None:
+    """A step whose gradients overflowed counts as a step but not as an update."""
 
     class Unsafe:
-        """A learner that leaves out every third update."""
+        """A learner that skips every third update."""
 
         def __init__(self, trainable: LeastSquares) -> None:
             self.updates, self.trainable = 0, trainable
@@ -124,7 +124,7 @@ def test_an_update_that_is_not_safe_is_left_out_and_the_schedule_waits() -> None
             return None, self.updates % 3 != 0
 
         def set_learning_rates(self, rates: Sequence[float]) -> None:
-            """Rates do not matter here."""
+            """No-op."""
 
     small = make_small(learner=Unsafe, epochs=1, triggers=every(log=8))
     taken = [event.taken for event in train(small.run) if isinstance(event, StepEnded)]
@@ -133,8 +133,8 @@ def test_an_update_that_is_not_safe_is_left_out_and_the_schedule_waits() -> None
     assert "grad_norm" not in small.logs[0]
 
 
-def test_the_standard_step_asks_its_parts_in_their_order() -> None:
-    """Synchronise, forward, scale, backward; unscale, clip, tell, step, tell, clear."""
+def test_the_standard_step_calls_its_parts_in_order() -> None:
+    """Synchronise, forward, scale, backward; then unscale, clip, notify, step, notify, clear."""
     order: list[str] = []
 
     def noted(name: str, action: Any) -> Any:
@@ -185,16 +185,16 @@ def test_the_standard_step_asks_its_parts_in_their_order() -> None:
 
 
 def test_the_standard_step_needs_no_listeners() -> None:
-    """Without listeners a step trains as with them."""
-    heard: list[str] = []
+    """A step without listeners trains like one with them."""
+    calls: list[str] = []
 
     def with_listeners(trainable: LeastSquares) -> Any:
-        def said() -> None:
-            heard.append("said")
+        def listen() -> None:
+            calls.append("called")
 
-        return StandardLearner(trainable, PlainPrecision(), SingleProcess(), said, said)
+        return StandardLearner(trainable, PlainPrecision(), SingleProcess(), listen, listen)
 
     plain, listened = make_small(), make_small(learner=with_listeners)
     plain.events(), listened.events()
     assert listened.parameters == plain.parameters
-    assert len(heard) == 32
+    assert len(calls) == 32

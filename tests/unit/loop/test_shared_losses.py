@@ -1,4 +1,4 @@
-"""The losses that are logged are those of all processes."""
+"""Logged losses are those of all processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ shares = st.lists(st.lists(st.integers(-1000, 1000).map(float), max_size=5), min
 
 @settings(max_examples=25, deadline=None)
 @given(shares)
-def test_every_process_hears_the_sum_of_all(losses: list[list[float]]) -> None:
-    """Whatever each added, all hear the same total, and then begin again from nothing."""
+def test_every_process_gets_the_total(losses: list[list[float]]) -> None:
+    """All processes get the same total of what each added, and then start again from zero."""
 
     def add_and_drain(ranks: Collectives) -> list[float]:
         shared = SharedLosses(PlainLosses(), ranks)
@@ -25,12 +25,12 @@ def test_every_process_hears_the_sum_of_all(losses: list[list[float]]) -> None:
             shared.add(loss)
         return [shared.drain(), shared.drain()]
 
-    told = SimulatedWorld(len(losses)).run(add_and_drain)
-    assert told == [[sum(map(sum, losses)), 0.0]] * len(losses)
+    totals = SimulatedWorld(len(losses)).run(add_and_drain)
+    assert totals == [[sum(map(sum, losses)), 0.0]] * len(losses)
 
 
 def test_each_process_keeps_its_own_share() -> None:
-    """What is exported before a log is one process's, and goes on as such; nothing is asked of the others."""
+    """Losses exported before a log are those of one process, without communication, and resume as such."""
 
     def export(ranks: Collectives) -> list[Part]:
         shared = SharedLosses(PlainLosses(), ranks)
@@ -39,10 +39,10 @@ def test_each_process_keeps_its_own_share() -> None:
 
     kept = SimulatedWorld(3).run(export)
 
-    def go_on(ranks: Collectives) -> float:
+    def resume(ranks: Collectives) -> float:
         shared = SharedLosses(PlainLosses(), ranks)
         shared.load(kept[ranks.rank])
         shared.add(1000.0)
         return shared.drain()
 
-    assert SimulatedWorld(3).run(go_on) == [3111.0] * 3
+    assert SimulatedWorld(3).run(resume) == [3111.0] * 3

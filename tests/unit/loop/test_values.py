@@ -1,4 +1,4 @@
-"""The values that the loop decides by: plan, triggers, state, best metric, speed, parts."""
+"""Values that drive the loop: plan, triggers, state, best metric, speed, parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.loop.small import every
 
 
 @given(st.integers(1, 500), st.integers(1, 20), st.floats(0.01, 10))
-def test_a_plan_by_epochs_rounds_partial_windows_and_steps_up(batches: int, accumulation: int, epochs: float) -> None:
+def test_a_plan_in_epochs_rounds_up(batches: int, accumulation: int, epochs: float) -> None:
     """A partial last window is a step, and a fraction of an epoch is rounded up to whole steps."""
     plan = make_plan(batches, accumulation, epochs, -1)
     steps = -(-batches // accumulation)
@@ -29,8 +29,8 @@ def test_a_plan_by_epochs_rounds_partial_windows_and_steps_up(batches: int, accu
 
 
 @given(st.integers(1, 500), st.integers(1, 20), st.integers(1, 3000))
-def test_a_plan_by_steps_goes_before_epochs(batches: int, accumulation: int, max_steps: int) -> None:
-    """max_steps decides, and the epochs are as many as that takes."""
+def test_max_steps_takes_precedence_over_epochs(batches: int, accumulation: int, max_steps: int) -> None:
+    """max_steps determines the length, and the number of epochs follows from it."""
     plan = make_plan(batches, accumulation, 3, max_steps)
     assert plan.total_steps == max_steps
     assert plan.epochs is not None
@@ -40,8 +40,8 @@ def test_a_plan_by_steps_goes_before_epochs(batches: int, accumulation: int, max
     assert not plan.is_last(plan.epochs - 2)
 
 
-def test_a_plan_needs_data_or_a_number_of_steps() -> None:
-    """Data without length need max_steps, and data without a batch are refused."""
+def test_a_plan_needs_data_or_max_steps() -> None:
+    """Data of unknown length need max_steps, and data without a batch are refused."""
     assert make_plan(None, 2, 3, 7) == Plan(7, None, None, None, 2)
     assert make_plan(None, 2, 3, 1) == Plan(1, None, None, None, 2)
     assert not make_plan(None, 2, 3, 7).is_last(10**9)
@@ -51,14 +51,14 @@ def test_a_plan_needs_data_or_a_number_of_steps() -> None:
         make_plan(0, 1, 3, 5)
 
 
-def test_epochs_are_fractions_of_micro_batches() -> None:
-    """Seven of ten batches into the third pass are 2.7; without a length the whole run is one pass."""
+def test_epochs_are_counted_in_micro_batches() -> None:
+    """Seven of ten batches into the third epoch are 2.7; with an unknown length the whole run is one epoch."""
     assert make_plan(10, 4, 3, -1).epoch_at(2, 7) == 2.7
     assert make_plan(None, 4, 3, 5).epoch_at(0, 10) == 0.5
 
 
-def test_a_number_of_steps_below_one_is_a_share_of_the_run() -> None:
-    """Shares are rounded up, and 1 is one step."""
+def test_a_number_of_steps_below_one_is_a_fraction_of_the_run() -> None:
+    """Fractions are rounded up, and 1 is one step."""
     assert [whole_steps(steps, 101) for steps in (0.1, 0.999, 1, 7.0)] == [11, 101, 1, 7]
 
 
@@ -70,10 +70,10 @@ def test_a_number_of_steps_below_one_is_a_share_of_the_run() -> None:
     st.floats(0, 20),
     st.integers(1, 30),
 )
-def test_nothing_is_due_while_triggers_are_quiet(
+def test_quiet_until_skips_no_action(
     log: Trigger, evaluate: Trigger, save: Trigger, first: bool, delay: float, total: int
 ) -> None:
-    """Looking only at the steps that `quiet_until` names switches on the same as looking at every step."""
+    """Checking only the steps that `quiet_until` returns has the same result as checking every step."""
     triggers, plan = Triggers(log, evaluate, save, first, delay), Plan(total, 1, total, total, 1)
     look_at = 0
     for step in range(1, total + 1):
@@ -86,8 +86,8 @@ def test_nothing_is_due_while_triggers_are_quiet(
             assert control == ControlFlags()
 
 
-def test_what_is_due_after_a_step() -> None:
-    """The rhythm, the first step, the delay, and the last step off its rhythm."""
+def test_actions_due_after_a_step() -> None:
+    """Intervals, the first step, the delay, and a last step off the interval are covered."""
 
     def due(step: int, triggers: Triggers) -> list[str]:
         control = ControlFlags()
@@ -105,8 +105,8 @@ def test_what_is_due_after_a_step() -> None:
     assert due(10, every(evaluate=4, evaluation_delay=10)) == ["evaluate"]
 
 
-def test_what_is_due_at_the_end_of_an_epoch() -> None:
-    """What goes by epochs, the evaluation from the delayed epoch on."""
+def test_actions_due_at_the_end_of_an_epoch() -> None:
+    """Epoch triggers are due, and the evaluation from the delayed epoch on."""
     by_epoch = Trigger(Interval.EPOCH)
     triggers, plan = Triggers(by_epoch, by_epoch, by_epoch, evaluation_delay=2), Plan(30, 3, 10, 10, 1)
     for epoch, expected in ((0, ["log", "save"]), (1, ["log", "evaluate", "save"])):
@@ -118,8 +118,8 @@ def test_what_is_due_at_the_end_of_an_epoch() -> None:
     assert control.due_actions() == []
 
 
-def test_the_last_step_counts_as_due_once() -> None:
-    """quiet_until is never beyond the last step, and the first step counts where it is logged."""
+def test_the_last_step_is_due_once() -> None:
+    """quiet_until never exceeds the last step, and the first step counts if it is logged."""
     plan = Plan(10, 1, 10, 10, 1)
     assert Triggers().quiet_until(0, plan) == 10
     assert every(log=4).quiet_until(4, plan) == 8
@@ -128,8 +128,8 @@ def test_the_last_step_counts_as_due_once() -> None:
 
 
 @pytest.mark.parametrize(("greater", "values", "best"), [(True, [1, 3, 2, 3], [1, 3]), (False, [2, 2, 1, 5], [2, 1])])
-def test_the_best_metric_is_noted_with_its_step(greater: bool, values: list[float], best: list[float]) -> None:
-    """Only what is strictly better counts, in the chosen direction."""
+def test_the_best_metric_is_recorded_with_its_step(greater: bool, values: list[float], best: list[float]) -> None:
+    """Only a strictly better metric counts, in the chosen direction."""
     metric, state, improvements = BestMetric("accuracy", greater), RunState(), []
     for step, value in enumerate(values, 1):
         state.step = step
@@ -139,30 +139,30 @@ def test_the_best_metric_is_noted_with_its_step(greater: bool, values: list[floa
     assert improvements == best
 
 
-def test_a_metric_that_is_not_a_number_is_never_the_best() -> None:
-    """NaN improves on nothing, not even on the beginning."""
+def test_nan_is_never_the_best() -> None:
+    """NaN is no improvement, not even on the first evaluation."""
     state = RunState()
     assert not BestMetric("loss").observe(state, {"eval_loss": math.nan})
     assert state.best_step is None
 
 
-def test_without_a_name_nothing_is_best() -> None:
-    """No metric, no comparison."""
+def test_without_a_metric_name_there_is_no_best() -> None:
+    """Without a name no metric is compared."""
     state = RunState()
     assert not BestMetric().observe(state, {"eval_loss": 1.0})
     assert state.best_metric is None
 
 
-def test_an_unknown_metric_is_refused_with_those_that_there_are() -> None:
-    """The error names the wish and the choices."""
+def test_an_unknown_metric_is_refused() -> None:
+    """The error names the requested metric and the available ones."""
     with pytest.raises(ConfigurationError, match=r"'f1'.*no 'eval_f1'. Choose one of: eval_loss, eval_runtime"):
         BestMetric("f1").value({"eval_runtime": 1, "eval_loss": 2})
     with pytest.raises(ConfigurationError, match=r"Choose one of: \(none\)"):
         BestMetric("eval_f1").value({})
 
 
-def test_speed_is_rounded_as_in_the_reference_library() -> None:
-    """Four decimals of a second, three of a rate, and no rate for what is not known."""
+def test_speed_is_rounded_as_in_transformers() -> None:
+    """Seconds have four decimals, rates have three, and unknown rates are left out."""
     assert speed_metrics("train", 3.00004, samples=10, steps=2, tokens=7) == {
         "train_runtime": 3.0,
         "train_samples_per_second": 3.333,
@@ -174,14 +174,14 @@ def test_speed_is_rounded_as_in_the_reference_library() -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
-def test_small_values_travel_as_parts(value: Any) -> None:
-    """A JSON part gives back what it was made of, even if that has changed since."""
+def test_json_values_are_exported_as_parts(value: Any) -> None:
+    """A JSON part returns the value that it was built from, even if that has changed since."""
     part = json_part("kept", value)
     assert json_value(part) == value
     assert only_value([part], "kept") == value
 
 
-def test_a_part_holds_what_its_value_was() -> None:
+def test_a_part_is_a_copy() -> None:
     """A list that grows later does not grow in the part."""
     value = [1]
     part = json_part("kept", value)
@@ -189,8 +189,8 @@ def test_a_part_holds_what_its_value_was() -> None:
     assert json_value(part) == [1]
 
 
-def test_the_wrong_parts_are_refused() -> None:
-    """Another name, another number of parts, or a tensor is not the one document that was expected."""
+def test_wrong_parts_are_refused() -> None:
+    """Another name, another number of parts, or a tensor is not the expected document."""
     tensor = Part("kept", "F32", (1,), 0, 1, lambda: memoryview(bytes(4)))
     for parts in ([], [json_part("other", 1)], [json_part("kept", 1)] * 2, [tensor]):
         with pytest.raises(ValueError, match="Expected one JSON document named 'kept'"):
@@ -198,7 +198,7 @@ def test_the_wrong_parts_are_refused() -> None:
 
 
 def test_older_states_are_migrated_version_by_version() -> None:
-    """Each migration takes the dictionary one version on, and the document given is left as it is."""
+    """Each migration advances the dictionary by one version, and the given document is not changed."""
     old = {"schema_version": 1, "steps": 5}
     migrations = {
         1: lambda state: {"schema_version": 2, "step": state["steps"]},
@@ -211,13 +211,13 @@ def test_older_states_are_migrated_version_by_version() -> None:
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, None, "1"])
 def test_states_of_unknown_versions_are_refused(version: object) -> None:
-    """What is newer, older than any migration, or no version at all names the version."""
+    """The error names a version that is newer, older than all migrations, or missing."""
     with pytest.raises(CheckpointError, match=f"schema version {version!r}"):
         migrate({"schema_version": version})
 
 
-def test_one_problem_is_its_own_message_and_several_are_a_list() -> None:
-    """Problems are kept one by one, whatever the message looks like."""
+def test_several_problems_are_a_list() -> None:
+    """A single problem is the whole message; problems are stored one by one in any case."""
     assert str(ConfigurationError(["You chose a."])) == "You chose a."
     several = ConfigurationError(["You chose a.", "You chose b."])
     assert several.problems == ("You chose a.", "You chose b.")
@@ -226,11 +226,11 @@ def test_one_problem_is_its_own_message_and_several_are_a_list() -> None:
     assert CollectiveError("gone", [3, 1]).missing == (3, 1)
 
 
-def test_no_steps_means_epochs() -> None:
-    """A `max_steps` of 0, as a negative one, leaves the length to the epochs."""
+def test_zero_steps_means_epochs() -> None:
+    """A `max_steps` of 0 or below leaves the length to the epochs."""
     assert make_plan(10, 1, 2, 0).total_steps == make_plan(10, 1, 2, -1).total_steps == 20
 
 
 def test_evaluations_are_not_delayed_by_default() -> None:
-    """Without a delay the first evaluation comes at its first multiple."""
+    """Without a delay the first evaluation is at its first interval."""
     assert Triggers().evaluation_delay == 0

@@ -1,7 +1,7 @@
 """Chi-square tests of whole orders of n samples, each against the exact mean under uniformly random orders.
 
-Every test returns a two-sided probability (or, of several, the least times their number): it is small where counts are
-too uneven and where they are too even, since a lattice (an affine map) errs on either side.
+Every test returns a two-sided probability, with a Bonferroni correction if it makes several comparisons: it is small
+both if counts are too uneven and if they are too even, since a lattice (an affine map) deviates in either direction.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ Orders = Sequence[Sequence[int]]
 
 
 def probability(statistic: float, degrees: int) -> float:
-    """The two-sided tail of chi-square with `degrees` of freedom, by the cube root of Wilson and Hilferty (1931)."""
+    """Return the two-sided tail of chi-square with `degrees` of freedom, by the cube root of Wilson and Hilferty
+    (1931).
+    """
     variance = 2 / (9 * degrees)
     deviation = ((statistic / degrees) ** (1 / 3) - (1 - variance)) / math.sqrt(variance)
     return math.erfc(abs(deviation) / math.sqrt(2))
 
 
 def deviation(counts: Iterable[int], cells: int, expected: float) -> float:
-    """Pearson's statistic of `cells` equally likely cells, of which `counts` lists those that are not empty."""
+    """Return Pearson's statistic of `cells` equally likely cells, of which `counts` lists the non-empty ones."""
     filled = list(counts)
     return (sum((count - expected) ** 2 for count in filled) + (cells - len(filled)) * expected**2) / expected
 
 
 def uniform(values: Sequence[int], bound: int, cells: int) -> float:
-    """Do independent values fall evenly on `cells` equal parts of range(bound)?"""
+    """Test whether independent values are uniform on `cells` equal parts of range(bound)."""
     counts = Counter(value * cells // bound for value in values)
     return probability(deviation(counts.values(), cells, len(values) / cells), cells - 1)
 
 
 def positions(orders: Orders, blocks: int) -> float:
-    """Do the samples of each block of indices fall evenly on all blocks of positions? `blocks` divides n.
+    """Test whether the samples of each block of indices are uniform over all blocks of positions; `blocks` divides n.
 
-    Asked of all orders together and of the oddest one. A table whose margins are fixed is hypergeometric, which makes
-    the statistic larger by n / (n - 1).
+    Tests all orders together and the most extreme one. A table with fixed margins is hypergeometric, which makes the
+    statistic larger by n / (n - 1).
     """
     length = len(orders[0])
     size = length // blocks
@@ -55,14 +57,16 @@ def positions(orders: Orders, blocks: int) -> float:
 
 
 def successive(orders: Orders, blocks: int) -> float:
-    """Do the samples of each block of positions fall evenly on all blocks of positions of the next order?"""
+    """Test whether the samples of each block of positions are uniform over all blocks of positions of the next
+    order.
+    """
     places = [{index: at for at, index in enumerate(order)} for order in orders]
     moves = [[place[index] for index in order] for order, place in zip(orders[:-1], places[1:], strict=True)]
     return positions(moves, blocks)
 
 
 def neighbours(orders: Orders, apart: int = 1) -> float:
-    """Are all differences (modulo n) of indices whose positions are `apart` equally frequent?
+    """Test whether all differences (modulo n) of indices whose positions are `apart` are equally frequent.
 
     Over the cyclic differences of one order, each of variance E (1 + 1 / ((n - 1) (n - 2))) about E = n / (n - 1), the
     mean of the statistic is n - 1 to within 1 / (n - 2), not n - 2.
@@ -76,11 +80,11 @@ def neighbours(orders: Orders, apart: int = 1) -> float:
 
 
 def shared_batches(orders: Orders, batch: int) -> float:
-    """Do samples d indices apart (modulo n) share a batch equally often for each d? n is odd, and `batch` divides it.
+    """Test whether samples d indices apart (modulo n) share a batch equally often for each d.
 
-    Two samples meet with p = (b - 1) / (n - 1). As every sample has b - 1 companions in every order, the counts of
-    pairs have n (n - 3) / 2 degrees of freedom and so the variance p (1 - p) (n - 1) / (n - 3) in each of them; the n
-    pairs of one d are orthogonal to the constraint but for the sum over all d.
+    n is odd, and `batch` divides it. Two samples meet with p = (b - 1) / (n - 1). As every sample has b - 1 companions
+    in every order, the counts of pairs have n (n - 3) / 2 degrees of freedom and so the variance p (1 - p) (n - 1) / (n
+    - 3) in each of them; the n pairs of one d are orthogonal to the constraint except for the sum over all d.
     """
     length = len(orders[0])
     counts: Counter[int] = Counter()
@@ -97,13 +101,15 @@ def shared_batches(orders: Orders, batch: int) -> float:
 
 
 def rates(orders: Orders) -> float:
-    """Does each of the n! orders come equally often?"""
+    """Test whether each of the n! orders occurs equally often."""
     every = math.factorial(len(orders[0]))
     counts = Counter(tuple(order) for order in orders)
     return probability(deviation(counts.values(), every, len(orders) / every), every - 1)
 
 
 def stretch(values: Sequence[int], bound: int, cells: int) -> tuple[float, float]:
-    """Do a stretch of an order of `bound` samples and the differences of its neighbours fall evenly on range(bound)?"""
+    """Test whether a stretch of an order of `bound` samples, and its neighbour differences, are uniform on
+    range(bound).
+    """
     steps = [(after - before) % bound for before, after in pairwise(values)]
     return uniform(values, bound, cells), uniform(steps, bound, cells)

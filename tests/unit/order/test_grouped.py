@@ -1,4 +1,4 @@
-"""Grouping by length keeps the samples of each window and puts those of like length into one batch."""
+"""Grouping by length keeps the samples of each window and batches samples of similar length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ fixed = settings(derandomize=True, deadline=None)
 
 
 def length_of(index: int) -> int:
-    """Lengths from 1 to 100 with many ties."""
+    """Return lengths from 1 to 100 with many ties."""
     return sample_key(0, 0, index) % 100 + 1
 
 
@@ -26,7 +26,7 @@ def grouped(samples: int, global_batch: int, seed: int = 0, epoch: int = 0) -> G
 
 
 def batches(indices: Sequence[int], global_batch: int) -> list[list[int]]:
-    """The lengths of the samples, batch by batch."""
+    """Return the lengths of the samples, batch by batch."""
     return [
         [length_of(index) for index in indices[start : start + global_batch]]
         for start in range(0, len(indices), global_batch)
@@ -35,8 +35,8 @@ def batches(indices: Sequence[int], global_batch: int) -> list[list[int]]:
 
 @fixed
 @given(st.integers(0, 1500), st.integers(1, 40), st.integers(0, 5))
-def test_each_sample_comes_once(samples: int, global_batch: int, epoch: int) -> None:
-    """Grouping keeps every sample exactly once, for any number of samples and any batch."""
+def test_each_sample_occurs_once(samples: int, global_batch: int, epoch: int) -> None:
+    """Grouping keeps every sample exactly once, for any number of samples and any batch size."""
     order = grouped(samples, global_batch, epoch=epoch)
     assert len(order) == samples
     assert sorted(order) == list(range(samples))
@@ -44,8 +44,10 @@ def test_each_sample_comes_once(samples: int, global_batch: int, epoch: int) -> 
 
 @fixed
 @given(st.integers(1, 1500), st.integers(1, 40), st.integers(0, 5))
-def test_batches_of_a_window_share_no_range_of_lengths(samples: int, global_batch: int, epoch: int) -> None:
-    """A window holds the samples of its window of the keyed order, cut by length into whole batches and a last part."""
+def test_batches_of_a_window_have_disjoint_lengths(samples: int, global_batch: int, epoch: int) -> None:
+    """A window has the samples of its part of the keyed order, sorted by length and cut into whole batches and
+    a rest.
+    """
     order = grouped(samples, global_batch, epoch=epoch)
     size = global_batch * max(1, min(50, samples // (4 * global_batch)))
     for start in range(0, samples, size):
@@ -62,22 +64,22 @@ def test_batches_of_a_window_share_no_range_of_lengths(samples: int, global_batc
 
 @pytest.mark.parametrize(("samples", "batches_in_window"), [(4, 1), (32, 2), (796, 49), (804, 50), (4000, 50)])
 def test_a_window_is_50_batches_or_a_quarter_of_the_epoch(samples: int, batches_in_window: int) -> None:
-    """A window has 50 global batches, or as many as make four, and reading in it asks only its lengths, once each."""
-    asked: Counter[int] = Counter()
+    """A window has 50 global batches, or a quarter of the epoch's, and asks for each of its lengths once."""
+    counts: Counter[int] = Counter()
 
     def count(index: int) -> int:
-        asked[index] += 1
+        counts[index] += 1
         return length_of(index)
 
     order = GroupedByLength(KeyedPermutation(7, 0, samples), 4, count)
     size = 4 * batches_in_window
     for position in (1, 0, size - 1):
         order[position]
-    assert asked == Counter(order.order.block(0, size))
+    assert counts == Counter(order.order.block(0, size))
 
 
-def test_a_position_does_not_depend_on_what_was_asked_before() -> None:
-    """Positions asked to and fro across windows give what going through in turn gives."""
+def test_a_position_does_not_depend_on_earlier_accesses() -> None:
+    """Random access across windows returns what sequential access returns."""
     in_turn = list(grouped(1000, 4))
     order = grouped(1000, 4)
     jumping = {
@@ -87,14 +89,14 @@ def test_a_position_does_not_depend_on_what_was_asked_before() -> None:
 
 
 def test_the_first_batch_is_the_longest_of_its_window() -> None:
-    """The epoch begins with the longest samples of its first window, under every seed."""
+    """The epoch starts with the longest samples of its first window, for every seed."""
     for seed in range(20):
         cut = batches(grouped(1000, 4, seed).block(0, 200), 4)
         assert cut[0] == sorted((length for batch in cut for length in batch), reverse=True)[:4]
 
 
-def test_the_other_batches_come_in_any_order() -> None:
-    """The longest batch of a later window stands at each place alike, and windows and epochs are mixed differently."""
+def test_the_other_batches_are_shuffled() -> None:
+    """The longest batch of a later window is equally likely at each position, and windows and epochs differ."""
     places: Counter[int] = Counter()
     for seed in range(10):
         for epoch in range(10):
@@ -107,13 +109,13 @@ def test_the_other_batches_come_in_any_order() -> None:
 
 
 def test_the_second_batch_of_an_epoch_is_random() -> None:
-    """After the longest batch the first window goes on with any of its others."""
+    """After the longest batch the first window continues with any of its others."""
     means = {sum(batches(grouped(1000, 4, seed).block(4, 8), 4)[0]) // 100 for seed in range(40)}
     assert len(means) == 4
 
 
-def test_little_is_padded() -> None:
-    """Batches padded to their longest sample hold a small part of the padding of the keyed order."""
+def test_padding_is_small() -> None:
+    """Batches padded to their longest sample need a small part of the padding of the keyed order."""
 
     def padding(indices: Sequence[int]) -> int:
         return sum(max(lengths) * len(lengths) - sum(lengths) for lengths in batches(indices, 8))
@@ -122,8 +124,8 @@ def test_little_is_padded() -> None:
     assert padding(order.block(0, 4000)) < 0.1 * padding(order.order.block(0, 4000))
 
 
-def test_a_global_batch_of_nothing_is_refused() -> None:
-    """A global batch holds at least one sample."""
+def test_an_empty_global_batch_is_refused() -> None:
+    """A global batch has at least one sample."""
     with pytest.raises(ValueError, match="global_batch"):
         grouped(10, 0)
 

@@ -1,4 +1,4 @@
-"""The keyed permutation is a bijection and a function of its four arguments alone."""
+"""The keyed permutation is a bijection that depends only on its four arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ fixed = settings(derandomize=True, deadline=None)
 
 
 def inverse(order: KeyedPermutation, index: int) -> int:
-    """The position of the sample `index`: the network run backwards, as often as it was walked forwards."""
+    """Return the position of the sample `index`: the network in reverse, with as many cycle-walking rounds as
+    needed.
+    """
     assert isinstance(order.bijection, FeistelNetwork)
     position = backwards(order.bijection, index)
     while position >= order.length:
@@ -41,15 +43,15 @@ def backwards(network: FeistelNetwork, cell: int) -> int:
 
 @fixed
 @given(KEYS, KEYS, st.integers(0, 3000))
-def test_each_sample_comes_once(seed: int, epoch: int, length: int) -> None:
+def test_each_sample_occurs_once(seed: int, epoch: int, length: int) -> None:
     """An epoch of any length up to a few thousand holds every sample exactly once."""
     assert sorted(KeyedPermutation(seed, epoch, length)) == list(range(length))
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 7, 33])
 @pytest.mark.parametrize("more", [0, 1])
-def test_each_sample_comes_once_at_the_edges_of_the_grid(side: int, more: int) -> None:
-    """A network on a full square, on a full oblong and on one cell more is a bijection of its grid."""
+def test_each_sample_occurs_once_at_the_edges_of_the_grid(side: int, more: int) -> None:
+    """A network on a full square, on a full rectangle and on one cell more is a bijection of its grid."""
     for cells in (side * side + more, side * (side + 1) + more):
         network = make_network(cells, "order", 5)
         grid = network.rows * network.columns
@@ -61,13 +63,13 @@ def test_each_sample_comes_once_at_the_edges_of_the_grid(side: int, more: int) -
 @pytest.mark.parametrize(
     "length", [MAX_TABLE_LENGTH - 1, MAX_TABLE_LENGTH, MAX_TABLE_LENGTH + 1, 1056, 1057, 1089, 1090]
 )
-def test_each_sample_comes_once_where_the_method_changes(length: int) -> None:
-    """An epoch is whole on either side of the longest table and of a full grid."""
+def test_each_sample_occurs_once_where_the_method_changes(length: int) -> None:
+    """An epoch is complete on either side of the longest table and of a full grid."""
     assert sorted(KeyedPermutation(1, 2, length)) == list(range(length))
 
 
 def test_the_longest_table_has_1024_samples() -> None:
-    """An order is a table of its indices up to 1024 samples and takes no memory for them above."""
+    """An order is a table of its indices up to 1024 samples, and uses constant memory above."""
     assert KeyedPermutation(1, 2, 1024).bijection == tuple(KeyedPermutation(1, 2, 1024))
     assert isinstance(KeyedPermutation(1, 2, 1025).bijection, FeistelNetwork)
 
@@ -75,7 +77,7 @@ def test_the_longest_table_has_1024_samples() -> None:
 @fixed
 @given(KEYS, KEYS, st.data())
 def test_a_long_order_has_an_inverse(seed: int, epoch: int, data: st.DataObject) -> None:
-    """At any length up to 2**62 each position leads to an index in range that leads back to it, so no two share one."""
+    """At any length up to 2**62 each position maps to a valid index that maps back to it, so no two share one."""
     bits = data.draw(st.integers(11, 62))
     length = data.draw(st.integers(max(MAX_TABLE_LENGTH + 1, 2 ** (bits - 1)), 2**bits))
     position = data.draw(st.integers(0, length - 1))
@@ -87,10 +89,10 @@ def test_a_long_order_has_an_inverse(seed: int, epoch: int, data: st.DataObject)
 
 @fixed
 @given(KEYS, KEYS, st.integers(40, 2**62), st.data())
-def test_a_position_does_not_depend_on_what_was_asked_before(
+def test_a_position_does_not_depend_on_earlier_accesses(
     seed: int, epoch: int, length: int, data: st.DataObject
 ) -> None:
-    """A position asked alone, in a block and of another object gives the same index."""
+    """A position has the same index alone, in a block and in another object."""
     start = data.draw(st.integers(0, length - 40))
     order = KeyedPermutation(seed, epoch, length)
     block = order.block(start, start + 40)
@@ -99,7 +101,7 @@ def test_a_position_does_not_depend_on_what_was_asked_before(
 
 @pytest.mark.parametrize("length", [100, 10**8])
 def test_seed_epoch_and_length_each_change_the_order(length: int) -> None:
-    """Neighbouring, negative and overlong seeds and epochs, and neighbouring lengths, have orders of their own."""
+    """Neighbouring, negative and overlong seeds and epochs, and neighbouring lengths, have different orders."""
     keys = [-(2**64), -2, -1, 0, 1, 2, 2**32, 2**64 - 1, 2**64, 2**64 + 1, 2**100]
     orders = [KeyedPermutation(seed, epoch, length) for seed in keys for epoch in keys]
     orders += [KeyedPermutation(0, 0, length + more) for more in (1, 2, 3)]
@@ -107,14 +109,14 @@ def test_seed_epoch_and_length_each_change_the_order(length: int) -> None:
 
 
 def test_equal_arguments_make_equal_orders() -> None:
-    """Two orders are equal where seed, epoch and length are, and show nothing else of themselves."""
+    """Two orders are equal if seed, epoch and length are, and their repr shows only these."""
     assert KeyedPermutation(1, 2, 2000) == KeyedPermutation(1, 2, 2000)
     assert KeyedPermutation(1, 2, 2000) != KeyedPermutation(1, 3, 2000)
     assert repr(KeyedPermutation(1, 2, 2000)) == "KeyedPermutation(seed=1, epoch=2, length=2000)"
 
 
-def test_orders_stay_what_they_are() -> None:
-    """Orders are those that runs saved by earlier versions were trained in."""
+def test_orders_are_stable() -> None:
+    """Orders equal those used by runs of earlier versions."""
     assert KeyedPermutation(0, 0, 10).block(0, 10) == [4, 5, 2, 7, 0, 3, 1, 6, 8, 9]
     assert KeyedPermutation(0, 0, 1025).block(0, 6) == [185, 995, 1008, 574, 572, 217]
     assert KeyedPermutation(42, 3, 10**8).block(10**7, 10**7 + 4) == [69206136, 87425955, 97273320, 59749571]
@@ -126,8 +128,8 @@ def test_orders_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, MAX_LENGTH + 1])
-def test_a_length_that_cannot_be_held_is_refused(length: int) -> None:
-    """A negative length and one beyond 2**62 are refused with the range that can be held."""
+def test_an_unsupported_length_is_refused(length: int) -> None:
+    """A negative length and one beyond 2**62 are refused with the supported range."""
     with pytest.raises(
         ConfigurationError, match=rf"order of {length} samples is not supported: it can hold 0 to 2\*\*62"
     ):

@@ -1,4 +1,4 @@
-"""The keyed permutation passes tests that a true shuffle passes and that an affine map fails."""
+"""The keyed permutation passes statistical tests that a true shuffle passes and an affine map fails."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def affine_key(key: int, length: int) -> tuple[int, int]:
 
 
 def probabilities(make: Make, length: int, factor: int, keys: int) -> dict[str, float]:
-    """The probability of every test of whole orders."""
+    """Return the probability of every test of whole orders."""
     orders = [make(key, length) for key in range(keys)]
     return {
         "positions": chi_square.positions(orders, factor),
@@ -70,41 +70,43 @@ KEYED = pytest.mark.parametrize("make", [over_seeds, over_epochs])
 @KEYED
 @SIZES
 def test_orders_are_random(make: Make, length: int, factor: int, keys: int) -> None:
-    """Positions, neighbours and companions in a batch are as random orders have them, over seeds and over epochs."""
+    """Positions, neighbours and companions in a batch are distributed as in random orders, over seeds and over
+    epochs.
+    """
     found = probabilities(make, length, factor, keys)
     assert {name: value for name, value in found.items() if value < DOUBTFUL} == {}
 
 
 @SIZES
 def test_a_true_shuffle_passes(length: int, factor: int, keys: int) -> None:
-    """The tests find nothing wrong with the standard library's shuffle."""
+    """The standard library's shuffle passes all tests."""
     found = probabilities(true_shuffle, length, factor, keys)
     assert {name: value for name, value in found.items() if value < DOUBTFUL} == {}
 
 
 @SIZES
 def test_an_affine_map_fails(length: int, factor: int, keys: int) -> None:
-    """Every one of the tests finds an affine map out."""
+    """Every one of the tests rejects an affine map."""
     found = probabilities(affine_map, length, factor, keys)
     assert {name: value for name, value in found.items() if value >= DOUBTFUL} == {}
 
 
 @KEYED
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
-def test_every_short_order_comes_at_its_rate(make: Make, length: int) -> None:
-    """Up to length 6 each of the n! orders comes as often as the next."""
+def test_all_short_orders_are_equally_frequent(make: Make, length: int) -> None:
+    """Up to length 6 each of the n! orders is equally frequent."""
     assert chi_square.rates([make(key, length) for key in range(20_000)]) > DOUBTFUL
 
 
 @pytest.mark.parametrize("length", [4, 5, 6])
 def test_an_affine_map_misses_short_orders(length: int) -> None:
-    """The test of rates finds an affine map out, which has only a few of the n! orders."""
+    """The test of frequencies rejects an affine map, which has only a few of the n! orders."""
     assert chi_square.rates([affine_map(key, length) for key in range(20_000)]) < DOUBTFUL
 
 
 @pytest.mark.parametrize("length", [MAX_TABLE_LENGTH + 1, 10**8, 2**40 + 1, 2**62])
-def test_one_position_of_a_long_order_is_even_over_keys(length: int) -> None:
-    """At one position every part of a long data set comes equally often, over seeds and over epochs."""
+def test_one_position_of_a_long_order_is_uniform_over_keys(length: int) -> None:
+    """At one position every part of a long data set is equally frequent, over seeds and over epochs."""
     for position in (0, length // 3, length - 1):
         over_seeds = [KeyedPermutation(seed, 0, length)[position] for seed in range(2000)]
         over_epochs = [KeyedPermutation(42, epoch, length)[position] for epoch in range(2000)]
@@ -114,15 +116,15 @@ def test_one_position_of_a_long_order_is_even_over_keys(length: int) -> None:
 
 @pytest.mark.parametrize("length", [10**8, 2**40 + 1, 2**62])
 def test_a_stretch_of_a_long_order_is_random(length: int) -> None:
-    """Within one long order the samples of a stretch, and the differences of neighbours, are even."""
+    """Within one long order the samples of a stretch, and the differences of neighbours, are uniform."""
     order = KeyedPermutation(3, 5, length)
     for start in (0, length // 2, length - 8000):
         assert min(chi_square.stretch(order.block(start, start + 8000), length, 97)) > DOUBTFUL
 
 
 @pytest.mark.parametrize("length", [10**8, 2**40 + 1, 2**62])
-def test_a_stretch_of_an_affine_map_is_found_out(length: int) -> None:
-    """The test of a stretch finds an affine map out, by its differences and by its evenness."""
+def test_a_stretch_of_an_affine_map_is_rejected(length: int) -> None:
+    """The test of a stretch rejects an affine map by its differences and by its evenness."""
     factor, offset = affine_key(1, length)
     values = [(factor * position + offset) % length for position in range(8000)]
     assert max(chi_square.stretch(values, length, 97)) < DOUBTFUL
@@ -134,6 +136,6 @@ def test_a_stretch_of_an_affine_map_is_found_out(length: int) -> None:
     ("length", "factor", "keys"), [(1025, 41, 600), (1369, 37, 400), (4941, 81, 80), (20_301, 67, 12)]
 )
 def test_orders_are_random_at_length(make: Make, length: int, factor: int, keys: int) -> None:
-    """The tests of whole orders find nothing in ten times as many samples either."""
+    """Orders with ten times as many samples pass the tests of whole orders too."""
     found = probabilities(make, length, factor, keys)
     assert {name: value for name, value in found.items() if value < DOUBTFUL} == {}

@@ -1,4 +1,4 @@
-"""The order in which the data set stands."""
+"""The sequential order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from hexloop.domain.order import Sequential
 
 
-def test_each_sample_stands_at_its_index() -> None:
-    """Position and index are the same, by one and by the block."""
+def test_each_sample_is_at_its_index() -> None:
+    """Position and index are equal, one by one and in blocks."""
     order = Sequential(5)
     assert len(order) == 5
     assert list(order) == [0, 1, 2, 3, 4]
@@ -23,7 +23,7 @@ def test_positions_outside_the_epoch_are_refused(position: int) -> None:
 
 
 def test_a_length_is_at_least_0() -> None:
-    """A data set may hold no samples, but not fewer."""
+    """A data set may be empty, but a negative length is refused."""
     assert list(Sequential(0)) == []
     with pytest.raises(ValueError, match="length"):
         Sequential(-1)

@@ -1,4 +1,4 @@
-"""What the tests of the two adaptive schedules share."""
+"""Shared helpers for the tests of the adaptive schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRICS = st.lists(st.floats() | st.sampled_from([0.0, 0.5, 1.0]), max_size=60)
 def follow(
     schedule: Adaptive[State], metrics: Iterable[float], rates: tuple[float, ...]
 ) -> tuple[State, list[tuple[float, ...]]]:
-    """The state after the last metric, and the rates after each."""
+    """Return the state after the last metric, and the rates after each."""
     state, seen = schedule.start(rates), []
     for metric in metrics:
         state, rates = schedule(state, metric, rates)
@@ -28,5 +28,5 @@ def follow(
 
 
 def through_json(state: Any) -> Any:
-    """What comes back of a state that was written as JSON."""
+    """Return a state after it was written and read as JSON."""
     return cattrs.structure(json.loads(json.dumps(cattrs.unstructure(state))), type(state))

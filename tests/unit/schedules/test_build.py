@@ -1,4 +1,4 @@
-"""From a schedule's name and options to the schedule, or to every reason why not."""
+"""Building a schedule from its name and options, or reporting all problems."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def problems_of(name: str, total_steps: int | None = 100, **options: Any) -> tup
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_name_builds_its_shape(name: str) -> None:
-    """Every name of the table gives the schedule that stands there."""
+    """Every name of the table builds its schedule."""
     assert type(shape(name, **NEEDED.get(name, {}))) is SHAPES[name]
 
 
-def test_the_run_says_warm_up_length_and_rate() -> None:
-    """Warm-up, length and base rate come from the run, the rest from the options."""
+def test_the_run_provides_warm_up_length_and_rate() -> None:
+    """Warm-up, length and base rate come from the run, all else from the options."""
     assert shape("linear") == Linear(10, 100)
     assert shape("constant") == Constant()
     assert shape("polynomial", power=2.0) == Polynomial(10, 100, 1e-3, power=2.0)
@@ -57,18 +57,18 @@ def test_the_run_says_warm_up_length_and_rate() -> None:
 
 
 def test_each_adaptive_name_builds_its_schedule() -> None:
-    """The two schedules that follow a metric take their options as they are."""
+    """The two schedules that follow a metric get their options unchanged."""
     assert build_adaptive("reduce_lr_on_plateau", {"min_lr": [0.1, 0.2]}) == ReduceLROnPlateau(min_lr=(0.1, 0.2))
     assert build_adaptive("greedy", {"verbose": True, "factor": 0.5}) == Greedy(verbose=True, factor=0.5)
 
 
 @pytest.mark.parametrize("name", ["constant", "constant_with_warmup", "inverse_sqrt"])
 def test_a_schedule_without_an_end_needs_no_length(name: str) -> None:
-    """Only those that go by the run's length ask for it."""
+    """Only schedules that depend on the run's length need it."""
     assert shape(name, total_steps=None)(10) == 1.0
 
 
-def test_a_stable_stage_of_known_length_needs_no_length_of_the_run() -> None:
+def test_a_stable_stage_of_known_length_needs_no_run_length() -> None:
     """The stages' own lengths are enough for warmup_stable_decay."""
     built = shape("warmup_stable_decay", None, num_decay_steps=20, num_stable_steps=5)
     assert built == WarmupStableDecay(10, 20, None, 5)
@@ -76,15 +76,15 @@ def test_a_stable_stage_of_known_length_needs_no_length_of_the_run() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"constant", "constant_with_warmup", "inverse_sqrt"}))
 def test_an_unknown_length_is_refused_where_it_is_needed(name: str) -> None:
-    """The message says what needs the length, and what to set."""
+    """The message names what needs the length, and what to set."""
     (problem,) = problems_of(name, None, **NEEDED.get(name, {}))
     assert "length of the run" in problem
     assert "Set " in problem
     assert "max_steps" in problem
 
 
-def test_an_unknown_name_gets_the_nearest_one() -> None:
-    """A name that is nearly right is answered with the right one, any other with the whole list."""
+def test_an_unknown_name_suggests_the_nearest_one() -> None:
+    """A misspelt name is answered with the nearest one, any other with the whole list."""
     (near,) = problems_of("cosine_with_restart")
     assert near.startswith("Unknown schedule 'cosine_with_restart': did you mean ")
     assert "'cosine_with_restarts'? Available: linear, " in near
@@ -95,16 +95,16 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
         build_adaptive("greedi", {})
 
 
-def test_a_name_of_the_other_kind_is_sent_to_its_own_builder() -> None:
-    """A schedule that follows a metric is no function of the step, nor the other way about."""
+def test_a_name_of_the_other_kind_names_its_builder() -> None:
+    """A schedule that follows a metric is not a function of the step, and vice versa."""
     with pytest.raises(ConfigurationError, match=r"follows a metric .* Use build_adaptive"):
         shape("greedy")
     with pytest.raises(ConfigurationError, match=r"function of the step .* Use build_shape"):
         build_adaptive("linear", {})
 
 
-def test_an_unknown_option_gets_the_nearest_one() -> None:
-    """An option that is nearly right is answered with the right one and all that there are."""
+def test_an_unknown_option_suggests_the_nearest_one() -> None:
+    """A misspelt option is answered with the nearest one and all options."""
     (near,) = problems_of("polynomial", pwer=2)
     assert near.startswith("The schedule 'polynomial' has no option 'pwer': ")
     assert near.endswith("did you mean 'power'? Available: lr_end, power.")
@@ -112,14 +112,14 @@ def test_an_unknown_option_gets_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize("option", ["num_warmup_steps", "num_training_steps", "base_rate"])
-def test_what_the_run_says_is_no_option(option: str) -> None:
-    """The run's own figures cannot be said twice."""
+def test_values_of_the_run_are_not_options(option: str) -> None:
+    """Values that the run provides are refused as options."""
     (problem,) = problems_of("warmup_stable_decay", num_decay_steps=5, **{option: 3})
     assert problem.endswith("is set by the run. Remove it from lr_scheduler_kwargs.")
 
 
-def test_all_problems_come_at_once() -> None:
-    """Unknown, missing and impossible options and an unknown length are all named in one error."""
+def test_all_problems_are_reported_at_once() -> None:
+    """Unknown, missing and invalid options and an unknown length are all named in one error."""
     problems = problems_of("warmup_stable_decay", None, warmup_typ="linear", decay_type="root", min_lr_ratio=2)
     assert len(problems) == 5
     for part, problem in zip(
@@ -132,15 +132,15 @@ def test_all_problems_come_at_once() -> None:
 
 
 def test_a_missing_option_is_named() -> None:
-    """An option that cannot be left out is asked for, also where it was given as None."""
+    """A required option is requested, also if it is None."""
     expected = "The schedule 'warmup_stable_decay' needs 'num_decay_steps'. Set it in "
     assert problems_of("warmup_stable_decay") == (f"{expected}lr_scheduler_kwargs.",)
     assert problems_of("warmup_stable_decay", num_decay_steps=None) == (f"{expected}lr_scheduler_kwargs.",)
 
 
 @pytest.mark.parametrize("name", ["cosine_with_min_lr", "cosine_warmup_with_min_lr"])
-def test_a_floor_is_said_once(name: str) -> None:
-    """Neither of min_lr and min_lr_rate is one too few, both are one too many, whatever else is wrong."""
+def test_exactly_one_floor_is_required(name: str) -> None:
+    """Neither or both of min_lr and min_lr_rate is an error, besides any other problems."""
     assert "Set min_lr or min_lr_rate" in problems_of(name)[0]
     assert "Remove one of them" in problems_of(name, min_lr=0.0, min_lr_rate=0.0)[0]
     assert len(problems_of(name, num_cycles=-1)) == 2
@@ -199,8 +199,8 @@ BAD_VALUES: list[tuple[str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "option", "value", "wanted"), BAD_VALUES)
-def test_an_impossible_value_is_named_with_what_is_possible(name: str, option: str, value: Any, wanted: str) -> None:
-    """The message holds the option, the value and what the option has to be."""
+def test_an_invalid_value_is_named_with_the_valid_range(name: str, option: str, value: Any, wanted: str) -> None:
+    """The message has the option, the value and the valid range."""
     needed = {} if option in ("min_lr", "min_lr_rate") else NEEDED.get(name, {})
     (problem,) = problems_of(name, **{**needed, option: value})
     shown = tuple(value) if isinstance(value, list) else value
@@ -209,8 +209,8 @@ def test_an_impossible_value_is_named_with_what_is_possible(name: str, option: s
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"constant"}))
-def test_step_counts_are_not_negative(name: str) -> None:
-    """A warm-up or a length that cannot be is refused by every schedule that goes by it."""
+def test_negative_step_counts_are_refused(name: str) -> None:
+    """An invalid warm-up or length is refused by every schedule that uses it."""
     with pytest.raises(ConfigurationError, match=r"num_warmup_steps=-1 .* a non-negative number"):
         shape(name, warmup_steps=-1, **NEEDED.get(name, {}))
     if name not in ("constant_with_warmup", "inverse_sqrt"):
@@ -219,8 +219,8 @@ def test_step_counts_are_not_negative(name: str) -> None:
 
 @pytest.mark.parametrize("base_rate", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["polynomial", "cosine_with_min_lr", "cosine_warmup_with_min_lr"])
-def test_a_rate_in_proportion_needs_a_base_rate(name: str, base_rate: float) -> None:
-    """Where a rate is taken as a share of the base rate, that one has to be above 0 and finite."""
+def test_a_relative_rate_needs_a_base_rate(name: str, base_rate: float) -> None:
+    """If a rate is a fraction of the base rate, the base rate must be above 0 and finite."""
     with pytest.raises(ConfigurationError, match=r"base_rate=.* a positive number"):
         build_shape(name, base_rate=base_rate, warmup_steps=1, total_steps=9, options=NEEDED.get(name, {}))
 
@@ -239,7 +239,7 @@ def test_a_rate_in_proportion_needs_a_base_rate(name: str, base_rate: float) -> 
         ("greedy", {"max_lr": math.inf, "min_lr": 0, "window_size": 1, "reset_start": 0}),
     ],
 )
-def test_values_at_the_edge_are_taken_as_they_are(name: str, options: dict[str, Any]) -> None:
-    """The edges of a range belong to it where the formula can be worked out there."""
+def test_values_at_the_edge_are_accepted(name: str, options: dict[str, Any]) -> None:
+    """The edges of a range are valid if the formula is defined there."""
     built: Any = build_adaptive(name, options) if name in ADAPTIVE else shape(name, **options)
     assert options.items() <= asdict(built).items()

@@ -1,4 +1,4 @@
-"""Raising the rates while a metric gets better, lowering them while it does not."""
+"""The greedy schedule raises the rates while a metric improves, and lowers them while it does not."""
 
 from __future__ import annotations
 
@@ -38,40 +38,40 @@ def first_group(schedule: Greedy, metrics: Sequence[float], rate: float = 0.5) -
 
 
 def test_rates_rise_after_more_than_patience_improvements_in_a_row() -> None:
-    """The second improvement is one more than a patience of 1, and the count begins anew."""
+    """With a patience of 1 the second improvement raises the rates, and the count restarts."""
     assert first_group(Greedy(factor=0.5, patience=1, max_lr=8), FALLING[:5]) == [0.5, 1.0, 1.0, 2.0, 2.0]
 
 
-def test_rates_fall_after_more_than_patience_evaluations_without_one() -> None:
-    """The first metric is an improvement; the second flat one after it is one too many for a patience of 1."""
+def test_rates_fall_after_more_than_patience_evaluations_without_improvement() -> None:
+    """The first metric is an improvement; with a patience of 1 the second evaluation without one lowers the rates."""
     assert first_group(Greedy(factor=0.5, patience=1), FLAT[:6]) == [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
 
 
-def test_good_and_bad_evaluations_break_each_others_rows() -> None:
-    """Improvements that come and go move nothing."""
+def test_good_and_bad_evaluations_reset_each_others_counts() -> None:
+    """Alternating improvements change no rate."""
     state, seen = follow(Greedy(patience=1), [3.0, 3.0, 2.0, 2.0, 1.0, 1.0], (0.5,))
     assert seen == [(0.5,)] * 6
     assert state == GreedyState((0.5,), 500, best=1.0, num_bad_epochs=1)
 
 
-def test_evaluations_after_a_fall_are_passed_over_for_the_cooldown() -> None:
-    """Two evaluations after each fall count for nothing, not even as the best."""
+def test_evaluations_after_a_fall_are_skipped_in_the_cooldown() -> None:
+    """Two evaluations after each fall are ignored, even as the best."""
     schedule = Greedy(factor=0.5, patience=0, cooldown=2, max_lr=0.5)
     assert first_group(schedule, FLAT[:7]) == [0.5, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125]
     state, _ = follow(schedule, [1.0, 1.0, 0.1], (0.5,))
     assert state == GreedyState((0.5,), 500, best=1.0, cooldown_counter=1)
 
 
-def test_evaluations_after_a_rise_are_passed_over_for_the_warm_up() -> None:
-    """Two evaluations after each rise count for nothing, not even as the best."""
+def test_evaluations_after_a_rise_are_skipped_in_the_warm_up() -> None:
+    """Two evaluations after each rise are ignored, even as the best."""
     schedule = Greedy(factor=0.5, patience=0, warmup=2, max_lr=8)
     assert first_group(schedule, FALLING[:7]) == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 4.0]
     state, _ = follow(schedule, FALLING[:2], (0.5,))
     assert state == GreedyState((0.5,), 500, best=9.0, warmup_counter=1)
 
 
-def test_passing_over_begins_both_counts_anew() -> None:
-    """What was counted before an evaluation that is passed over is forgotten, and the cooldown goes first."""
+def test_a_skipped_evaluation_resets_both_counts() -> None:
+    """Counts before a skipped evaluation are reset, and the cooldown takes precedence."""
     counted = GreedyState((0.5,), 7, num_good_epochs=1, num_bad_epochs=1, cooldown_counter=1, warmup_counter=1)
     after_one, _ = Greedy()(counted, 1.0, (0.5,))
     after_two, _ = Greedy()(after_one, 1.0, (0.5,))
@@ -80,27 +80,27 @@ def test_passing_over_begins_both_counts_anew() -> None:
 
 
 def test_each_group_moves_within_its_own_bounds() -> None:
-    """A group at a bound stays there while the others go on."""
+    """A group at a bound stays there while the others continue."""
     schedule = Greedy(factor=0.5, patience=0, min_lr=[0.2, 0.1], max_lr=[1.0, 1.5])
     _, seen = follow(schedule, [3.0, 2.0, 2.0, 2.0, 2.0, 2.0], (0.5, 0.5))
     assert seen == [(1.0, 1.0), (1.0, 1.5), (0.5, 0.75), (0.25, 0.375), (0.2, 0.1875), (0.2, 0.1)]
 
 
-def test_a_move_of_no_more_than_eps_is_left_out() -> None:
-    """Group by group, a rate that would hardly move stays as it is, up or down."""
+def test_a_change_of_at_most_eps_is_skipped() -> None:
+    """A rate of a group that would hardly change stays the same, up or down."""
     schedule = Greedy(factor=0.5, patience=0, eps=0.25, max_lr=8)
     assert follow(schedule, FALLING[:1], (0.25, 0.5))[1] == [(0.25, 1.0)]
     assert schedule(GreedyState((0.5, 1.0), 9, best=0.0), 1.0, (0.5, 1.0))[1] == (0.5, 0.5)
 
 
-def test_a_rate_below_its_floor_is_never_lifted_to_it() -> None:
-    """A lowering does not raise a rate to min_lr, nor does a raise lower one to max_lr."""
+def test_a_rate_below_its_floor_is_not_lifted_to_it() -> None:
+    """Lowering does not raise a rate to min_lr, nor does raising lower one to max_lr."""
     assert first_group(Greedy(patience=0, min_lr=0.1), FLAT, rate=0.05)[1:] == [0.05 / 0.95] * 7
     assert first_group(Greedy(patience=0, max_lr=0.1), FALLING, rate=0.5) == [0.5] * 8
 
 
-def test_all_starts_afresh_when_every_group_has_stayed_at_its_floor() -> None:
-    """The second lowering at the floor sets back rates, best and counts, and counts on from its own cooldown."""
+def test_the_schedule_resets_when_every_group_has_stayed_at_its_floor() -> None:
+    """The second lowering at the floor resets rates, best and counts, and counting continues from its cooldown."""
     schedule = Greedy(factor=0.5, patience=0, min_lr=0.25, max_lr=0.5, reset_start=2)
     state, seen = follow(schedule, [1.0, 1.0, 1.0], (0.5,))
     assert seen == [(0.5,), (0.25,), (0.5,)]
@@ -110,26 +110,26 @@ def test_all_starts_afresh_when_every_group_has_stayed_at_its_floor() -> None:
 
 
 def test_a_reset_start_of_zero_resets_at_once() -> None:
-    """With nothing to wait for, the first lowering at the floor is a reset."""
+    """Without a wait, the first lowering at the floor is a reset."""
     assert first_group(Greedy(factor=0.5, patience=0, min_lr=0.25, max_lr=0.5, reset_start=0), FLAT[:2]) == [0.5, 0.5]
 
 
-def test_one_group_above_its_floor_holds_off_a_reset() -> None:
-    """A lowering counts towards a reset only where no group is above its floor."""
+def test_one_group_above_its_floor_prevents_a_reset() -> None:
+    """A lowering counts towards a reset only if no group is above its floor."""
     schedule = Greedy(factor=0.5, patience=0, min_lr=[0.5, 0.1], max_lr=0.5, reset_start=2)
     state, _ = follow(schedule, FLAT[:3], (0.5, 0.5))
     assert state.reset_counter == 2
 
 
-def test_a_rise_puts_the_reset_off() -> None:
-    """After a rise, the lowerings at the floor are counted from the start again."""
+def test_a_rise_restarts_the_count_towards_a_reset() -> None:
+    """After a rise, the lowerings at the floor are counted from zero."""
     schedule = Greedy(factor=0.5, patience=0, min_lr=0.25, max_lr=0.5, reset_start=3)
     state, _ = follow(schedule, [1.0, 1.0, 0.5], (0.5,))
     assert state.reset_counter == 3
     assert follow(schedule, [1.0, 1.0], (0.5,))[0].reset_counter == 2
 
 
-def test_smoothing_goes_by_the_mean_of_the_last_metrics() -> None:
+def test_smoothing_uses_the_mean_of_the_last_metrics() -> None:
     """The mean of the last window_size metrics is compared, and becomes the best."""
     schedule = Greedy(smooth=True, window_size=2)
     state, _ = follow(schedule, [4.0, 2.0, 3.0], (0.5,))
@@ -137,39 +137,39 @@ def test_smoothing_goes_by_the_mean_of_the_last_metrics() -> None:
     assert follow(schedule, [4.0], (0.5,))[0].best == 4.0
 
 
-def test_without_smoothing_nothing_is_kept_of_the_metrics() -> None:
-    """The window stays empty where no mean is asked for."""
+def test_without_smoothing_no_metrics_are_stored() -> None:
+    """The window stays empty without smoothing."""
     assert follow(Greedy(), FALLING, (0.5,))[0].window == ()
 
 
-def test_smoothing_goes_on_while_evaluations_are_passed_over() -> None:
+def test_smoothing_continues_while_evaluations_are_skipped() -> None:
     """A metric in a cooldown is still part of the mean."""
     state, _ = follow(Greedy(factor=0.5, patience=0, cooldown=2, max_lr=0.5, smooth=True), [1.0, 1.0, 7.0], (0.5,))
     assert state.window == (1.0, 1.0, 7.0)
 
 
 def test_a_reset_empties_the_window() -> None:
-    """Afresh means without the metrics of before."""
+    """Metrics before a reset are not part of later means."""
     schedule = Greedy(factor=0.5, patience=0, min_lr=0.5, max_lr=0.5, reset_start=1, smooth=True)
     assert follow(schedule, [1.0, 1.0], (0.5,))[0] == GreedyState((0.5,), 1)
 
 
 def test_nan_counts_as_no_improvement() -> None:
-    """A metric that is not a number lowers the rates like a bad one, and never becomes the best."""
+    """NaN lowers the rates like a bad metric, and never becomes the best."""
     schedule = Greedy(factor=0.5, patience=0, max_lr=0.5)
     state, seen = follow(schedule, [1.0, math.nan, 0.5], (0.5,))
     assert seen == [(0.5,), (0.25,), (0.5,)]
     assert state.best == 0.5
 
 
-def test_mode_max_takes_higher_for_better() -> None:
+def test_mode_max_prefers_higher_values() -> None:
     """In mode max a rising metric raises the rates."""
     schedule = Greedy(mode="max", factor=0.5, patience=1, max_lr=8)
     assert first_group(schedule, [-3.0, -2.0, -1.0, 0.0]) == [0.5, 1.0, 1.0, 2.0]
 
 
-def test_bounds_must_fit_the_groups() -> None:
-    """Every list of another length than the groups is named, before the first metric."""
+def test_bounds_must_match_the_groups() -> None:
+    """Every list with another length than the groups is named, before the first metric."""
     with pytest.raises(ConfigurationError) as caught:
         Greedy(min_lr=[0.1], max_lr=[1.0, 1.0, 1.0]).start((0.5, 0.5))
     assert [problem.split(",")[0] for problem in caught.value.problems] == [
@@ -179,7 +179,7 @@ def test_bounds_must_fit_the_groups() -> None:
 
 
 def test_a_floor_above_its_ceiling_is_refused() -> None:
-    """Bounds that leave a group no rate are refused, and bounds that meet are not."""
+    """Bounds that leave a group no rate are refused; equal bounds are accepted."""
     with pytest.raises(ConfigurationError, match="Set min_lr to at most max_lr"):
         Greedy(max_lr=[1.0, 1e-4]).start((0.5, 0.5))
     assert Greedy(min_lr=0.5, max_lr=0.5).start((0.5,)) == GreedyState((0.5,), 500)
@@ -187,7 +187,7 @@ def test_a_floor_above_its_ceiling_is_refused() -> None:
 
 @given(SCHEDULES, METRICS)
 def test_rates_stay_within_their_bounds(schedule: Greedy, metrics: list[float]) -> None:
-    """Whatever the metrics, NaN and infinities among them, a rate within its bounds stays within them."""
+    """For any metrics, including NaN and infinities, a rate within its bounds stays within them."""
     _, seen = follow(schedule, metrics, (0.5, 0.05))
     floors = schedule.min_lr if isinstance(schedule.min_lr, tuple) else (schedule.min_lr,) * 2
     ceilings = schedule.max_lr if isinstance(schedule.max_lr, tuple) else (schedule.max_lr,) * 2
@@ -196,10 +196,10 @@ def test_rates_stay_within_their_bounds(schedule: Greedy, metrics: list[float]) 
 
 
 @given(SCHEDULES, METRICS, METRICS)
-def test_a_state_goes_on_from_json_as_if_it_had_never_left(
+def test_a_state_restored_from_json_continues_the_same(
     schedule: Greedy, before: list[float], after: list[float]
 ) -> None:
-    """A state that was written as JSON and read back is the same, and gives the same rates."""
+    """A state that was written and read as JSON is equal, and gives the same rates."""
     state, seen = follow(schedule, before, (0.5, 0.05))
     rates = restored_rates = seen[-1] if seen else (0.5, 0.05)
     restored = through_json(state)

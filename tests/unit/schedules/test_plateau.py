@@ -1,4 +1,4 @@
-"""Lowering the rates when a metric stops getting better."""
+"""The plateau schedule lowers the rates when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ SCHEDULES = st.builds(
 
 
 def test_rates_fall_after_more_than_patience_evaluations_without_improvement() -> None:
-    """The third flat evaluation after the best is one too many for a patience of 2, and the count begins anew."""
+    """With a patience of 2 the third evaluation after the best lowers the rates, and the count restarts."""
     _, seen = follow(ReduceLROnPlateau(factor=0.5, patience=2), [1.0] * 7, (0.8, 0.4))
     assert seen == [(0.8, 0.4)] * 3 + [(0.4, 0.2)] * 3 + [(0.2, 0.1)]
 
 
-def test_an_improvement_begins_the_count_anew() -> None:
-    """A better metric forgives those before it, and is what the next ones are measured by."""
+def test_an_improvement_resets_the_count() -> None:
+    """A better metric becomes the new best, and earlier bad evaluations do not count."""
     state, seen = follow(ReduceLROnPlateau(factor=0.5, patience=1), [1.0, 1.0, 0.5, 0.7], (0.8,))
     assert seen == [(0.8,)] * 4
     assert state == PlateauState(best=0.5, num_bad_epochs=1)
 
 
-def test_evaluations_in_a_cooldown_are_not_bad() -> None:
-    """After the rates fell, the next evaluations are free, and only then the patience begins to run out."""
+def test_evaluations_in_a_cooldown_do_not_count_as_bad() -> None:
+    """After a fall, evaluations in the cooldown are ignored, and counting starts after it."""
     _, seen = follow(ReduceLROnPlateau(factor=0.5, patience=0, cooldown=2), [1.0] * 6, (0.8,))
     assert seen == [(0.8,), (0.4,), (0.4,), (0.4,), (0.2,), (0.2,)]
 
 
 def test_an_improvement_in_a_cooldown_counts_as_the_best() -> None:
-    """A cooldown leaves out bad evaluations, not good ones."""
+    """A cooldown ignores bad evaluations, not good ones."""
     state, _ = follow(ReduceLROnPlateau(patience=0, cooldown=2), [1.0, 1.0, 0.5], (0.8,))
     assert state == PlateauState(best=0.5, cooldown_counter=1)
 
@@ -68,39 +68,39 @@ def test_an_improvement_in_a_cooldown_counts_as_the_best() -> None:
 def test_an_improvement_beats_the_best_by_more_than_the_threshold(
     options: dict[str, Any], first: float, second: float, better: bool
 ) -> None:
-    """The threshold is a share of the best, or a distance from it; NaN is never better, and anything beats it."""
+    """The threshold is relative or absolute; NaN is never better, and any number is better than NaN."""
     state, _ = follow(ReduceLROnPlateau(**options), [first, second], (0.8,))
     assert state.best == (second if better else first)
 
 
 def test_each_group_stops_at_its_own_floor() -> None:
-    """A group at its floor stays there while the others go on falling."""
+    """A group at its floor stays there while the others continue to fall."""
     _, seen = follow(ReduceLROnPlateau(factor=0.5, patience=0, min_lr=[0.3, 0.05]), [1.0] * 4, (0.8, 0.4))
     assert seen == [(0.8, 0.4), (0.4, 0.2), (0.3, 0.1), (0.3, 0.05)]
 
 
-def test_a_fall_of_no_more_than_eps_is_left_out() -> None:
-    """Group by group, a rate that would hardly move stays as it is."""
+def test_a_change_of_at_most_eps_is_skipped() -> None:
+    """A rate of a group that would hardly change stays the same."""
     _, seen = follow(ReduceLROnPlateau(factor=0.5, patience=0, eps=0.25), [1.0, 1.0], (0.5, 1.0))
     assert seen[-1] == (0.5, 0.5)
 
 
-def test_a_rate_that_somebody_set_is_the_one_that_falls() -> None:
-    """The rates that are handed in are scaled, whatever they were before."""
+def test_a_rate_that_was_set_elsewhere_is_lowered() -> None:
+    """The current rates are scaled, whatever they were before."""
     schedule = ReduceLROnPlateau(factor=0.5, patience=0)
     state, _ = schedule(schedule.start((0.8,)), 1.0, (0.8,))
     assert schedule(state, 1.0, (0.1,))[1] == (0.05,)
 
 
-def test_one_floor_serves_groups_that_came_later() -> None:
-    """A single min_lr holds for however many groups there are by now."""
+def test_one_floor_applies_to_groups_added_later() -> None:
+    """A single min_lr applies to any number of groups."""
     schedule = ReduceLROnPlateau(factor=0.5, patience=0, min_lr=0.3)
     state, _ = schedule(schedule.start((0.8,)), 1.0, (0.8,))
     assert schedule(state, 1.0, (0.8, 0.4))[1] == (0.4, 0.3)
 
 
-def test_a_list_of_floors_must_fit_the_groups() -> None:
-    """A list of another length than the groups is refused at the start, and where groups were added later."""
+def test_a_list_of_floors_must_match_the_groups() -> None:
+    """A list with another length than the groups is refused at the start, and after groups were added."""
     schedule = ReduceLROnPlateau(patience=0, min_lr=[0.1, 0.2])
     with pytest.raises(ConfigurationError, match=r"min_lr=\[0.1, 0.2\] has 2 values, .* 3 parameter groups"):
         schedule.start((1.0, 1.0, 1.0))
@@ -109,8 +109,8 @@ def test_a_list_of_floors_must_fit_the_groups() -> None:
 
 
 @given(SCHEDULES, METRICS)
-def test_rates_never_rise_and_never_pass_their_floors(schedule: ReduceLROnPlateau, metrics: list[float]) -> None:
-    """Whatever the metrics, NaN and infinities among them, a rate only falls, to its floor at most."""
+def test_rates_only_fall_to_their_floors(schedule: ReduceLROnPlateau, metrics: list[float]) -> None:
+    """For any metrics, including NaN and infinities, a rate only falls, at most to its floor."""
     rates = (0.5, 0.05)
     _, seen = follow(schedule, metrics, rates)
     floors = schedule.min_lr if isinstance(schedule.min_lr, tuple) else (schedule.min_lr,) * 2
@@ -121,10 +121,10 @@ def test_rates_never_rise_and_never_pass_their_floors(schedule: ReduceLROnPlatea
 
 
 @given(SCHEDULES, METRICS, METRICS)
-def test_a_state_goes_on_from_json_as_if_it_had_never_left(
+def test_a_state_restored_from_json_continues_the_same(
     schedule: ReduceLROnPlateau, before: list[float], after: list[float]
 ) -> None:
-    """A state that was written as JSON and read back is the same, and gives the same rates."""
+    """A state that was written and read as JSON is equal, and gives the same rates."""
     state, _ = follow(schedule, before, (0.5, 0.05))
     restored = through_json(state)
     assert restored == state

@@ -1,4 +1,4 @@
-"""The ten schedules that are a function of the step."""
+"""The ten schedules that are functions of the step."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, *names: str, room: int = 0) -> Case:
-    """A schedule with options that suit it, and at least `room` steps of the run after its warm-up."""
+    """Return a schedule with valid options, and at least `room` steps of the run after its warm-up."""
     name = draw(st.sampled_from(names or tuple(SHAPES)))
     warmup = draw(st.integers(0, 40))
     return Case(name, warmup, warmup + draw(st.integers(room, 120)), draw(OPTIONS[name]))
@@ -99,14 +99,14 @@ def test_every_schedule_of_the_table_is_tested_here() -> None:
 
 
 @given(cases())
-def test_a_factor_lies_between_none_and_all_of_the_base_rate(case: Case) -> None:
+def test_a_factor_is_between_0_and_1(case: Case) -> None:
     """No schedule leaves the range from 0 to 1, before, during or after the run."""
     assert all(0.0 <= value <= 1.0 + 1e-15 for value in case.values())
 
 
 @given(cases())
 def test_every_factor_is_a_float(case: Case) -> None:
-    """A factor is a float, also where the formula would give a whole number."""
+    """A factor is a float, even if the formula gives an integer."""
     assert {type(value) for value in case.values()} == {float}
 
 
@@ -114,7 +114,7 @@ LINEAR_WARMUPS = sorted(set(SHAPES) - {"constant", "cosine_warmup_with_min_lr", 
 
 
 @given(cases(*LINEAR_WARMUPS, room=1))
-def test_warm_up_rises_in_equal_steps_from_nothing_to_the_full_rate(case: Case) -> None:
+def test_linear_warm_up_rises_from_0_to_1(case: Case) -> None:
     """A linear warm-up is step / num_warmup_steps, and the first step after it has the full rate."""
     values = case.values()
     assert values[: case.warmup] == [step / case.warmup for step in range(case.warmup)]
@@ -123,8 +123,10 @@ def test_warm_up_rises_in_equal_steps_from_nothing_to_the_full_rate(case: Case) 
 
 
 @given(cases("cosine_warmup_with_min_lr"))
-def test_the_other_warm_up_begins_above_nothing_and_ends_at_the_full_rate(case: Case) -> None:
-    """The first step has warmup_lr_rate, or a first share of the rate; the last of the warm-up has all of it."""
+def test_offset_warm_up_rises_from_above_0_to_1(case: Case) -> None:
+    """The first step has warmup_lr_rate, or one equal increment of the rate; the last of the warm-up has the
+    full rate.
+    """
     values, start = case.values(), case.options.get("warmup_lr_rate")
     if case.warmup > 1:
         assert values[0] == (1 / case.warmup if start is None else start)
@@ -134,7 +136,7 @@ def test_the_other_warm_up_begins_above_nothing_and_ends_at_the_full_rate(case: 
 
 
 @given(cases("warmup_stable_decay"))
-def test_the_stages_follow_each_other_without_a_gap(case: Case) -> None:
+def test_the_stages_are_continuous(case: Case) -> None:
     """Warm-up rises from the floor, the stable stage has the full rate, and the floor holds after the decay."""
     values, floor = case.values(), case.options.get("min_lr_ratio", 0.0)
     decay = case.options["num_decay_steps"]
@@ -151,15 +153,15 @@ def test_the_stages_follow_each_other_without_a_gap(case: Case) -> None:
 
 @given(cases(room=1))
 def test_the_rate_never_rises_between_the_warm_up_and_the_end(case: Case) -> None:
-    """With the usual number of cycles a schedule falls, or stays, once its warm-up is over."""
+    """With the default number of cycles a schedule falls or stays constant after its warm-up."""
     options = {key: value for key, value in case.options.items() if key != "num_cycles"}
     run = Case(case.name, case.warmup, case.total, options).values(beyond=0)[case.warmup :]
     assert all(later <= earlier + 1e-15 for earlier, later in pairwise(run))
 
 
 @given(st.integers(0, 40), st.integers(1, 120))
-def test_decays_end_where_they_say(warmup: int, room: int) -> None:
-    """At the run's end each schedule has come down to nothing, or to the floor that was asked for."""
+def test_decays_end_at_their_floor(warmup: int, room: int) -> None:
+    """At the run's end each schedule has reached zero, or the requested floor."""
     total = warmup + room
     assert Linear(warmup, total)(total) == 0.0
     assert Cosine(warmup, total)(total) == 0.0
@@ -173,8 +175,8 @@ def test_decays_end_where_they_say(warmup: int, room: int) -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 120))
-def test_special_cases_of_one_schedule_are_another(warmup: int, room: int) -> None:
-    """Power 1 is a line, one restart and a floor of 0 are a cosine, a stage without decay stays."""
+def test_special_cases_equal_other_schedules(warmup: int, room: int) -> None:
+    """Power 1 is linear, one restart and a floor of 0 are a cosine, and a stage without decay is constant."""
     total = warmup + room
     pairs: list[tuple[Shape, Shape]] = [
         (Polynomial(warmup, total, BASE_RATE, lr_end=0.0), Linear(warmup, total)),
@@ -231,13 +233,13 @@ def test_special_cases_of_one_schedule_are_another(warmup: int, room: int) -> No
         (WarmupStableDecay(8, 80, 48), 8, 0.5),
     ],
 )
-def test_a_factor_is_the_formulas(shape: Shape, step: int, factor: float) -> None:
-    """Each formula, worked out by hand at one step."""
+def test_a_factor_matches_its_formula(shape: Shape, step: int, factor: float) -> None:
+    """Each formula is checked against a hand calculation at one step."""
     assert shape(step) == pytest.approx(factor, rel=1e-14, abs=1e-16)
 
 
 def test_a_schedule_is_a_value() -> None:
-    """Schedules of the same numbers are equal, and none can be changed."""
+    """Schedules with the same numbers are equal, and immutable."""
     assert Linear(1, 2) == Linear(1, 2) != Linear(1, 3)
     with pytest.raises(FrozenInstanceError):
         Linear(1, 2).num_warmup_steps = 3  # type: ignore[misc]

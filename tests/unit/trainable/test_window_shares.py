@@ -1,4 +1,4 @@
-"""What each batch adds to the loss of its window, where some batches have nothing that can be counted."""
+"""The share of each batch in the loss of its window, with batches that have nothing to count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, LOCAL_ITEM
 from hexloop.ports.batches import Padding
 
 TWO = ItemSum(2, lambda items: torch.as_tensor(items).clone() * 2)
-"""The other process counts what this one does."""
+"""The other process counts the same as this one."""
 
 
 def trainable(model: nn.Module, compute_loss: Any, world: ItemSum = LOCAL_ITEM_SUM, **how: Any) -> TorchTrainable:
@@ -30,7 +30,7 @@ def gradient_of(parameter: Tensor) -> list[float]:
 
 
 def added(subject: TorchTrainable, window: Sequence[Any]) -> tuple[float, list[float]]:
-    """The loss of a window and the gradients of it."""
+    """Return the loss of a window and its gradients."""
     items = subject.count_items(window)
     total = 0.0
     for batch in window:
@@ -46,8 +46,8 @@ def mean_of_a_field(model: Any, batch: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("world", "processes"), [(LOCAL_ITEM_SUM, 1), (TWO, 2)])
-def test_batches_without_rows_or_labels_weigh_the_same(world: ItemSum, processes: int) -> None:
-    """A window's loss is the plain mean of theirs, over the processes as well."""
+def test_batches_without_rows_or_labels_have_equal_weight(world: ItemSum, processes: int) -> None:
+    """A window's loss is the plain mean of its batches, over all processes."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(1.0)
     subject = trainable(model, mean_of_a_field, world)
@@ -77,8 +77,8 @@ def taking_the_labels_out(model: Any, batch: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
-def test_labels_that_a_loss_takes_out_of_its_batch_are_counted(world: ItemSum) -> None:
-    """A batch weighs by the labels that it came with, not by what is left of it."""
+def test_labels_that_a_loss_removes_from_its_batch_are_counted(world: ItemSum) -> None:
+    """A batch is weighted by its original labels, not by what is left of them."""
     model = nn.Linear(2, 3)
     windows = [[rows(0, NONE, NONE), rows(1, 2, 0)] for _ in range(2)]
     expected = added(trainable(model, mean_over_labels, world), windows[0])
@@ -89,8 +89,8 @@ def test_labels_that_a_loss_takes_out_of_its_batch_are_counted(world: ItemSum) -
 
 @pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
 @pytest.mark.parametrize("normalises", [False, True])
-def test_a_window_of_which_no_label_counts_changes_nothing(world: ItemSum, normalises: bool) -> None:
-    """Its loss is 0, and so are its gradients."""
+def test_a_window_without_counted_labels_changes_nothing(world: ItemSum, normalises: bool) -> None:
+    """Its loss and its gradients are 0."""
     subject = trainable(nn.Linear(2, 3), mean_over_labels, world, normalises=normalises)
     loss, gradients = added(subject, [rows(NONE, NONE), rows(NONE)])
 
@@ -100,8 +100,8 @@ def test_a_window_of_which_no_label_counts_changes_nothing(world: ItemSum, norma
 
 @pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
 @pytest.mark.parametrize("without", [rows(NONE, NONE), rows(NONE, kind=Padding)], ids=["no label", "padding"])
-def test_a_batch_of_which_nothing_counts_leaves_the_others_alone(world: ItemSum, without: Any) -> None:
-    """The mean over no label, which is not a number, adds nothing to the mean over those of the others."""
+def test_a_batch_without_counted_labels_leaves_the_others_unchanged(world: ItemSum, without: Any) -> None:
+    """Its NaN mean over no labels adds nothing to the mean of the others."""
     subject = trainable(nn.Linear(2, 3), mean_over_labels, world)
     expected = added(subject, [rows(0, 2), rows(1)])
     subject.clear_gradients()
@@ -109,8 +109,8 @@ def test_a_batch_of_which_nothing_counts_leaves_the_others_alone(world: ItemSum,
     assert added(subject, [rows(0, 2), without, rows(1)]) == expected
 
 
-def test_a_loss_that_is_not_a_number_is_shown() -> None:
-    """Where labels count, it is no share of nothing."""
+def test_a_nan_loss_is_shown() -> None:
+    """NaN is not hidden if the batch has labels to count."""
     subject = trainable(nn.Linear(2, 3), lambda model, batch: model(batch["x"]).sum() * math.nan)
 
     assert math.isnan(added(subject, [rows(0, 2), rows(1)])[0])

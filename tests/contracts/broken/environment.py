@@ -1,4 +1,6 @@
-"""Adapters of what surrounds a step, each of which breaks one promise; `broken` names the test that has to notice."""
+"""Adapters for the environment of a run that each violate their contract in one way; `broken` names the failing
+test.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class TestNeverAsleep(ClockContract):
 
 class NeverSilent(ManualInterrupts):
     def stop(self) -> None:
-        """Go on listening."""
+        """Keep listening."""
 
 
 class TestNeverSilent(InterruptsContract):
@@ -98,18 +100,18 @@ class TestKeptUntilClosed(JournalContract):
         return list(journal.notes)
 
 
-class AfraidOfNan(NoLogger):
+class FailingOnNan(NoLogger):
     def write(self, record: Record) -> None:
         if any(isinstance(value, float) and math.isnan(value) for value in record.values.values()):
             raise ValueError
 
 
-class TestAfraidOfNan(LoggerContract):
+class TestFailingOnNan(LoggerContract):
     broken = "test_every_kind_of_value_can_be_written"
 
     @pytest.fixture
     def logger(self) -> Logger:
-        return AfraidOfNan()
+        return FailingOnNan()
 
 
 class SeedingHalf(SimulatedDevice):
@@ -195,8 +197,8 @@ class TestStuckInEvaluation(EvaluatorTest):
     kind = StuckInEvaluation
 
 
-class Deaf(SingleProcessCollectives):
-    """Hears only itself."""
+class ReturningOwnValues(SingleProcessCollectives):
+    """Returns only its own values."""
 
     def __init__(self, rank: Collectives) -> None:
         self._rank = rank
@@ -213,24 +215,24 @@ class Deaf(SingleProcessCollectives):
         return [value] * self.world_size
 
 
-class DeafTest(CollectivesContract):
+class OwnValuesTest(CollectivesContract):
     world_size = 3
 
     def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
-        return SimulatedWorld(3).run(lambda rank: function(Deaf(rank)))
+        return SimulatedWorld(3).run(lambda rank: function(ReturningOwnValues(rank)))
 
 
-class TestDeafToReductions(DeafTest):
+class TestReturningOwnReductions(OwnValuesTest):
     broken = "test_numbers_are_reduced_one_by_one"
 
 
-class TestDeafToGatherings(DeafTest):
+class TestReturningOwnGathers(OwnValuesTest):
     broken = "test_everybody_has_what_everybody_said"
 
 
-class TestDeafToBroadcasts(DeafTest):
+class TestReturningOwnBroadcasts(OwnValuesTest):
     broken = "test_everybody_hears_one"
 
 
-class TestDeafToBarriers(DeafTest):
+class TestSkippingBarriers(OwnValuesTest):
     broken = "test_a_barrier_holds_until_all_are_there"

@@ -1,4 +1,4 @@
-"""`hexloop.testing`: what it offers, and what it does without."""
+"""The public names of `hexloop.testing`, and the packages that it does not need."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ for name in testing.__all__:
 """
 
 
-def test_the_fakes_need_neither_a_framework_nor_a_test_tool() -> None:
-    """Every fake can be had where torch, numpy, accelerate, pytest and hypothesis cannot be imported."""
+def test_the_fakes_need_no_framework_and_no_test_tool() -> None:
+    """Every fake can be imported without torch, numpy, accelerate, pytest and hypothesis."""
     result = subprocess.run([sys.executable, "-c", NEEDS_NOTHING], capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr
 
 
-def test_every_name_leads_somewhere() -> None:
-    """Each public name is listed, once, in order, and leads to a class or function that goes by that name."""
+def test_every_public_name_exists() -> None:
+    """Each public name is listed once, in order, and is a class or function of that name."""
     names = hexloop.testing.__all__
 
     assert names == sorted(set(names))
@@ -36,7 +36,7 @@ def test_every_name_leads_somewhere() -> None:
         assert getattr(hexloop.testing, name).__name__ == name
 
 
-def test_what_is_not_there_is_not_there() -> None:
-    """Another name raises AttributeError, as in any module."""
+def test_an_unknown_name_raises_attribute_error() -> None:
+    """Unknown names raise AttributeError, as in any module."""
     with pytest.raises(AttributeError, match="NoSuchContract"):
         _ = hexloop.testing.NoSuchContract  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Batches whose samples have random streams of their own."""
+"""Batches whose samples have their own random streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn() -> list[float]:
 
 
 class Noisy(Dataset[Any]):
-    """Counts how it is read, and draws from every stream each time."""
+    """Counts its reads, and draws from every generator in each read."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -54,8 +54,8 @@ STORED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_stored_samples_come_at_once_and_as_one_by_one(name: str) -> None:
-    """The same samples, and the same streams for whoever puts the batch together."""
+def test_batched_reads_equal_single_reads(name: str) -> None:
+    """Stored samples and the random streams of the collator are the same in a batched read as one by one."""
     keyed = KeyedDataset(STORED[name]())
     at_once, then = keyed.__getitems__(BATCH), drawn()
     one_by_one, after = [keyed[index] for index in BATCH], drawn()
@@ -63,8 +63,8 @@ def test_stored_samples_come_at_once_and_as_one_by_one(name: str) -> None:
     assert then == after
 
 
-def test_samples_that_may_draw_have_streams_of_their_own() -> None:
-    """Also where their data set would read a whole batch at once: the second is the same without the first."""
+def test_samples_that_may_draw_have_their_own_streams() -> None:
+    """The second sample is the same without the first, even if the data set could read a whole batch at once."""
     data = Noisy()
     keyed = KeyedDataset(data)
     together = keyed.__getitems__(BATCH)
@@ -73,13 +73,13 @@ def test_samples_that_may_draw_have_streams_of_their_own() -> None:
     assert len({sample[1] for sample in together}) == len(BATCH)
 
 
-def test_a_batch_without_samples_reads_nothing() -> None:
-    """As a worker has it that only gives its turn away."""
+def test_an_empty_batch_reads_nothing() -> None:
+    """A worker may get an empty batch."""
     assert list(KeyedDataset(table()).__getitems__([])) == []
 
 
-def test_what_runs_the_user_s_code_is_not_stored() -> None:
-    """A data set of his own, a table with a transform, a list of his own kind, or a part of one of these."""
+def test_data_that_run_user_code_are_not_batched() -> None:
+    """A user-defined data set, a table with a transform, a subclass of list, or a part of one is read one by one."""
 
     class Own(list[Any]):
         pass
@@ -90,8 +90,8 @@ def test_what_runs_the_user_s_code_is_not_stored() -> None:
     assert alone.__getitems__(BATCH)[1:] == alone.__getitems__(BATCH[1:])
 
 
-def test_a_transform_that_is_set_later_is_heeded() -> None:
-    """A callback may give a table one in the middle of a run."""
+def test_a_transform_set_later_is_used() -> None:
+    """A callback may add a transform to a table during a run."""
     data = table()
     keyed = KeyedDataset(data)
     assert [sample["x"] for sample in keyed.__getitems__(BATCH)] == [5.0, 0.0, 3.0]

@@ -1,4 +1,4 @@
-"""A run that goes on in another storage than the one that it was saved in."""
+"""A run that resumes in another storage than the one in which it was saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.checkpoints.small_store import (
 
 @pytest.fixture
 def source() -> MemoryStorage:
-    """A run with its best checkpoint at step 2, left at step 4."""
+    """Return a storage with a run whose best checkpoint is at step 2 and whose last is at step 4."""
     storage = MemoryStorage()
     store, state = make_store(storage), RunState(run="mine")
     for step in (2, 4):
@@ -36,8 +36,10 @@ def source() -> MemoryStorage:
     return storage
 
 
-def gone_on(storage: MemoryStorage, source: MemoryStorage) -> tuple[CheckpointStore, RunState]:
-    """The run, gone on from step 4 of its source and saved at step 6 in another storage; it is to end with its best."""
+def resumed(storage: MemoryStorage, source: MemoryStorage) -> tuple[CheckpointStore, RunState]:
+    """Return the run, resumed from step 4 of its source and saved at step 6 in another storage, to end with its
+    best.
+    """
     store = make_store(storage, load_best_at_end=True)
     state = store.resume("checkpoint-4", source)
     assert state is not None
@@ -50,10 +52,10 @@ def weights_of(store: CheckpointStore) -> bytes:
     return store.contents.weights
 
 
-def test_what_is_saved_goes_to_the_runs_own_storage(source: MemoryStorage) -> None:
-    """The source stays as it is, and what comes after is known to come from it."""
+def test_saves_go_to_the_runs_own_storage(source: MemoryStorage) -> None:
+    """The source stays unchanged, and new checkpoints have it as their ancestor."""
     before, storage = tree(source), MemoryStorage()
-    gone_on(storage, source)
+    resumed(storage, source)
     assert tree(source) == before
     assert names(storage) == checkpoint_names(6)
     assert read_manifest(storage, "checkpoint-6").ancestors == {read_manifest(source, "checkpoint-4").session: 4}
@@ -61,7 +63,7 @@ def test_what_is_saved_goes_to_the_runs_own_storage(source: MemoryStorage) -> No
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_best_weights_come_from_the_source(source: MemoryStorage, size: int) -> None:
-    """A best checkpoint that was left behind is read from where it is, whatever has its name where the run is now."""
+    """A best checkpoint in the source is read from there, whatever has its name in the run's storage."""
     storage = MemoryStorage()
     save_all(storage, "another", [2])
 
@@ -77,10 +79,10 @@ def test_the_best_weights_come_from_the_source(source: MemoryStorage, size: int)
         assert SimulatedWorld(size).run(end) == [weights_at("mine", 2)] * size
 
 
-def test_a_later_best_of_its_own_counts(source: MemoryStorage) -> None:
-    """What the run saves itself is looked for where it saves."""
+def test_a_later_best_in_the_runs_storage_counts(source: MemoryStorage) -> None:
+    """A best checkpoint that the run itself saves is read from its own storage."""
     storage = MemoryStorage()
-    store, state = gone_on(storage, source)
+    store, state = resumed(storage, source)
     state.best_step = 8
     save_at(store, state, 8)
     save_at(store, state, 10)
@@ -89,8 +91,8 @@ def test_a_later_best_of_its_own_counts(source: MemoryStorage) -> None:
 
 
 def test_a_damaged_best_in_the_source_is_not_loaded(source: MemoryStorage) -> None:
-    """It is verified as any other is; and left where it is, as the folder is another run's."""
-    store, state = gone_on(MemoryStorage(), source)
+    """It is verified like any other, and not quarantined, as the folder is another run's."""
+    store, state = resumed(MemoryStorage(), source)
     source.damage("checkpoint-2/weights/all.bin", b"rot")
     before = tree(source)
     with pytest.warns(UserWarning, match="its last weights: its best .*: checkpoint-2 in memory is damaged"):
@@ -100,10 +102,10 @@ def test_a_damaged_best_in_the_source_is_not_loaded(source: MemoryStorage) -> No
 
 
 @pytest.mark.parametrize("other", ["nothing", "another run's", "a past of its own"])
-def test_a_best_checkpoint_that_is_nowhere_is_told_at_once(source: MemoryStorage, other: str) -> None:
-    """When the run goes on, and at its end, which is with its last weights: never with those of another past."""
+def test_a_missing_best_checkpoint_is_reported_at_once(source: MemoryStorage, other: str) -> None:
+    """It is reported at the resume and at the end, which keeps the last weights instead of loading another run's."""
     storage = MemoryStorage()
-    gone_on(storage, source)
+    resumed(storage, source)
     if other != "nothing":
         save_all(storage, "another" if other == "another run's" else "mine", [2])
     store = make_store(storage, load_best_at_end=True)
@@ -117,10 +119,10 @@ def test_a_best_checkpoint_that_is_nowhere_is_told_at_once(source: MemoryStorage
     assert weights_of(store) == weights_at("mine", 6)
 
 
-def test_a_best_checkpoint_that_was_put_there_is_the_runs(source: MemoryStorage) -> None:
-    """Who copies it to where the run is now, as the warning says, has a run that ends with it."""
+def test_a_copied_best_checkpoint_is_used(source: MemoryStorage) -> None:
+    """A run ends with its best checkpoint if the user copied it to the new storage, as the warning advises."""
     storage = MemoryStorage()
-    gone_on(storage, source)
+    resumed(storage, source)
     for path, data in tree(source, "checkpoint-2").items():
         storage.write(path, [data])
     store = make_store(storage, load_best_at_end=True)
@@ -130,8 +132,8 @@ def test_a_best_checkpoint_that_was_put_there_is_the_runs(source: MemoryStorage)
     assert weights_of(store) == weights_at("mine", 2)
 
 
-def test_a_step_whose_checkpoint_is_there_already_is_not_saved_again(source: MemoryStorage) -> None:
-    """In a copy of the source the run has its past, and knows that it stands at the newest of it."""
+def test_an_existing_checkpoint_is_not_saved_again(source: MemoryStorage) -> None:
+    """In a copy of the source the run finds its ancestors, and is at the newest of them."""
     copy = MemoryStorage()
     for path, data in tree(source).items():
         copy.write(path, [data])
@@ -143,16 +145,16 @@ def test_a_step_whose_checkpoint_is_there_already_is_not_saved_again(source: Mem
     assert tree(copy) == tree(source)
 
 
-def test_nobody_is_told_of_a_best_checkpoint_that_is_not_wanted(source: MemoryStorage) -> None:
-    """A run that ends with its last weights does not look for others."""
+def test_an_unneeded_best_checkpoint_is_not_reported(source: MemoryStorage) -> None:
+    """A run that ends with its last weights does not look for the best."""
     source.remove("checkpoint-2")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert make_store(MemoryStorage()).resume("checkpoint-4", source) is not None
 
 
-def test_a_best_checkpoint_whose_manifest_rots_meanwhile_is_set_aside() -> None:
-    """What the run saved itself is its own, though nobody can read any more whose it is."""
+def test_a_best_checkpoint_whose_manifest_is_damaged_later_is_quarantined() -> None:
+    """A checkpoint that the run itself saved is its own, even if its manifest can no longer be read."""
     storage = MemoryStorage()
     store, state = make_store(storage, load_best_at_end=True), RunState(run="mine", best_step=1)
     save_at(store, state, 1)
@@ -163,8 +165,8 @@ def test_a_best_checkpoint_whose_manifest_rots_meanwhile_is_set_aside() -> None:
     assert weights_of(store) == weights_at("mine", 2)
 
 
-def test_another_runs_checkpoint_that_took_the_place_of_the_best_is_not_loaded() -> None:
-    """Whatever the run itself saved under that name before."""
+def test_another_runs_checkpoint_in_place_of_the_best_is_not_loaded() -> None:
+    """A checkpoint of another run is refused, whatever the run itself saved under that name before."""
     storage = MemoryStorage()
     store, state = make_store(storage, load_best_at_end=True), RunState(run="mine", best_step=1)
     save_at(store, state, 1)

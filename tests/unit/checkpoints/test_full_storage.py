@@ -1,3 +1,5 @@
+"""Saving to a full storage: removing checkpoints early, and waiting for space."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,25 +14,25 @@ from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveWa
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication
 from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_all, save_at
-from tests.unit.checkpoints.test_behind import wait_for_news
+from tests.unit.checkpoints.test_background_saves import wait_for_news
 
 
-def make_room(waits: list[float]) -> FullStorageRetry:
-    """Somebody who waits without waiting."""
+def find_space(waits: list[float]) -> FullStorageRetry:
+    """Return a wait for space that does not sleep."""
     return FullStorageRetry(waits.append, pauses=(1.0, 2.0))
 
 
 def can_remove(things: int) -> Callable[[], bool]:
-    """Something that removes one thing at each call, of so many."""
+    """Return a function that removes one item at each call, up to a number."""
     left = iter([True] * things)
     return lambda: next(left, False)
 
 
-def test_what_finds_room_is_done_once() -> None:
-    """Nothing is waited for or removed where there is room."""
+def test_a_write_that_fits_is_done_once() -> None:
+    """If there is space, nothing is waited for or removed."""
     done: list[int] = []
     waits: list[float] = []
-    room = make_room(waits)
+    room = find_space(waits)
     room.attempt(lambda: done.append(1), can_remove(1))
     assert (done, waits, room.full) == ([1], [], None)
 
@@ -38,10 +40,12 @@ def test_what_finds_room_is_done_once() -> None:
 @pytest.mark.parametrize(
     ("failures", "prunable", "waited"), [(1, 0, [1.0]), (2, 0, [1.0, 2.0]), (3, 2, [1.0]), (1, 1, [])]
 )
-def test_attempts_go_on_while_there_is_no_room(failures: int, prunable: int, waited: list[float]) -> None:
-    """First everything goes that may, without a pause; then the pauses, told and ever longer, until there is room."""
+def test_attempts_continue_while_there_is_no_space(failures: int, prunable: int, waited: list[float]) -> None:
+    """Everything removable is removed first, without a pause; then pauses, reported and growing, until there is
+    space.
+    """
     waits: list[float] = []
-    room = make_room(waits)
+    room = find_space(waits)
     seen: list[StorageFullError | None] = []
 
     def act() -> None:
@@ -56,9 +60,9 @@ def test_attempts_go_on_while_there_is_no_room(failures: int, prunable: int, wai
 
 
 def test_attempts_end_after_the_last_pause() -> None:
-    """The storage's own error comes out when no pause is left."""
+    """The storage's own error is raised after the last pause."""
     waits: list[float] = []
-    room = make_room(waits)
+    room = find_space(waits)
 
     def act() -> None:
         raise StorageFullError("no room at all")
@@ -68,8 +72,8 @@ def test_attempts_end_after_the_last_pause() -> None:
     assert waits == [1.0, 2.0]
 
 
-def test_who_does_not_wait_does_not_say_so() -> None:
-    """Where no pause may be made, nobody is told that the run stands still."""
+def test_no_wait_is_reported_without_pauses() -> None:
+    """If no pause is allowed, no waiting is reported."""
     room = FullStorageRetry(lambda _seconds: None, pauses=())
 
     def act() -> None:
@@ -80,8 +84,8 @@ def test_who_does_not_wait_does_not_say_so() -> None:
     assert room.full is None
 
 
-def test_attempts_end_when_the_wait_is_broken_off() -> None:
-    """A run that is told to end does not wait for room."""
+def test_attempts_end_when_the_wait_is_cancelled() -> None:
+    """A run that is asked to stop does not wait for space."""
     room = FullStorageRetry(lambda _seconds: True, pauses=(1.0,) * 9)
     attempts: list[int] = []
 
@@ -94,8 +98,8 @@ def test_attempts_end_when_the_wait_is_broken_off() -> None:
     assert len(attempts) == 1
 
 
-def test_other_failures_are_not_waited_for() -> None:
-    """Only a full storage may have room later."""
+def test_other_errors_are_not_retried() -> None:
+    """Only a full storage may have space later."""
     room = FullStorageRetry(lambda _seconds: None)
 
     def act() -> None:
@@ -106,7 +110,7 @@ def test_other_failures_are_not_waited_for() -> None:
 
 
 def sized_storage(publication: Publication, checkpoints: float) -> MemoryStorage:
-    """Room for so many checkpoints."""
+    """Return a storage with space for a number of checkpoints."""
     probe = MemoryStorage(publication)
     save_all(probe, "mine", [1])
     size = sum(probe.digest(f"checkpoint-1/{path}").size for path in ("manifest.json", "state.json", "weights/all.bin"))
@@ -114,8 +118,8 @@ def sized_storage(publication: Publication, checkpoints: float) -> MemoryStorage
 
 
 @pytest.mark.parametrize("publication", list(Publication))
-def test_a_full_disk_gives_room_by_what_the_policy_allows(publication: Publication) -> None:
-    """What the new checkpoint would make superfluous goes before it is written, where there is no room otherwise."""
+def test_a_full_disk_is_freed_by_rotation(publication: Publication) -> None:
+    """Checkpoints that the new one would make superfluous are removed before it is written, if the disk is full."""
     storage = sized_storage(publication, 2.7)
     store = make_store(storage, limit=2)
     state = RunState(run="mine")
@@ -126,8 +130,8 @@ def test_a_full_disk_gives_room_by_what_the_policy_allows(publication: Publicati
     assert names(storage) == checkpoint_names(3, 4)
 
 
-def test_no_more_goes_than_makes_room() -> None:
-    """Where one removal makes room, what else is superfluous stays until the new checkpoint is there."""
+def test_only_as_much_as_needed_is_removed_early() -> None:
+    """If one removal frees enough space, other superfluous checkpoints stay until the new one is published."""
     storage = sized_storage(Publication.RENAME, 3.3)
     save_all(storage, "mine", [1, 2, 3])
     store = make_store(storage, limit=1)
@@ -147,8 +151,8 @@ def test_no_more_goes_than_makes_room() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, None])
-def test_the_newest_checkpoint_never_makes_room(limit: int | None) -> None:
-    """With room for one checkpoint only, the one that is there stays, and the run ends with it."""
+def test_the_newest_checkpoint_is_never_removed_for_space(limit: int | None) -> None:
+    """With space for one checkpoint only, the existing one stays, and the run ends with it."""
     storage = sized_storage(Publication.RENAME, 1.5)
     store = make_store(storage, limit=limit)
     state = RunState(run="mine")
@@ -161,8 +165,8 @@ def test_the_newest_checkpoint_never_makes_room(limit: int | None) -> None:
     assert names(storage) == ["checkpoint-1"]
 
 
-def test_a_run_stands_still_until_there_is_room() -> None:
-    """While the save behind the loop waits for room, the run waits at its next boundary, and says so."""
+def test_a_run_pauses_until_there_is_space() -> None:
+    """While a background save waits for space, the run waits at its next boundary, and reports it."""
     storage = MemoryStorage()
     faulty = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=3)])
     store = make_store(faulty, in_background=True, pauses=(0.05,) * 9)
@@ -174,8 +178,8 @@ def test_a_run_stands_still_until_there_is_room() -> None:
     assert published == CheckpointPublished(1, "checkpoint-1")
 
 
-def test_a_removal_that_fails_makes_no_room() -> None:
-    """Where what may go cannot be removed either, the run ends with everything as it was."""
+def test_a_failed_removal_frees_no_space() -> None:
+    """If superfluous checkpoints cannot be removed either, the run ends with everything unchanged."""
     storage = MemoryStorage()
     store = make_store(storage, limit=2)
     state = RunState(run="mine")

@@ -1,3 +1,5 @@
+"""Checkpoints are written in the background."""
+
 from __future__ import annotations
 
 import gc
@@ -31,22 +33,22 @@ from tests.unit.checkpoints.small_store import checkpoint_names, make_store, nam
 
 @pytest.fixture
 def storage() -> Iterator[GatedStorage]:
-    """A storage whose gate is closed; it opens at the end, so that no thread waits on."""
+    """Yield a storage whose gate is closed; it opens at the end, so that no thread keeps waiting."""
     gated = GatedStorage()
     yield gated
     gated.gate.set()
 
 
 def wait_for_news(store: CheckpointStore) -> None:
-    """Until the save in flight is done, or waits for room."""
+    """Wait until the save in flight is done or waits for space."""
     deadline = time.monotonic() + PATIENCE
     while not store.has_news:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def test_a_run_goes_on_while_its_snapshot_is_written(storage: GatedStorage) -> None:
-    """The save is told at once, written with what the run was then, and its publication told at a later boundary."""
+def test_a_run_continues_while_its_snapshot_is_written(storage: GatedStorage) -> None:
+    """The save is reported at once, holds the state at that time, and is reported as published at a later boundary."""
     store = make_store(storage, in_background=True)
     state = RunState(run="mine")
     assert save_at(store, state, 5) == [Saved(5, "checkpoint-5")]
@@ -66,7 +68,7 @@ def test_a_run_goes_on_while_its_snapshot_is_written(storage: GatedStorage) -> N
 
 
 def patient_store(storage: Storage) -> tuple[CheckpointStore, list[str]]:
-    """A store whose next save is far away, so that it need not hurry with this one, and the phases of its saves."""
+    """Return a store whose next save is far away, so that it writes slowly, and the recorded phases of its saves."""
     phases: list[str] = []
     times = chain([0.0], repeat(8 * PATIENCE))
     store = make_store(storage, in_background=True, note=lambda phase, /, **_: phases.append(phase))
@@ -74,8 +76,8 @@ def patient_store(storage: Storage) -> tuple[CheckpointStore, list[str]]:
     return store, phases
 
 
-def test_a_snapshot_is_written_from_the_next_boundary_on() -> None:
-    """The step after the copy has memory and disk to itself: the first byte follows the boundary after it."""
+def test_writing_starts_at_the_next_boundary() -> None:
+    """The step after the copy runs undisturbed: the first byte is written after the next boundary."""
     store, phases = patient_store(MemoryStorage())
     assert list(store.save(RunState(run="mine", step=1), required=False)) == [Saved(1, "checkpoint-1")]
     time.sleep(0.02)
@@ -84,8 +86,8 @@ def test_a_snapshot_is_written_from_the_next_boundary_on() -> None:
     assert phases == ["began", "taken", "first_byte", "written", "published"]
 
 
-def test_who_waits_for_a_save_does_not_wait_for_a_boundary() -> None:
-    """A save that somebody asked for, and one that the run ends with, begins at once."""
+def test_writing_starts_at_once_if_the_save_is_waited_for() -> None:
+    """A requested save, and the last save of a run, start at once."""
     for required in (True, False):
         store, phases = patient_store(MemoryStorage())
         began = time.monotonic()
@@ -96,7 +98,7 @@ def test_who_waits_for_a_save_does_not_wait_for_a_boundary() -> None:
 
 
 def test_one_save_is_in_flight_at_most(storage: GatedStorage) -> None:
-    """A second save waits for the first, whose publication it tells before its own beginning."""
+    """A second save waits for the first, and reports its publication before its own start."""
     store = make_store(storage, in_background=True)
     state = RunState(run="mine")
     save_at(store, state, 1)
@@ -107,8 +109,8 @@ def test_one_save_is_in_flight_at_most(storage: GatedStorage) -> None:
     assert list(store.finish()) == []
 
 
-def test_a_save_may_be_left_out_while_another_is_written(storage: GatedStorage) -> None:
-    """Where that is chosen, a save that comes due meanwhile is told as left out, unless it is required."""
+def test_a_save_may_be_skipped_while_another_is_written(storage: GatedStorage) -> None:
+    """If skipping is chosen, a save that is due meanwhile is reported as skipped, unless it is required."""
     store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine", step=1)
     assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]
@@ -121,8 +123,10 @@ def test_a_save_may_be_left_out_while_another_is_written(storage: GatedStorage) 
     assert names(storage) == checkpoint_names(1, 3)
 
 
-def test_the_best_is_not_left_out(storage: GatedStorage) -> None:
-    """A save at the step of the best evaluation so far waits for the one that is written: the run may end with it."""
+def test_a_save_of_the_best_is_not_skipped(storage: GatedStorage) -> None:
+    """A save at the step of the best evaluation so far waits for the one in flight: the run may end with its
+    weights.
+    """
     store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine", step=1)
     assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]
@@ -134,7 +138,7 @@ def test_the_best_is_not_left_out(storage: GatedStorage) -> None:
 
 
 def test_a_save_in_flight_is_finished_when_the_run_ends(storage: GatedStorage) -> None:
-    """Closing waits for the save, and says how it ended."""
+    """Closing waits for the save, and reports its result."""
     store = make_store(storage, in_background=True)
     save_at(store, RunState(run="mine"), 1)
     threading.Timer(0.05, storage.gate.set).start()
@@ -144,8 +148,8 @@ def test_a_save_in_flight_is_finished_when_the_run_ends(storage: GatedStorage) -
 
 
 @pytest.mark.parametrize("effect", [Effect.FAIL, Effect.FULL])
-def test_a_failure_behind_the_loop_is_told_at_the_next_boundary(effect: Effect) -> None:
-    """The event comes with the next collection, the state knows of no such checkpoint, and nothing is left over."""
+def test_a_background_failure_is_reported_at_the_next_boundary(effect: Effect) -> None:
+    """The event comes with the next collection, the state has no such checkpoint, and no files are left over."""
     storage = MemoryStorage()
     store = make_store(storage, in_background=True)
     state = RunState(run="mine", best_step=1)
@@ -167,15 +171,15 @@ def test_a_failure_behind_the_loop_is_told_at_the_next_boundary(effect: Effect) 
 
 
 def test_a_failure_while_the_run_closes_is_a_warning() -> None:
-    """Whatever ended the run is what its caller hears of."""
+    """The caller gets the error that ended the run."""
     store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.FULL, "write")]), in_background=True)
     save_at(store, RunState(run="mine"), 1)
     with pytest.warns(UserWarning, match="was not saved|stayed full"):
         assert [type(event) for event in store.close()] == [SaveFailed]
 
 
-def test_a_death_behind_the_loop_ends_the_run() -> None:
-    """What is no failure of the storage comes out of the run as it is."""
+def test_a_fatal_error_in_the_background_ends_the_run() -> None:
+    """An error that is not a failure of the storage is propagated unchanged."""
     store = make_store(FaultyStorage(MemoryStorage(), [Fault(1, Effect.DIE, "write")]), in_background=True)
     save_at(store, RunState(run="mine"), 1)
     with pytest.raises(Died):
@@ -183,8 +187,8 @@ def test_a_death_behind_the_loop_ends_the_run() -> None:
     assert store.close() == []
 
 
-def test_an_interrupted_close_gives_the_save_up(storage: GatedStorage) -> None:
-    """Who asks a second time that the run ends at once gets that: the save is undone whole."""
+def test_a_second_interrupt_aborts_the_save(storage: GatedStorage) -> None:
+    """A second interrupt while the run closes ends it at once: the save is undone completely."""
     store = make_store(storage, in_background=True)
     save_at(store, RunState(run="mine"), 1)
     assert store._in_flight is not None
@@ -206,7 +210,7 @@ def test_an_interrupted_close_gives_the_save_up(storage: GatedStorage) -> None:
     assert newest(storage) is None
 
 
-def test_rotation_happens_behind_the_loop_as_well() -> None:
+def test_rotation_works_in_the_background() -> None:
     """The limit holds once the newest is published, and the best stays."""
     storage = MemoryStorage()
     store = make_store(storage, limit=2, in_background=True)
@@ -218,8 +222,8 @@ def test_rotation_happens_behind_the_loop_as_well() -> None:
     assert names(storage) == checkpoint_names(2, 4)
 
 
-def test_room_is_made_before_the_first_snapshot() -> None:
-    """Preparing happens once, in another thread, and the first save waits for it."""
+def test_memory_is_prepared_before_the_first_snapshot() -> None:
+    """Memory is prepared once, in another thread, and the first save waits for it."""
     prepared: list[str] = []
     may_go_on = threading.Event()
 
@@ -245,29 +249,29 @@ def test_room_is_made_before_the_first_snapshot() -> None:
     assert prepared == ["hexloop makes room for snapshots"]
 
 
-def test_room_is_not_made_for_a_run_that_writes_in_line() -> None:
-    """Where no snapshot is taken, none is prepared."""
+def test_memory_is_not_prepared_for_synchronous_saves() -> None:
+    """Without snapshots, no memory is prepared."""
     store = make_store(MemoryStorage())
 
-    class Refusing(SmallContents):
+    class RefusingPrepare(SmallContents):
         def prepare(self) -> Callable[[], None]:
             raise AssertionError
 
-    store.contents = Refusing()
+    store.contents = RefusingPrepare()
     store.prepare()
     assert store.close() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
-def test_writing_stands_back_and_making_room_does_not() -> None:
-    """A thread that writes leaves the processor to the steps; one that the first save waits for takes its share."""
+def test_writing_has_low_priority_and_preparing_does_not() -> None:
+    """The writing thread runs at low priority; preparing, which the first save waits for, runs at normal priority."""
     priorities: dict[str, int] = {}
 
     def note() -> None:
         thread = threading.current_thread()
         priorities[thread.name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    class Noting(SmallContents):
+    class NotingPriority(SmallContents):
         def prepare(self) -> Callable[[], None]:
             return note
 
@@ -281,7 +285,7 @@ def test_writing_stands_back_and_making_room_does_not() -> None:
             return noted
 
     store = make_store(MemoryStorage(), in_background=True)
-    store.contents = Noting(b"weights")
+    store.contents = NotingPriority(b"weights")
     store.prepare()
     assert [type(event) for event in store.save(RunState(run="mine", step=1))] == [Saved]
     assert store.close() == [CheckpointPublished(1, "checkpoint-1")]
@@ -290,8 +294,8 @@ def test_writing_stands_back_and_making_room_does_not() -> None:
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_a_task_is_done_wherever_threads_have_no_priority(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standing back is a courtesy; the task is done without it."""
+def test_a_task_runs_where_threads_have_no_priority(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Low priority is optional: the task runs without it."""
     monkeypatch.setattr(sys, "platform", platform)
     done: list[int] = []
     ThreadBackground().submit(lambda: done.append(1), "a task").wait()
@@ -300,7 +304,7 @@ def test_a_task_is_done_wherever_threads_have_no_priority(platform: str, monkeyp
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_each_phase_of_a_save_is_noted(in_background: bool) -> None:
-    """Whoever keeps a journal hears of the phases in their order, with the bytes that were written."""
+    """A journal receives the phases in their order, with the bytes that were written."""
     notes: list[tuple[str, dict[str, Any]]] = []
     written_before: list[str] = []
     storage = MemoryStorage()
@@ -325,8 +329,8 @@ def test_each_phase_of_a_save_is_noted(in_background: bool) -> None:
     assert facts["rotated"] == {"checkpoint": "checkpoint-2", "removed": ["checkpoint-1"]}
 
 
-def test_a_save_is_required_unless_it_is_said_not_to_be(storage: GatedStorage) -> None:
-    """Whoever asks for a save in so many words gets it, also where others may be left out."""
+def test_a_requested_save_is_required_by_default(storage: GatedStorage) -> None:
+    """An explicit save is taken even if saves may be skipped, unless `required` is False."""
     store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine")
     save_at(store, state, 1)
@@ -336,13 +340,13 @@ def test_a_save_is_required_unless_it_is_said_not_to_be(storage: GatedStorage) -
 
 
 def saves_in_memory() -> int:
-    """How many there are, of whatever store."""
+    """Return the number of saves in memory, over all stores."""
     return sum(type(each) is CheckpointSave for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_save_leaves_nothing_for_a_collection_of_garbage(in_background: bool) -> None:
-    """What held the snapshot goes with the save: a collection would hold up the loop from the thread that writes."""
+def test_a_save_leaves_no_garbage(in_background: bool) -> None:
+    """The snapshot is freed with its save: a garbage collection in the writing thread would stall the loop."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The console, a file of JSON lines and TensorBoard show what they were told."""
+"""Output of the console, JSON Lines and TensorBoard loggers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = RunInformation("digits", {"learning_rate": 0.1, "seed": 7}, total_steps=12
 
 class TestConsole:
     def test_a_record_is_one_readable_line(self) -> None:
-        """Step, epoch and values stand on one line, floats with four digits; nothing else is written."""
+        """Step, epoch and values are on one line, floats with four digits; nothing else is written."""
         stream = io.StringIO()
         console = Console(stream)
         console.start(RUN)
@@ -38,15 +38,15 @@ class TestConsole:
         ]
         assert not stream.closed
 
-    def test_a_run_of_unknown_length_shows_the_step_alone(self) -> None:
-        """A record before any run, or of a run without a known end, has no total."""
+    def test_a_run_of_unknown_length_shows_only_the_step(self) -> None:
+        """A record before any run, or of a run of unknown length, has no total."""
         stream = io.StringIO()
         console = Console(stream)
         console.write(Record(5, 0.5, {}))
         assert stream.getvalue() == "step 5  epoch 0.50\n"
 
-    def test_a_line_is_out_at_once(self, tmp_path: Path) -> None:
-        """Whoever reads the file sees a line as soon as it is written."""
+    def test_a_line_is_flushed_at_once(self, tmp_path: Path) -> None:
+        """A reader of the file sees a line as soon as it is written."""
         path = tmp_path / "log.txt"
         with path.open("w") as stream:
             Console(stream).write(Record(1, 0.0, {}))
@@ -54,7 +54,7 @@ class TestConsole:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, each read by a parser that takes no NaN."""
+    """Return the lines of a file, each parsed as JSON without NaN."""
     return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
 
 
@@ -63,8 +63,8 @@ class TestJsonLines:
     def path(self, tmp_path: Path) -> Path:
         return tmp_path / "folders" / "to make" / "log.jsonl"
 
-    def test_a_run_is_a_line_for_its_start_and_one_for_each_record(self, path: Path) -> None:
-        """Every line is an object; step and epoch come first and are the record's."""
+    def test_a_run_has_a_start_line_and_a_line_per_record(self, path: Path) -> None:
+        """Every line is an object whose first values are step and epoch."""
         logger = JsonLines(path)
         logger.start(RUN)
         logger.write(Record(5, 0.5, {"loss": 0.25, "count": 3, "note": "é\n", "ok": True, "nothing": None, "step": 9}))
@@ -74,8 +74,8 @@ class TestJsonLines:
             {"step": 5, "epoch": 0.5, "loss": 0.25, "count": 3, "note": "é\n", "ok": True, "nothing": None},
         ]
 
-    def test_each_line_is_in_the_file_at_once(self, path: Path) -> None:
-        """Nothing waits for the end, and no file is held open in between."""
+    def test_each_line_is_written_at_once(self, path: Path) -> None:
+        """Lines are written without waiting for the end, and no file stays open in between."""
         logger = JsonLines(path)
         logger.write(Record(1, 0.1, {"loss": 1.0}))
         assert len(lines(path)) == 1
@@ -84,7 +84,7 @@ class TestJsonLines:
         assert lines(path) == [{"step": 2, "epoch": 0.2, "loss": 0.5}]
 
     def test_a_resumed_run_is_marked_and_overwrites_nothing(self, path: Path) -> None:
-        """Lines of steps that are done again stay, above a line that says to which step the run went back."""
+        """Lines of repeated steps stay, above a line that names the step that the run resumed from."""
         first = JsonLines(path)
         first.start(RUN)
         for step in (10, 20, 30):
@@ -99,8 +99,8 @@ class TestJsonLines:
             {"step": 30, "epoch": 0.5, "loss": 0.1},
         ]
 
-    def test_a_line_that_a_crash_cut_short_spoils_no_other(self, path: Path) -> None:
-        """The next line begins on a line of its own."""
+    def test_a_truncated_line_is_terminated(self, path: Path) -> None:
+        """After a crash within a line, the next record starts on a new line."""
         logger = JsonLines(path)
         logger.write(Record(1, 0.1, {"loss": 1.0}))
         path.write_bytes(path.read_bytes()[:-9])
@@ -110,8 +110,8 @@ class TestJsonLines:
             json.loads(torn)
         assert json.loads(whole) == {"step": 2, "epoch": 0.2, "loss": 0.5}
 
-    def test_numbers_that_json_does_not_have_are_named(self, path: Path) -> None:
-        """NaN and the infinities are strings, so that any parser reads the line."""
+    def test_nan_and_infinity_are_strings(self, path: Path) -> None:
+        """NaN and the infinities are written as strings, so that any JSON parser reads the line."""
         JsonLines(path).write(Record(1, math.inf, {"a": math.nan, "b": -math.inf, "c": 0.0}))
         assert lines(path) == [{"step": 1, "epoch": "Infinity", "a": "NaN", "b": "-Infinity", "c": 0.0}]
 
@@ -130,8 +130,8 @@ class TestTensorBoard:
         value: bytes = event.tensor_proto.string_val[0]
         return value.decode()
 
-    def test_values_have_the_reference_librarys_tags(self, tmp_path: Path) -> None:
-        """Evaluations stand under eval/, tests under test/, the rest under train/, each at its step."""
+    def test_tags_are_those_of_transformers(self, tmp_path: Path) -> None:
+        """Evaluation values are under eval/, test values under test/, all others under train/, each at its step."""
         logger = TensorBoard(tmp_path)
         logger.start(RUN)
         logger.write(Record(5, 0.5, {"loss": 0.25, "eval_loss": 0.5, "test_loss": 1, "ok": True}))
@@ -148,8 +148,8 @@ class TestTensorBoard:
         assert self.text(read, "train/note") == "warm"
         assert json.loads(self.text(read, "args")) == dict(RUN.configuration)
 
-    def test_tags_split_at_the_prefix_alone(self) -> None:
-        """Only a leading eval_ or test_ makes a group."""
+    def test_only_a_prefix_splits_a_tag(self) -> None:
+        """Only a leading eval_ or test_ selects a group."""
         names = ("eval_loss", "test_eval_loss", "evaluation", "train_loss", "retest_loss")
         assert [tag(name) for name in names] == [
             "eval/loss",
@@ -159,16 +159,16 @@ class TestTensorBoard:
             "train/retest_loss",
         ]
 
-    def test_a_record_is_in_the_file_at_once(self, tmp_path: Path) -> None:
-        """Whoever looks while the run goes on sees the last record."""
+    def test_a_record_is_flushed_at_once(self, tmp_path: Path) -> None:
+        """A reader sees the last record while the run continues."""
         logger = TensorBoard(tmp_path)
         logger.start(RUN)
         logger.write(Record(5, 0.5, {"loss": 0.25}))
         assert self.events(tmp_path).Scalars("train/loss")[0].value == 0.25
         logger.finish()
 
-    def test_each_run_has_a_folder_of_its_own_unless_one_is_chosen(self, tmp_path: Path) -> None:
-        """By default the event files lie under runs/ in the run's folder, in one named after moment and machine."""
+    def test_each_run_has_its_own_folder_by_default(self, tmp_path: Path) -> None:
+        """Event files are in a folder below runs/ named after time and host, unless a folder is chosen."""
         logger = TensorBoard()
         for name in ("first", "second"):
             logger.start(RunInformation(name, folder=str(tmp_path / name)))
@@ -178,8 +178,8 @@ class TestTensorBoard:
             assert len(list(folder.iterdir())) == 2
             assert self.events(folder).Scalars("train/loss")[0].value == 1.0
 
-    def test_a_resumed_run_hides_the_steps_that_it_does_again(self, tmp_path: Path) -> None:
-        """A run that goes on from step 10 keeps what was logged there, and hides what was logged after."""
+    def test_a_resumed_run_hides_the_steps_that_it_repeats(self, tmp_path: Path) -> None:
+        """A run resumed from step 10 keeps what was logged there, and hides what was logged after it."""
         first = TensorBoard(tmp_path)
         first.start(RUN)
         for step in (10, 20):
@@ -194,7 +194,7 @@ class TestTensorBoard:
         scalars = self.events(tmp_path).Scalars("train/loss")
         assert [(each.step, each.value) for each in scalars] == [(10, 1.0), (15, 0.5)]
 
-    def test_starting_again_and_finishing_twice_is_harmless(self, tmp_path: Path) -> None:
+    def test_repeated_starts_and_ends_are_harmless(self, tmp_path: Path) -> None:
         """Each call leaves at most one file open, and none after the last."""
         logger = TensorBoard(tmp_path)
         logger.finish()
@@ -203,13 +203,13 @@ class TestTensorBoard:
         logger.finish()
         logger.finish()
 
-    def test_a_missing_library_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where neither tensorboard nor tensorboardX is installed, the error says what to install."""
+    def test_a_missing_library_is_reported_at_construction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If neither tensorboard nor tensorboardX is installed, the error says what to install."""
         monkeypatch.setattr("hexloop.adapters.logger.tensorboard.find_spec", lambda name: None)
         with pytest.raises(ConfigurationError, match=r"hexloop\[tensorboard\]"):
             TensorBoard()
 
-    def test_nothing_heavy_is_imported_before_the_first_event(self) -> None:
+    def test_heavy_libraries_are_imported_at_the_first_event(self) -> None:
         """Importing the adapter imports neither torch nor tensorboard."""
         program = (
             "import sys, hexloop.adapters.logger.tensorboard as adapter; adapter.TensorBoard();"

@@ -1,4 +1,4 @@
-"""A run of several processes saves and resumes as one, whatever becomes of any of them."""
+"""A run of several processes saves and resumes as one, whichever of them fails."""
 
 from __future__ import annotations
 
@@ -48,39 +48,39 @@ SIZE = 3
 
 
 class RankContents(SmallContents):
-    """Each rank writes a file of its own; rank 0 writes the rest."""
+    """Each rank writes one file; rank 0 writes the rest."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(b"weights")
         self.rank = rank
 
     def files(self, state: RunState) -> Iterator[File]:
-        """This rank's files."""
+        """Return this rank's files."""
         yield File(f"random-{self.rank}.bin", [f"{self.rank} at {state.step}".encode()])
         if self.rank == 0:
             yield from super().files(state)
 
     def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
-        """This rank's files, as they are now."""
+        """Return copies of this rank's files."""
         own = File(f"random-{self.rank}.bin", [f"{self.rank} at {state.step}".encode()])
         shared = super().snapshot(state) if self.rank == 0 else lambda: iter(())
         return lambda: chain([own], shared())
 
     def restore(self, names: Collection[str], open_file: OpenFile) -> RunState:
-        """This rank's file, and what all share."""
+        """Load this rank's file and the shared ones."""
         self.weights = b"".join(open_file(f"random-{self.rank}.bin"))
         return super().restore(names, open_file)
 
 
 class SlowContents(RankContents):
-    """Nothing of a snapshot is handed out before the gate is open."""
+    """Yields nothing of a snapshot before the gate is open."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
         self.gate = threading.Event()
 
     def snapshot(self, state: RunState) -> Callable[[], Iterator[File]]:
-        """This rank's files, for those who wait."""
+        """Return a snapshot of this rank's files that waits for the gate."""
         files = super().snapshot(state)
 
         def when_open() -> Iterator[File]:
@@ -93,7 +93,7 @@ class SlowContents(RankContents):
 def store_of(
     storage: Storage, ranks: Collectives, limit: int | None = None, in_background: bool = False
 ) -> CheckpointStore:
-    """The store of one rank; every rank comes up with a session of its own, and they agree on one."""
+    """Return the store of one rank; each rank proposes a session, and all agree on one."""
     return CheckpointStore(
         storage,
         RankContents(ranks.rank),
@@ -107,7 +107,7 @@ def store_of(
 def save_steps(
     storage: Callable[[int], Storage], *steps: int, limit: int | None = None, in_background: bool = False
 ) -> Callable[..., list[AnyEvent]]:
-    """What a rank does that saves at these steps."""
+    """Return a function that saves at these steps on a rank."""
 
     def run(ranks: Collectives) -> list[AnyEvent]:
         store, state = store_of(storage(ranks.rank), ranks, limit, in_background), RunState(run="mine")
@@ -122,17 +122,17 @@ def save_steps(
 
 
 both_ways = pytest.mark.parametrize("in_background", [False, True])
-"""Saving while all stand still, and behind the loop."""
+"""Synchronous and background saves."""
 
 
 @both_ways
 @pytest.mark.parametrize("publication", list(Publication))
-def test_all_ranks_make_one_checkpoint(publication: Publication, in_background: bool) -> None:
-    """The manifest names every rank's files, each rank hears the same, and all take up what they saved."""
+def test_all_ranks_write_one_checkpoint(publication: Publication, in_background: bool) -> None:
+    """The manifest names every rank's files, each rank gets the same events, and all load what they saved."""
     storage = MemoryStorage(publication)
-    told = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2, in_background=in_background))
-    assert told[0] == told[1] == told[2]
-    assert told[0][-2:] == [Saved(3, "checkpoint-3"), CheckpointPublished(3, "checkpoint-3")]
+    events = SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3, limit=2, in_background=in_background))
+    assert events[0] == events[1] == events[2]
+    assert events[0][-2:] == [Saved(3, "checkpoint-3"), CheckpointPublished(3, "checkpoint-3")]
     assert names(storage) == checkpoint_names(2, 3)
     manifest = verify(storage, "checkpoint-3").manifest
     assert manifest.world_size == SIZE
@@ -150,53 +150,53 @@ def test_all_ranks_make_one_checkpoint(publication: Publication, in_background: 
 
 
 @both_ways
-def test_all_ranks_do_the_rest_of_a_last_save_that_died(in_background: bool) -> None:
-    """One of them removes what was left, and all come to the end: none waits for a message that nobody sends."""
+def test_all_ranks_complete_a_last_save_that_died(in_background: bool) -> None:
+    """One rank removes the leftovers, and all ranks finish without waiting for a message that is not sent."""
     storage = MemoryStorage()
     SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1, 2, 3))
     storage.move("checkpoint-1", Owner("mine", "0").staging_name("checkpoint-1"))
 
-    def come_to_the_end(ranks: Collectives) -> list[AnyEvent]:
+    def finish(ranks: Collectives) -> list[AnyEvent]:
         store = store_of(storage, ranks, limit=1, in_background=in_background)
         assert store.resume() is not None
         return list(store.finish())
 
-    assert SimulatedWorld(SIZE).run(come_to_the_end) == [[]] * SIZE
+    assert SimulatedWorld(SIZE).run(finish) == [[]] * SIZE
     assert names(storage) == ["checkpoint-3"]
 
 
 @both_ways
-def test_what_fails_on_one_rank_fails_on_all(in_background: bool) -> None:
-    """Whichever rank's write fails, every rank hears of the failure, and nothing of the save is left."""
+def test_a_failure_on_one_rank_fails_on_all(in_background: bool) -> None:
+    """Whichever rank's write fails, every rank gets the failure, and nothing of the save is left."""
     for failing in range(SIZE):
         storage = MemoryStorage()
         seen: list[Storage] = [storage] * SIZE
         seen[failing] = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write")])
         with pytest.warns(UserWarning, match="was not saved"):
-            told = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1, in_background=in_background))
-        heard = [[type(event) for event in events] for events in told]
-        assert heard == [[Saved, SaveFailed] if in_background else [SaveFailed]] * SIZE
+            events = SimulatedWorld(SIZE).run(save_steps(seen.__getitem__, 1, in_background=in_background))
+        received = [[type(event) for event in events] for events in events]
+        assert received == [[Saved, SaveFailed] if in_background else [SaveFailed]] * SIZE
         assert names(storage) == []
 
 
 @both_ways
 def test_a_full_disk_on_one_rank_stops_all(in_background: bool) -> None:
-    """A rank that finds no room ends the run on every rank, each with the kind of error that it was."""
+    """A rank without space ends the run on every rank, each with an error of the same type."""
     storage = MemoryStorage()
     faulty = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=9)])
-    with pytest.warns(UserWarning, match="was not saved|Training waits") as told:  # who comes while it is tried says so
+    with pytest.warns(UserWarning, match="was not saved|Training waits") as warned:
         ended = SimulatedWorld(SIZE).outcomes(
             save_steps(lambda rank: faulty if rank == 1 else storage, 1, in_background=in_background)
         )
-    assert any("was not saved" in str(each.message) for each in told)
+    assert any("was not saved" in str(each.message) for each in warned)
     assert [type(outcome.error) for outcome in ended] == [StorageFullError] * SIZE
     assert names(storage) == []
 
 
 @both_ways
 @pytest.mark.parametrize("effects", list(product([None, Effect.FAIL, Effect.FULL], repeat=2)))
-def test_ranks_that_fail_differently_go_on_alike(effects: tuple[Effect | None, ...], in_background: bool) -> None:
-    """One that finds no room does not try again alone where another cannot write: the save fails on all, or on none."""
+def test_ranks_with_different_failures_agree(effects: tuple[Effect | None, ...], in_background: bool) -> None:
+    """A rank without space does not retry alone if another cannot write: the save fails on all ranks or on none."""
     storage = MemoryStorage()
     seen = [storage if effect is None else FaultyStorage(storage, [Fault(1, effect, "write")]) for effect in effects]
     with warnings.catch_warnings(record=True):
@@ -216,15 +216,15 @@ def test_ranks_that_fail_differently_go_on_alike(effects: tuple[Effect | None, .
 @both_ways
 @pytest.mark.parametrize("publication", list(Publication))
 @pytest.mark.parametrize("rank", range(SIZE))
-def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, in_background: bool) -> None:
-    """Whoever dies, and wherever in a save or a rotation: a complete checkpoint or none, and the next start goes on."""
+def test_a_rank_may_die_at_any_operation(publication: Publication, rank: int, in_background: bool) -> None:
+    """Whichever rank dies in a save or rotation, a complete checkpoint or none is left, and the next start resumes."""
     operation = 1
     while True:
         storage = MemoryStorage(publication)
         SimulatedWorld(SIZE).run(save_steps([storage, storage, storage].__getitem__, 1, 2))
         world = SimulatedWorld(SIZE, [Kill(rank, operation)], timeout=5)
 
-        def go_on(ranks: Collectives, storage: Storage = storage) -> int:
+        def resume(ranks: Collectives, storage: Storage = storage) -> int:
             store = store_of(storage, ranks, 2, in_background)
             state = store.resume()
             assert state is not None
@@ -234,13 +234,13 @@ def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, in_ba
             list(store.finish())
             return state.step
 
-        ended = world.outcomes(go_on)
+        ended = world.outcomes(resume)
         errors = [type(outcome.error) for outcome in ended if outcome.error is not None]
         assert set(errors) <= {RankKilled, CollectiveError}
         found = newest(storage)
         assert found is not None
         assert found.manifest.step >= 2
-        after = SimulatedWorld(SIZE).run(go_on)
+        after = SimulatedWorld(SIZE).run(resume)
         assert len(set(after)) == 1
         assert names(storage) == checkpoint_names(after[0] - 1, after[0])
         assert not [path for path in tree(storage) if "unfinished" in path]
@@ -251,8 +251,8 @@ def test_a_rank_may_die_at_any_moment(publication: Publication, rank: int, in_ba
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_whoever_is_interrupted_takes_nothing_away_from_the_others(size: int) -> None:
-    """They may still be writing; what is left behind goes when the next session cleans up."""
+def test_an_interrupted_rank_removes_nothing_of_the_others(size: int) -> None:
+    """Other ranks may still be writing; leftovers are removed by the next session."""
     storage = MemoryStorage()
     removed: list[tuple[int, str]] = []
 
@@ -284,10 +284,10 @@ def test_whoever_is_interrupted_takes_nothing_away_from_the_others(size: int) ->
 
 
 def test_two_ranks_with_one_file_are_refused() -> None:
-    """A file that two ranks wrote would be one's or the other's: the save fails, and says which file."""
+    """If two ranks write the same file, the save fails and names it."""
 
     def save(ranks: Collectives) -> None:
-        store = store_of(MemoryStorage(), ranks)  # each rank a storage of its own, where both files find place
+        store = store_of(MemoryStorage(), ranks)  # a storage per rank, in which both files can be written
         store.contents = SmallContents(b"weights")
         list(store.save(RunState(run="mine", step=1)))
 
@@ -296,7 +296,7 @@ def test_two_ranks_with_one_file_are_refused() -> None:
 
 
 def test_a_damaged_checkpoint_is_refused_on_every_rank() -> None:
-    """One rank looks, and all hear what it found."""
+    """One rank verifies, and all ranks get the result."""
     storage = MemoryStorage()
     SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1))
     storage.damage("checkpoint-1/random-2.bin", b"rot")
@@ -305,8 +305,8 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank() -> None:
     assert "On rank 0: checkpoint-1 in memory is damaged" in str(ended[1].error)
 
 
-def test_what_cannot_be_read_is_told_from_what_is_damaged_on_every_rank() -> None:
-    """The others, too, hear that the checkpoint may be good."""
+def test_unreadable_is_distinguished_from_damaged_on_every_rank() -> None:
+    """The error on the other ranks also says that the checkpoint may be good."""
     storage = MemoryStorage()
     SimulatedWorld(SIZE).run(save_steps(lambda _: storage, 1))
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
@@ -316,10 +316,10 @@ def test_what_cannot_be_read_is_told_from_what_is_damaged_on_every_rank() -> Non
 
 @given(st.integers(2, 5), st.lists(st.integers(0, 30), min_size=5, max_size=5))
 @settings(max_examples=15, deadline=None)
-def test_ranks_hear_of_a_save_at_the_same_boundary(size: int, slowness: list[int]) -> None:
-    """However long each rank writes, all hear of the checkpoint at the same boundary, and only when all have written.
+def test_a_save_is_reported_at_the_same_boundary_on_all_ranks(size: int, slowness: list[int]) -> None:
+    """All ranks report the checkpoint at the same boundary, once all have written, however long each takes.
 
-    Boundaries pass on meanwhile: nobody waits for who writes.
+    Boundaries pass meanwhile without waiting for the writers.
     """
     storage = MemoryStorage()
 
@@ -327,25 +327,25 @@ def test_ranks_hear_of_a_save_at_the_same_boundary(size: int, slowness: list[int
         store = store_of(storage, ranks, in_background=True)
         store.contents = contents = SlowContents(ranks.rank)
         agreement = make_agreement(Requests(), ranks, lambda: store.writing)
-        for _ in range(3):  # in which all agree that nothing is in flight
+        for _ in range(3):  # at which all agree that nothing is in flight
             assert not agreement.agreed_requests().collect or list(store.collect()) == []
         assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
         for boundary in range(200):
             if boundary == slowness[ranks.rank]:
                 contents.gate.set()
-            if agreement.agreed_requests().collect and (heard := list(store.collect())):
+            if agreement.agreed_requests().collect and (received := list(store.collect())):
                 assert boundary > max(slowness[:size])
-                return boundary, heard
+                return boundary, received
             time.sleep(0.001)
-        raise AssertionError("nobody heard of it")
+        raise AssertionError("the save was not reported")
 
-    told = SimulatedWorld(size).run(boundaries)
-    assert told == [told[0]] * size
-    assert told[0][1] == [CheckpointPublished(1, "checkpoint-1")]
+    events = SimulatedWorld(size).run(boundaries)
+    assert events == [events[0]] * size
+    assert events[0][1] == [CheckpointPublished(1, "checkpoint-1")]
 
 
-def test_each_process_writes_from_its_next_boundary_on() -> None:
-    """That none can tell by itself whether the save is done does not keep any from beginning with it."""
+def test_each_process_writes_from_its_next_boundary() -> None:
+    """A process starts to write even though it cannot know alone whether the save is done."""
     storage = MemoryStorage()
 
     def boundaries(ranks: Collectives) -> list[AnyEvent]:
@@ -363,8 +363,8 @@ def test_each_process_writes_from_its_next_boundary_on() -> None:
     assert SimulatedWorld(SIZE).run(boundaries) == [[CheckpointPublished(1, "checkpoint-1")]] * SIZE
 
 
-def test_a_full_disk_on_one_rank_makes_all_stand_still() -> None:
-    """At one of the next boundaries all hear that the save waits for room, and go on once it is written."""
+def test_a_full_disk_on_one_rank_pauses_all() -> None:
+    """At one of the next boundaries all ranks learn that the save waits for space, and continue once it is written."""
     storage = MemoryStorage()
     full = FaultyStorage(storage, [Fault(1, Effect.FULL, "write", times=4)])
 
@@ -374,18 +374,18 @@ def test_a_full_disk_on_one_rank_makes_all_stand_still() -> None:
         agreement = make_agreement(Requests(), ranks, lambda: store.writing)
         assert list(store.save(RunState(run="mine", step=1))) == [Saved(1, "checkpoint-1")]
         for _ in range(200):
-            if agreement.agreed_requests().collect and (heard := list(store.collect())):
-                return heard
+            if agreement.agreed_requests().collect and (received := list(store.collect())):
+                return received
             time.sleep(0.001)
-        raise AssertionError("nobody stood still")
+        raise AssertionError("no rank waited")
 
     with pytest.warns(UserWarning, match="Training waits"):
-        told = SimulatedWorld(SIZE).run(boundaries)
-    assert [[type(event) for event in heard] for heard in told] == [[SaveWaits, CheckpointPublished]] * SIZE
+        events = SimulatedWorld(SIZE).run(boundaries)
+    assert [[type(event) for event in received] for received in events] == [[SaveWaits, CheckpointPublished]] * SIZE
 
 
-def test_alone_nothing_is_exchanged() -> None:
-    """A single process gets its own value, and its own error."""
+def test_a_single_process_exchanges_nothing() -> None:
+    """It gets its own value, and its own error."""
     assert run_on_all_ranks(None, lambda: 5) == [5]
     assert run_on_rank0(SimulatedWorld(1).rank(0), lambda: 6) == 6
 
@@ -398,8 +398,8 @@ def test_alone_nothing_is_exchanged() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_what_the_leader_does_is_done_once(size: int) -> None:
-    """By the first process, and heard by all; what is done together, each does."""
+def test_run_on_rank_0_is_done_once(size: int) -> None:
+    """Rank 0 acts and all get its result; what runs on all ranks is done by each."""
     by: list[int] = []
 
     def act(rank: int) -> int:
@@ -415,8 +415,8 @@ def test_what_the_leader_does_is_done_once(size: int) -> None:
     assert sorted(by) == [0, *range(size)]
 
 
-def test_errors_of_any_kind_reach_the_others() -> None:
-    """What is no error of a storage reaches the other ranks as one, and its own rank as it is."""
+def test_errors_of_any_type_reach_the_other_ranks() -> None:
+    """An error that is not a storage error reaches other ranks as one, and is raised unchanged on its own rank."""
 
     def act(ranks: Collectives) -> list[int]:
         def fail_on_one() -> int:
@@ -431,17 +431,17 @@ def test_errors_of_any_kind_reach_the_others() -> None:
     assert str(errors[0]) == "On rank 1: odd"
 
 
-def test_an_error_that_others_decide_has_the_own_one_as_its_cause() -> None:
-    """Whoever reads a rank's traceback finds there what happened to that rank."""
+def test_a_remote_error_has_the_local_one_as_its_cause() -> None:
+    """The traceback of each rank shows what happened on that rank."""
     raised = [StorageFullError("no room"), StorageError("no network"), None]
 
     def act(ranks: Collectives) -> list[int]:
-        def fail_each_its_own_way() -> int:
+        def fail_differently() -> int:
             if (error := raised[ranks.rank]) is not None:
                 raise error
             return ranks.rank
 
-        return run_on_all_ranks(ranks, fail_each_its_own_way)
+        return run_on_all_ranks(ranks, fail_differently)
 
     errors = [outcome.error for outcome in SimulatedWorld(SIZE).outcomes(act)]
     assert [str(error) for error in errors] == ["On rank 1: no network", "no network", "On rank 1: no network"]

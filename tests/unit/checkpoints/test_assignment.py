@@ -1,4 +1,4 @@
-"""What several processes write between them is dealt out evenly."""
+"""Files are assigned to ranks evenly by size."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hexloop.domain.ranks import assign_to_ranks
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 10_000), max_size=60), st.integers(1, 12))
-def test_everything_falls_to_a_rank_in_order(sizes: list[int], world_size: int) -> None:
-    """Each thing has one owner, owners do not go back, and nobody has more than an even part and one thing."""
+def test_every_item_is_assigned_to_a_rank_in_order(sizes: list[int], world_size: int) -> None:
+    """Owners never decrease, and no rank gets more than an even share and one item."""
     owners = assign_to_ranks(sizes, world_size)
     assert len(owners) == len(sizes)
     assert owners == sorted(owners)
@@ -21,7 +21,7 @@ def test_everything_falls_to_a_rank_in_order(sizes: list[int], world_size: int) 
         assert held <= sum(sizes) / world_size + max(sizes, default=0)
 
 
-def test_things_without_a_size_fall_to_the_first() -> None:
-    """Where there are no bytes there is nothing to share."""
+def test_items_without_a_size_are_assigned_to_rank_0() -> None:
+    """If there are no bytes, there is nothing to share."""
     assert assign_to_ranks([0, 0, 0], 4) == [0, 0, 0]
     assert assign_to_ranks([], 4) == []

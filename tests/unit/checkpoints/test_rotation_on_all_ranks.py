@@ -1,4 +1,4 @@
-"""All ranks of a run agree on which checkpoints there are, whoever removes one."""
+"""All ranks of a run agree on the existing checkpoints, even if some are removed by other programs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.storage import Storage
 from tests.unit.checkpoints.small_store import names
-from tests.unit.checkpoints.test_together import RankContents
+from tests.unit.checkpoints.test_several_ranks import RankContents
 
 
 @frozen
 class Act:
-    """A save, of what is the best so far or not, and which of the checkpoints somebody removes after it."""
+    """A save, whether it is the best so far, and the checkpoint that another program removes after it, if any."""
 
     is_best: bool
     removed: int | None
@@ -36,7 +36,7 @@ acts = st.lists(st.builds(Act, st.booleans(), st.none() | st.integers(0, 5)), mi
 
 
 def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, in_background: bool) -> list[str]:
-    """What is on the storage once a run of so many processes has saved by the script, to the end of each save."""
+    """Return the checkpoints that are left after a run of several ranks has made the saves of a script."""
 
     def run(ranks: Collectives) -> int:
         contents, policy = RankContents(ranks.rank), CheckpointPolicy(limit)
@@ -62,16 +62,16 @@ def kept_after(script: Sequence[Act], size: int, limit: int, storage: Storage, i
 
 @given(acts, st.integers(1, 3), st.booleans())
 @settings(max_examples=40)
-def test_several_ranks_keep_what_one_keeps(script: list[Act], limit: int, in_background: bool) -> None:
-    """Whichever is the best, and whatever somebody removes by hand, the checkpoints are those of one process."""
+def test_several_ranks_keep_what_one_rank_keeps(script: list[Act], limit: int, in_background: bool) -> None:
+    """Whichever is the best and whatever is removed by hand, the checkpoints are those of a single process."""
     alone = kept_after(script, 1, limit, MemoryStorage(), in_background)
     assert kept_after(script, 3, limit, MemoryStorage(), in_background) == alone
     assert alone == [] or step_of(alone[0]) is not None
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_rotation_that_fails_half_way_is_made_up_for(size: int) -> None:
-    """Where the first of two removals succeeds and the second does not, the next save's rotation does the rest."""
+def test_an_incomplete_rotation_is_completed_later(size: int) -> None:
+    """If the second of two removals fails, the rotation of the next save does the rest."""
     published, rotated = 1, 1
     first_fails = 2 * published + rotated
     second_of_two_fails = first_fails + published + 2 * rotated

@@ -1,4 +1,4 @@
-"""JSON from outside is taken at its word and no further."""
+"""Strict parsing of JSON from files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @given(VALUES)
 def test_every_json_document_is_read(value: Any) -> None:
-    """What JSON can say comes back as it was."""
+    """All JSON values are read back unchanged."""
     assert read_json(json.dumps(value).encode()) == value
 
 
@@ -38,27 +38,27 @@ def test_every_json_document_is_read(value: Any) -> None:
         (b"\xff\xfe", "utf-8"),
     ],
 )
-def test_what_json_does_not_say_is_refused(text: bytes, words: str) -> None:
-    """Repeated keys, numbers that are none, endless nesting and what is not JSON raise ValueError."""
+def test_invalid_json_is_refused(text: bytes, words: str) -> None:
+    """Repeated keys, NaN and infinity, excessive nesting and other invalid JSON raise ValueError."""
     with pytest.raises(ValueError, match=words):
         read_json(text)
 
 
-def test_numbers_that_json_lacks_are_written_as_strings() -> None:
-    """NaN and infinity become their names, however deeply they are nested; everything else stays."""
+def test_nan_and_infinity_are_written_as_strings() -> None:
+    """NaN and infinity become their names at any depth; everything else is unchanged."""
     value = {"a": [math.nan, 1.5], 2: (math.inf, -math.inf), "text": "nan"}
     assert finite_json(value) == {"a": ["NaN", 1.5], "2": ["Infinity", "-Infinity"], "text": "nan"}
 
 
 @given(st.lists(st.binary(max_size=9)), st.integers(0, 40))
-def test_a_document_is_read_no_further_than_it_may_be_long(chunks: list[bytes], longest: int) -> None:
-    """What is longer is refused with the chunk that makes it so; nothing after that is asked for."""
-    whole, asked = b"".join(chunks), list[int]()
+def test_a_document_is_read_up_to_its_maximum_length(chunks: list[bytes], longest: int) -> None:
+    """A longer document is refused at the chunk that exceeds the maximum, and nothing more is read."""
+    whole, sizes = b"".join(chunks), list[int]()
 
     def handed_out() -> Iterator[bytes]:
         for chunk in chunks:
-            assert sum(asked) <= longest
-            asked.append(len(chunk))
+            assert sum(sizes) <= longest
+            sizes.append(len(chunk))
             yield chunk
 
     if len(whole) <= longest:

@@ -1,4 +1,4 @@
-"""Switches that callbacks of some ranks alone set: all ranks do the same, at the same steps, and nobody hangs."""
+"""Flags that callbacks set on some ranks only: all ranks act the same at the same steps, without deadlock."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ ROWS = [((float(number), 1.0), 2.0 * number) for number in range(12)]
 SEEN = (EpochBegan, EpochEnded, Logged, Saved, Evaluated)
 MOMENTS = (StepEnded, Logged, Evaluated, Saved, EpochEnded)
 Decision = tuple[int, type[Any], str, frozenset[int]]
-"""At which event of which step the callbacks of which ranks set which switch."""
+"""A step, an event type at that step, a flag, and the ranks whose callbacks set it."""
 
 
-def trained(decisions: list[Decision], storage: MemoryStorage) -> Callable[[Collectives], list[tuple[str, int]]]:
-    """A run of three epochs of four steps on each rank; gives what it did at which step."""
+def actions_of_ranks(
+    decisions: list[Decision], storage: MemoryStorage
+) -> Callable[[Collectives], list[tuple[str, int]]]:
+    """Train three epochs of four steps on each rank, and return which actions were done at which step."""
 
     def run_rank(rank: Collectives) -> list[tuple[str, int]]:
         done: list[tuple[str, int]] = []
 
         def evaluate() -> Evaluation:
-            rank.barrier("an evaluation")  # whoever evaluates alone waits in vain
+            rank.barrier("an evaluation")  # a rank that evaluates alone would wait forever
             yield Evaluated(run.state.step, {})
             return {}
 
@@ -64,26 +66,26 @@ def trained(decisions: list[Decision], storage: MemoryStorage) -> Callable[[Coll
     return run_rank
 
 
-def moments(ranks: st.SearchStrategy[frozenset[int]]) -> st.SearchStrategy[list[Decision]]:
-    """Some decisions."""
+def flags(ranks: st.SearchStrategy[frozenset[int]]) -> st.SearchStrategy[list[Decision]]:
+    """Draw some flags."""
     decision = st.tuples(st.integers(1, 12), st.sampled_from(MOMENTS), st.sampled_from(ControlFlags.NAMES), ranks)
     return st.lists(decision, max_size=4)
 
 
 @settings(max_examples=60, deadline=None)
-@given(moments(st.frozensets(st.integers(0, 3), min_size=1)), st.integers(2, 4))
-def test_all_ranks_do_the_same_at_the_same_steps(decisions: list[Decision], size: int) -> None:
-    """Whoever decides what, and whenever: no rank waits for another in vain."""
-    done = SimulatedWorld(size, timeout=5).run(trained(decisions, MemoryStorage()))
+@given(flags(st.frozensets(st.integers(0, 3), min_size=1)), st.integers(2, 4))
+def test_all_ranks_act_the_same_at_the_same_steps(decisions: list[Decision], size: int) -> None:
+    """Whichever ranks set which flags at whichever event, no rank waits forever."""
+    done = SimulatedWorld(size, timeout=5).run(actions_of_ranks(decisions, MemoryStorage()))
     assert done == [done[0]] * size
 
 
 @settings(max_examples=40, deadline=None)
-@given(moments(st.just(frozenset(range(3)))))
-def test_what_all_decide_is_done_as_by_one(decisions: list[Decision]) -> None:
-    """At the very step, as a single process does it."""
-    alone = SimulatedWorld(1).run(trained(decisions, MemoryStorage()))
-    assert SimulatedWorld(3).run(trained(decisions, MemoryStorage())) == alone * 3
+@given(flags(st.just(frozenset(range(3)))))
+def test_a_flag_set_on_all_ranks_acts_as_in_one_process(decisions: list[Decision]) -> None:
+    """It takes effect at the same step as in a single process."""
+    alone = SimulatedWorld(1).run(actions_of_ranks(decisions, MemoryStorage()))
+    assert SimulatedWorld(3).run(actions_of_ranks(decisions, MemoryStorage())) == alone * 3
 
 
 @pytest.mark.parametrize(
@@ -91,18 +93,18 @@ def test_what_all_decide_is_done_as_by_one(decisions: list[Decision]) -> None:
     [("should_log", "Logged"), ("should_evaluate", "Evaluated"), ("should_save", "Saved"),
      ("should_epoch_stop", "EpochEnded")],
 )  # fmt: skip
-def test_what_one_rank_decides_all_do_one_boundary_later(switch: str, done: str) -> None:
-    """A step later; the others had begun it when they heard."""
+def test_a_flag_set_on_one_rank_acts_one_boundary_later(switch: str, done: str) -> None:
+    """It takes effect a step later, as the other ranks had started that step before they learned of it."""
     decided: Decision = (5, StepEnded, switch, frozenset({1}))
-    for did in SimulatedWorld(2).run(trained([decided], MemoryStorage())):
+    for did in SimulatedWorld(2).run(actions_of_ranks([decided], MemoryStorage())):
         assert (done, 6) in did
         assert (done, 5) not in did
 
 
-def test_what_one_rank_stops_all_stop_one_boundary_later() -> None:
-    """And the epoch is ended there."""
+def test_a_stop_on_one_rank_acts_one_boundary_later() -> None:
+    """The epoch ends there."""
     decided: Decision = (5, StepEnded, "should_training_stop", frozenset({1}))
-    for did in SimulatedWorld(2).run(trained([decided], MemoryStorage())):
+    for did in SimulatedWorld(2).run(actions_of_ranks([decided], MemoryStorage())):
         assert did[-2:] == [("EpochEnded", 6), ("Logged", 6)]
 
 
@@ -111,19 +113,19 @@ ACTIONS = {"should_log": Logged, "should_evaluate": Evaluated, "should_save": Sa
 
 @pytest.mark.parametrize("decided", ["should_training_stop", "should_epoch_stop"])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_one_rank_decides_after_an_action_is_agreed_on_too(action: str, decided: str) -> None:
-    """The others hear of it when the next step ends, and nobody leaves before them."""
+def test_a_flag_set_after_an_action_is_agreed_on(action: str, decided: str) -> None:
+    """The other ranks learn of it at the end of the next step, and none leaves earlier."""
     everybody: Decision = (5, StepEnded, action, frozenset({0, 1}))
     one: Decision = (5, ACTIONS[action], decided, frozenset({1}))
-    first, second = SimulatedWorld(2, timeout=5).run(trained([everybody, one], MemoryStorage()))
+    first, second = SimulatedWorld(2, timeout=5).run(actions_of_ranks([everybody, one], MemoryStorage()))
     assert first == second
     assert (ACTIONS[action].__name__, 5) in first
     assert ("EpochEnded", 6) in first
     assert ("EpochEnded", 5) not in first
 
 
-def test_nothing_is_waited_for_while_nothing_is_on() -> None:
-    """A thousand ranks pass boundary after boundary, each before those after it have come to the same one."""
+def test_without_flags_no_rank_waits() -> None:
+    """Each of a thousand ranks passes boundary after boundary before the later ranks reach the same one."""
 
     def boundaries(rank: Collectives) -> Generator[None, None, int]:
         agreement, control = SharedAgreement(Requests(), rank), ControlFlags()

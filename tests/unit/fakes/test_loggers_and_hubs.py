@@ -1,4 +1,4 @@
-"""Loggers, hubs, devices and evaluators that need no framework, beyond their contracts."""
+"""Loggers, hubs, devices and evaluators without a framework, beyond their contracts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hexloop.testing import (
 
 
 def test_a_recording_logger_keeps_everything_in_order() -> None:
-    """Runs, records and ends can be read as they were told."""
+    """Runs, records and ends can be read in the order of the calls."""
     logger = RecordingLogger()
     information, record = RunInformation("run"), Record(1, 0.1, {"loss": 1.0})
     logger.start(information)
@@ -36,7 +36,7 @@ def test_a_recording_logger_keeps_everything_in_order() -> None:
 
 
 def test_a_recording_logger_can_fail() -> None:
-    """Every call raises the failure that was set, and is kept all the same."""
+    """Every call is recorded and raises the configured failure."""
     logger = RecordingLogger(failure=ConnectionError("the server is gone"))
 
     with pytest.raises(ConnectionError, match="gone"):
@@ -50,22 +50,22 @@ def test_a_recording_logger_can_fail() -> None:
 
 
 def test_a_memory_hub_keeps_the_messages() -> None:
-    """What was published can be looked at with its message."""
+    """Published versions can be read with their message."""
     hub = MemoryHub()
     hub.publish("model", [File("a", [b"1"])], "first try")
 
     assert hub.versions["model"][0].message == "first try"
 
 
-def test_no_hub_says_what_to_pass() -> None:
-    """Publishing and fetching without a hub raise a StorageError that names the way out."""
+def test_no_hub_suggests_what_to_pass() -> None:
+    """Publishing and fetching without a hub raise a StorageError that names the argument to pass."""
     with pytest.raises(StorageError, match=r"'model'.*hub="):
         NoHub().publish("model", [], "")
     with pytest.raises(StorageError, match=r"'model'.*hub="):
         NoHub().fetch("model")
 
 
-def test_a_folder_hub_is_a_tree_that_anybody_can_read(tmp_path: Path) -> None:
+def test_a_folder_hub_is_a_plain_tree(tmp_path: Path) -> None:
     """A version is a folder under the model's name, with the message beside the files."""
     version = FolderHub(tmp_path).publish("me/model", [File("config.json", [b"{}"])], "first try")
 
@@ -75,15 +75,15 @@ def test_a_folder_hub_is_a_tree_that_anybody_can_read(tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [version]
 
 
-def test_a_failure_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
-    """A file that cannot be written, because another has its name, raises StorageError and leaves no half version."""
+def test_a_failed_publication_leaves_no_files(tmp_path: Path) -> None:
+    """A file that conflicts with another name raises StorageError and leaves no partial version."""
     with pytest.raises(StorageError, match="cannot be published"):
         FolderHub(tmp_path).publish("model", [File("a", [b"1"]), File("a", [b"2"])], "twice")
 
     assert list((tmp_path / "model").iterdir()) == []
 
 
-def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     """A root that is a file raises StorageError."""
     (tmp_path / "file").touch()
 
@@ -92,7 +92,7 @@ def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../model", "a/../../b", "", "/model"])
-def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     """Neither a model nor a file can be outside of the hub."""
     hub = FolderHub(tmp_path / "hub")
 
@@ -103,8 +103,8 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_several_may_publish_at_once(tmp_path: Path) -> None:
-    """Every version is whole and has a number of its own, also where many publish the same model."""
+def test_concurrent_publications_are_complete(tmp_path: Path) -> None:
+    """Every version is complete and has its own number, even if many publish the same model at once."""
     versions: list[str] = []
 
     def publish(number: int) -> None:
@@ -123,7 +123,7 @@ def test_several_may_publish_at_once(tmp_path: Path) -> None:
 
 
 def test_a_simulated_device_counts_its_memory() -> None:
-    """What is allocated is used, the most of it is the peak, and what is not there is refused without a change."""
+    """Allocated memory is counted as used, the maximum is the peak, and more than is available is refused."""
     device = SimulatedDevice(total=100, precisions=("fp32", "bf16"), pins_memory=True)
     device.allocate(60)
     device.free(20)
@@ -140,8 +140,8 @@ def test_a_simulated_device_counts_its_memory() -> None:
     assert device.is_out_of_memory(MemoryError())
 
 
-def test_an_evaluation_measures_what_one_computes_by_hand() -> None:
-    """Errors 1 and -3 have the mean square 5 and the largest size 3."""
+def test_an_evaluation_matches_a_hand_calculation() -> None:
+    """Errors 1 and -3 have the mean square 5 and the maximum 3."""
     model = LinearModel()
     model.parameters[:] = [2.0, 1.0]
     rows: list[Row] = [((1.0,), 2.0), ((2.0,), 8.0)]
@@ -154,8 +154,8 @@ def test_an_evaluation_measures_what_one_computes_by_hand() -> None:
     evaluator.end()
 
 
-def test_an_evaluation_of_nothing_has_no_number() -> None:
-    """Without rows the metrics are nan; a model that was not training before is not put in training."""
+def test_metrics_of_an_empty_evaluation_are_nan() -> None:
+    """Without rows the metrics are nan; a model that was in evaluation mode before stays in it."""
     model = LinearModel()
     model.train(False)
     evaluator = LeastSquaresEvaluator(model, [])

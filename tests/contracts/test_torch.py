@@ -1,4 +1,4 @@
-"""The torch adapters of the processor against the contracts of their ports."""
+"""Contracts of the torch adapters on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from hexloop.ports.learner import Learner
 from hexloop.ports.precision import Precision
 from hexloop.ports.scheduler import Scheduler
 
-# The suites read losses as numbers, graph and all.
+# The suites convert losses to numbers, although they have a graph.
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True:UserWarning")
 
 Batch = dict[str, Tensor]
@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 
 class Line(nn.Module):
-    """(batch, 3) -> (batch, 1), with a dropout that is off unless it is asked for."""
+    """(batch, 3) -> (batch, 1), with a dropout that is off by default."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Line(nn.Module):
 
 
 def line(dropout: float = 0.0) -> Line:
-    """The same weights every time."""
+    """Return a model with the same weights every time."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return Line(dropout)
@@ -88,7 +88,7 @@ def trainable(make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim
 
 
 class OnTheWindow:
-    """The data of the suites of a step."""
+    """Data of the suites of a training step."""
 
     def window(self) -> Sequence[Batch]:
         return WINDOW
@@ -119,7 +119,7 @@ class TestStandardLearnerWithDynamicScaling(TestStandardLearnerOnTorch):
 
 
 class OnTorch(PrecisionContract[Batch, Tensor]):
-    """A precision, tried on the small model."""
+    """A precision on the small model."""
 
     def trainable(self) -> TorchTrainable:
         return trainable(torch.optim.SGD)
@@ -231,7 +231,7 @@ class TestOrderedLoaderWithoutTheLastBatch(OfSamples):
         return ordered(10, 3, drop_last=True)
 
     def test_the_lengths_are_those_of_an_epoch(self, batches: Batches[Batch]) -> None:
-        """The samples of the last batch, which is left out, count as samples of the data set alone."""
+        """The samples of the last batch, which is dropped, count as samples of the data set but not of an epoch."""
         read = self.read(batches, 0)
 
         assert batches.batches_per_epoch() == len(read) == 3
@@ -245,7 +245,7 @@ class TestOrderedLoaderWithWorkers(OfSamples):
 
 
 class Rows(IterableDataset[Batch]):
-    """Samples that come one after the other."""
+    """An iterable data set."""
 
     def __iter__(self) -> Iterator[Batch]:
         yield from samples()
@@ -269,11 +269,11 @@ class TestUsersLoader(OfSamples):
         return ExternalBatches(loader, transfer_to("cpu"))
 
 
-# What is kept between steps
+# State kept between steps
 
 
 class InOneProcess(ExportableContract[Kept]):
-    """A world of one."""
+    """A world of one process."""
 
     def run(self, size: int, function: Callable[[Collectives], Result]) -> list[Result]:
         return [function(SingleProcessCollectives())]
@@ -295,7 +295,7 @@ class TestModelState(InOneProcess[ModelState]):
 
 
 class OfOptimizers(InOneProcess[OptimizerState]):
-    """The optimizer that `optimizer` makes."""
+    """Base class for tests of the optimizer that `optimizer` returns."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         raise NotImplementedError
@@ -305,7 +305,7 @@ class OfOptimizers(InOneProcess[OptimizerState]):
         optimizer = self.optimizer(model)
         state = OptimizerState(model, optimizer)
         self.kept = [*getattr(self, "kept", []), (state, model, optimizer)]
-        # An optimizer makes its moments at its first step; before it there is nothing that could be missing.
+        # An optimizer creates its moments at its first step; before that no state can be missing.
         self.advance(state)
         return state
 
@@ -350,7 +350,7 @@ class TestLossScaleState(InOneProcess[Fp16Precision]):
         kept.step(cast(Any, optimizer))
 
 
-# Schedulers of the user's
+# User-defined schedulers
 
 
 class OfTorchSchedulers(SchedulerContract):
@@ -360,7 +360,7 @@ class OfTorchSchedulers(SchedulerContract):
     def make(self) -> Scheduler:
         first, second = (nn.Parameter(torch.ones(1)) for _ in range(2))
         optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.02}])
-        optimizer.step()  # torch's schedulers warn where they are stepped before their optimizer
+        optimizer.step()  # torch's schedulers warn if they step before their optimizer
         return TorchScheduler(self.scheduler_for(optimizer), optimizer, BestMetric("loss"))
 
     def rates_in_force(self, scheduler: Scheduler) -> tuple[float, ...]:

@@ -1,3 +1,5 @@
+"""Which checkpoint a run resumes from, and what happens to damaged ones."""
+
 from __future__ import annotations
 
 import warnings
@@ -16,15 +18,15 @@ from tests.unit.checkpoints.small_store import make_store, names, save_all, save
 
 @pytest.fixture(params=list(Publication), ids=lambda publication: publication.name.lower())
 def storage(request: pytest.FixtureRequest) -> MemoryStorage:
-    """Three checkpoints of one run, on a storage of either kind."""
+    """Return a storage of either kind with three checkpoints of one run."""
     storage = MemoryStorage(request.param)
     save_all(storage, "mine", [5, 10, 15])
     return storage
 
 
 @pytest.mark.parametrize("damaged", ["state.json", "weights/all.bin", "manifest.json"])
-def test_a_damaged_checkpoint_is_set_aside(storage: MemoryStorage, damaged: str) -> None:
-    """It is none any more, nothing of it is gone, a file says what is wrong, and the next start warns of nothing."""
+def test_a_damaged_checkpoint_is_quarantined(storage: MemoryStorage, damaged: str) -> None:
+    """It is renamed with all its files, a file in it gives the reason, and the next start does not warn."""
     storage.damage(f"checkpoint-15/{damaged}", b"rot")
     before = sorted(data for path, data in tree(storage).items() if "checkpoint-15" in path)
     with pytest.warns(UserWarning, match=r"is skipped: checkpoint-15 .*It was set aside as .*damaged-1-"):
@@ -43,14 +45,14 @@ def test_a_damaged_checkpoint_is_set_aside(storage: MemoryStorage, damaged: str)
 
 
 def test_a_missing_file_is_damage(storage: MemoryStorage) -> None:
-    """A checkpoint that lacks a file is set aside like one whose file is another."""
+    """A checkpoint that lacks a file is quarantined like one with a modified file."""
     storage.remove("checkpoint-15/weights/all.bin")
     with pytest.warns(UserWarning, match=r"weights/all.bin is missing.*set aside"):
         assert make_store(storage).resume() is not None
 
 
-def test_what_is_set_aside_makes_place_for_a_new_save(storage: MemoryStorage) -> None:
-    """The run goes on from the one before, and saves at that step anew."""
+def test_a_new_save_replaces_a_quarantined_checkpoint(storage: MemoryStorage) -> None:
+    """The run resumes from the checkpoint before it, and saves at that step again."""
     storage.damage("checkpoint-15/state.json", b"rot")
     store = make_store(storage)
     with pytest.warns(UserWarning, match="set aside"):
@@ -62,8 +64,8 @@ def test_what_is_set_aside_makes_place_for_a_new_save(storage: MemoryStorage) ->
     assert (found.name, found.manifest.parent) == ("checkpoint-15", "checkpoint-10")
 
 
-def test_several_damaged_ones_get_names_of_their_own(storage: MemoryStorage) -> None:
-    """Setting aside never overwrites what was set aside before."""
+def test_quarantined_checkpoints_get_separate_names(storage: MemoryStorage) -> None:
+    """A quarantined checkpoint never overwrites another."""
     for _ in range(2):
         save_all(storage, "mine", [20])
         storage.damage("checkpoint-20/state.json", b"rot")
@@ -73,8 +75,8 @@ def test_several_damaged_ones_get_names_of_their_own(storage: MemoryStorage) -> 
     assert sum(data == b"rot" for data in tree(storage).values()) == 2
 
 
-def test_what_is_none_of_ours_stays_where_it_is(storage: MemoryStorage) -> None:
-    """A folder without a manifest may be another program's, or in the making: it is passed over and not touched."""
+def test_a_folder_without_a_manifest_is_not_touched(storage: MemoryStorage) -> None:
+    """It may belong to another program or be unfinished: it is skipped."""
     storage.write("checkpoint-20/pytorch_model.bin", [b"foreign"])
     with pytest.warns(UserWarning, match=r"is skipped: checkpoint-20 .* has no manifest.json") as caught:
         state = make_store(storage).resume()
@@ -84,8 +86,8 @@ def test_what_is_none_of_ours_stays_where_it_is(storage: MemoryStorage) -> None:
     assert tree(storage, "checkpoint-20") == {"checkpoint-20/pytorch_model.bin": b"foreign"}
 
 
-def test_what_cannot_be_read_now_stays_where_it_is(storage: MemoryStorage) -> None:
-    """A file that the storage does not give is no damage."""
+def test_an_unreadable_checkpoint_is_not_touched(storage: MemoryStorage) -> None:
+    """A file that the storage fails to read is not damage."""
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest")])
     with pytest.warns(UserWarning, match="cannot be read"):
         state = make_store(faulty).resume()
@@ -95,8 +97,8 @@ def test_what_cannot_be_read_now_stays_where_it_is(storage: MemoryStorage) -> No
 
 
 @pytest.mark.parametrize("missing", [[], ["checkpoint-10/state.json"]])
-def test_where_none_can_be_read_now_a_run_does_not_begin_anew(storage: MemoryStorage, missing: list[str]) -> None:
-    """A storage that gives no checkpoint now has not lost them: that is an error, and they stay where they are."""
+def test_a_run_does_not_restart_if_no_checkpoint_can_be_read(storage: MemoryStorage, missing: list[str]) -> None:
+    """If the storage fails to read every checkpoint, an error is raised, and they stay where they are."""
     for path in missing:
         storage.remove(path)
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "digest", times=9)])
@@ -108,8 +110,8 @@ def test_where_none_can_be_read_now_a_run_does_not_begin_anew(storage: MemorySto
     assert {"checkpoint-5", "checkpoint-15"} <= set(names(storage))
 
 
-def test_a_damaged_one_that_cannot_be_moved_is_passed_over(storage: MemoryStorage) -> None:
-    """A storage that lets nobody write does not keep a run from its good checkpoints."""
+def test_a_damaged_checkpoint_that_cannot_be_moved_is_skipped(storage: MemoryStorage) -> None:
+    """A run resumes from its good checkpoints on a read-only storage."""
     storage.damage("checkpoint-15/state.json", b"rot")
     faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "write", times=9)])
     with pytest.warns(UserWarning, match="could not be set aside"):
@@ -118,8 +120,8 @@ def test_a_damaged_one_that_cannot_be_moved_is_passed_over(storage: MemoryStorag
     assert state.step == 10
 
 
-def test_looking_changes_nothing(storage: MemoryStorage) -> None:
-    """Who only asks for the newest gets the warning, and leaves everything as it is."""
+def test_a_lookup_changes_nothing(storage: MemoryStorage) -> None:
+    """Asking for the newest checkpoint only warns, and leaves everything as it is."""
     storage.damage("checkpoint-15/state.json", b"rot")
     before = tree(storage)
     with pytest.warns(UserWarning, match="is skipped"):
@@ -127,8 +129,8 @@ def test_looking_changes_nothing(storage: MemoryStorage) -> None:
     assert tree(storage) == before
 
 
-def test_a_newer_schema_is_no_damage(storage: MemoryStorage) -> None:
-    """A checkpoint of a newer hexloop is refused, rather than an older one taken behind the user's back."""
+def test_a_newer_schema_is_not_damage(storage: MemoryStorage) -> None:
+    """A checkpoint of a newer hexloop is refused instead of silently resuming from an older one."""
     manifest = storage.read("checkpoint-15/manifest.json")
     newer = unseal(b"".join(manifest)).replace(
         f'"schema_version": {SCHEMA_VERSION}'.encode(), f'"schema_version": {SCHEMA_VERSION + 1}'.encode()
@@ -140,8 +142,8 @@ def test_a_newer_schema_is_no_damage(storage: MemoryStorage) -> None:
     assert "checkpoint-15" in names(storage)
 
 
-def test_a_past_that_was_given_up_is_not_taken_up_again(storage: MemoryStorage) -> None:
-    """A run that went on from step 5, and saved at 7, goes on from there, though its former self had come to 15."""
+def test_an_abandoned_branch_is_not_resumed(storage: MemoryStorage) -> None:
+    """A run that resumed from step 5 and saved at 7 resumes from 7, though it had reached 15 before."""
     store = make_store(storage)
     state = store.resume("checkpoint-5")
     assert state is not None
@@ -156,8 +158,8 @@ def test_a_past_that_was_given_up_is_not_taken_up_again(storage: MemoryStorage) 
     assert before.manifest.step == 5
 
 
-def test_where_the_way_that_led_there_is_gone_any_good_one_serves(storage: MemoryStorage) -> None:
-    """Rather than none, a checkpoint of a past that was given up is taken."""
+def test_an_abandoned_branch_is_used_as_a_last_resort(storage: MemoryStorage) -> None:
+    """A checkpoint of an abandoned branch is used if no other is good."""
     store = make_store(storage)
     state = store.resume("checkpoint-5")
     assert state is not None
@@ -170,8 +172,8 @@ def test_where_the_way_that_led_there_is_gone_any_good_one_serves(storage: Memor
     assert found.manifest.step == 15
 
 
-def test_several_runs_are_told_apart_by_name(storage: MemoryStorage) -> None:
-    """Where a storage holds several runs, none is guessed; the message names the last checkpoint of each."""
+def test_several_runs_need_a_name(storage: MemoryStorage) -> None:
+    """If a storage holds several runs, none is chosen; the message names the last checkpoint of each."""
     save_all(storage, "another", [12])
     with pytest.raises(
         CheckpointError, match=r"2 runs: checkpoint-12 of the run another, checkpoint-15 of the run mine\. Name"
@@ -182,8 +184,8 @@ def test_several_runs_are_told_apart_by_name(storage: MemoryStorage) -> None:
     )
 
 
-def test_the_runs_of_a_storage_are_named_with_their_last(storage: MemoryStorage) -> None:
-    """Each run with its checkpoint at the highest step; what has no readable manifest is of none."""
+def test_runs_are_listed_with_their_last_checkpoint(storage: MemoryStorage) -> None:
+    """Each run is listed with its checkpoint at the highest step; folders without a readable manifest are left out."""
     save_all(storage, "another", [12])
     storage.write("checkpoint-99/model.bin", [b"foreign"])
     assert runs_in(storage) == {"mine": "checkpoint-15", "another": "checkpoint-12"}

@@ -1,4 +1,4 @@
-"""At which step two journals part, and what is said to have parted first."""
+"""The first difference between two journals, and its reported cause."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ STEPS = 12
 Notes = list[dict[str, Any]]
 
 
-def journal(steps: int = STEPS, run: str = "a", start: int = 0, **settings: Any) -> Notes:
-    """What a run notes that logs at every third step, saves at every fourth, and notes every step."""
+def make_journal(steps: int = STEPS, run: str = "a", start: int = 0, **settings: Any) -> Notes:
+    """Return the notes of a run that logs every third step and saves every fourth."""
     notes: Notes = [{"kind": "began", "run": run, "step": start, "settings": settings, "random": f"r{start}"}]
     for step in range(start + 1, steps + 1):
         notes.append(
@@ -35,32 +35,32 @@ def journal(steps: int = STEPS, run: str = "a", start: int = 0, **settings: Any)
 
 
 def compared(one: Notes, other: Notes) -> RunComparison:
-    """The last runs of two journals, compared."""
+    """Compare the last runs of two journals."""
     return compare(list(timelines(one).values())[-1], list(timelines(other).values())[-1])
 
 
 def at(notes: Notes, kind: str, step: int) -> dict[str, Any]:
-    """The note of a kind at a step."""
+    """Return the note of a kind at a step."""
     return next(note for note in notes if note["kind"] == kind and note.get("step") == step)
 
 
-def test_equal_runs_do_not_part() -> None:
-    """Clock readings and the runs' names apart, all is equal, and it is said how much was compared."""
-    comparison = compared(journal(run="a"), journal(run="another"))
+def test_equal_runs_have_no_difference() -> None:
+    """Clock readings and run names are ignored, and the number of compared values is reported."""
+    comparison = compared(make_journal(run="a"), make_journal(run="another"))
     assert comparison.first is None
     assert comparison.compared[ObservationKind.DATA] == comparison.compared[ObservationKind.LOSS] == STEPS
     assert comparison.compared[ObservationKind.WEIGHTS] == STEPS // 4
     assert comparison.last == STEPS
 
 
-def test_what_comes_first_in_a_step_parted_first() -> None:
-    """Where a step's data, randomness and loss all differ, it is the data."""
-    other = journal()
+def test_the_earliest_cause_within_a_step_is_reported() -> None:
+    """If a step's data, randomness and loss all differ, the data is reported."""
+    other = make_journal()
     at(other, "step", 5)["batches"] = ["x"]
     at(other, "step", 5)["random"] = "x"
     next(note for note in other if note["kind"] == "losses" and note["first"] == 4)["losses"][1] = 9.0
-    comparison = compared(journal(), other)
-    assert [(parting.kind, parting.step) for parting in comparison.divergences] == [
+    comparison = compared(make_journal(), other)
+    assert [(divergence.kind, divergence.step) for divergence in comparison.divergences] == [
         (ObservationKind.DATA, 5),
         (ObservationKind.RANDOMNESS, 5),
         (ObservationKind.LOSS, 5),
@@ -69,11 +69,11 @@ def test_what_comes_first_in_a_step_parted_first() -> None:
 
 
 @given(step=st.integers(1, STEPS), sort=st.sampled_from(["batches", "random", "learning_rate"]))
-def test_the_first_difference_is_found_wherever_it_is(step: int, sort: str) -> None:
-    """One fact that differs is named by its sort and step, with the last step that was equal."""
-    other = journal()
+def test_the_first_difference_is_found_in_any_note(step: int, sort: str) -> None:
+    """A single differing value is reported by kind and step, with the last equal step."""
+    other = make_journal()
     at(other, "step", step)[sort] = ["x"] if sort == "batches" else "x"
-    first = compared(journal(), other).first
+    first = compared(make_journal(), other).first
     assert first is not None
     sorts = {
         "batches": ObservationKind.DATA,
@@ -85,44 +85,44 @@ def test_the_first_difference_is_found_wherever_it_is(step: int, sort: str) -> N
 
 
 @given(cut=st.integers(0, STEPS), lost=st.integers(0, STEPS))
-def test_a_run_that_was_resumed_equals_one_that_was_not(cut: int, lost: int) -> None:
-    """What was noted after the checkpoint that a run went back to does not count, whatever it was."""
-    first = journal(steps=min(cut + lost, STEPS))[:-1]
+def test_a_resumed_run_equals_an_uninterrupted_one(cut: int, lost: int) -> None:
+    """Notes after the checkpoint that a run resumed from do not count."""
+    first = make_journal(steps=min(cut + lost, STEPS))[:-1]
     for note in first:
         if note["kind"] == "step" and note["step"] > cut:
             note["batches"] = ["of another past"]
-    resumed = first + journal(start=cut)
-    comparison = compared(journal(), resumed)
+    resumed = first + make_journal(start=cut)
+    comparison = compared(make_journal(), resumed)
     assert comparison.first is None
     assert comparison.compared[ObservationKind.DATA] == STEPS
 
 
-def test_runs_that_log_at_other_steps_are_compared_where_both_did() -> None:
-    """Only what both tell of counts; one that is longer does not differ for that."""
-    longer = journal(steps=24)
-    shorter = [note for note in journal() if note["kind"] != "step"]
+def test_runs_with_different_log_steps_are_compared_where_both_logged() -> None:
+    """Only common notes count, and a longer run is not a difference."""
+    longer = make_journal(steps=24)
+    shorter = [note for note in make_journal() if note["kind"] != "step"]
     comparison = compared(longer, shorter)
     assert comparison.first is None
     assert ObservationKind.DATA not in comparison.compared
     assert comparison.last == STEPS
 
 
-def test_a_journal_of_several_runs_is_told_apart() -> None:
-    """Each run has the notes between its beginnings, in the order in which they first began."""
-    notes = journal(run="a", steps=4)[:-1] + journal(run="b") + journal(run="a", start=4)
+def test_a_journal_of_several_runs_is_split() -> None:
+    """Each run has the notes of all its sessions, and runs are in the order of their first start."""
+    notes = make_journal(run="a", steps=4)[:-1] + make_journal(run="b") + make_journal(run="a", start=4)
     runs = timelines(notes)
     assert list(runs) == ["a", "b"]
     assert compare(runs["a"], runs["b"]).first is None
 
 
-def test_settings_that_differ_are_listed() -> None:
-    """So that whoever reads it need not look further where the cause is a setting."""
-    comparison = compared(journal(seed=1, lr=0.1), journal(seed=2, lr=0.1, extra=None))
+def test_different_settings_are_listed() -> None:
+    """They are shown first, as a setting may be the cause of a difference."""
+    comparison = compared(make_journal(seed=1, lr=0.1), make_journal(seed=2, lr=0.1, extra=None))
     assert comparison.settings == {"seed": (1, 2)}
 
 
-def test_notes_that_make_no_sense_are_passed_over() -> None:
-    """A journal of a later hexloop, or a damaged one, is read as far as it can be."""
+def test_invalid_notes_are_skipped() -> None:
+    """A journal of a newer hexloop, or a damaged one, is read as far as possible."""
     odd: Notes = [
         {"kind": "new"},
         {"kind": "step"},
@@ -131,6 +131,6 @@ def test_notes_that_make_no_sense_are_passed_over() -> None:
         {"kind": "save", "checkpoint": 3, "weights": {}},
         {"kind": "began"},
     ]
-    notes = copy.deepcopy(journal())
+    notes = copy.deepcopy(make_journal())
     assert compared(notes, odd[:-1] + notes + odd[:-1]).first is None
     assert timelines(odd)["None"].last_step == 0
