@@ -64,7 +64,7 @@ class TestStatefulBatches(TestInMemoryBatches):
     def make(self) -> Any:
         return StatefulBatches(Numbered(), 3)
 
-    def test_an_epoch_may_be_closed_early(self, batches: Any) -> None:
+    def test_an_epoch_can_be_closed_early(self, batches: Any) -> None:
         """After an epoch is closed early, the next epoch yields the remaining rows."""
         epoch = batches.epoch(0, 0)
         next(epoch)

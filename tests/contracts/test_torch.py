@@ -230,7 +230,7 @@ class TestOrderedLoaderWithoutTheLastBatch(OfSamples):
     def make(self) -> Batches[Batch]:
         return ordered(10, 3, drop_last=True)
 
-    def test_the_lengths_are_those_of_an_epoch(self, batches: Batches[Batch]) -> None:
+    def test_lengths_match_an_epoch(self, batches: Batches[Batch]) -> None:
         """The samples of the last batch, which is dropped, count as samples of the data set but not of an epoch."""
         read = self.read(batches, 0)
 

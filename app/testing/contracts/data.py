@@ -39,7 +39,7 @@ class BatchesContract(Generic[Batch]):
         """Return the samples of each batch."""
         return [self.samples(batch) for batch in batches]
 
-    def test_the_lengths_are_those_of_an_epoch(self, batches: Batches[Batch]) -> None:
+    def test_lengths_match_an_epoch(self, batches: Batches[Batch]) -> None:
         """Lengths that are known match the batches and samples of an epoch, and `rows` those of a batch."""
         read = self.read(batches, 0)
 
@@ -49,7 +49,7 @@ class BatchesContract(Generic[Batch]):
         assert [batches.rows(batch) for batch in read] == [len(self.samples(batch)) for batch in read]
 
     @pytest.mark.parametrize("epoch", [0, 1, 3])
-    def test_an_epoch_can_begin_at_every_batch(self, batches: Batches[Batch], epoch: int) -> None:
+    def test_an_epoch_can_start_at_every_batch(self, batches: Batches[Batch], epoch: int) -> None:
         """Reading from the position after any number of batches yields the remaining ones, also in a new process."""
         whole = self.read(batches, epoch)
 
@@ -64,7 +64,7 @@ class BatchesContract(Generic[Batch]):
             if number < len(whole):
                 position += batches.rows(whole[number])
 
-    def test_the_epochs_follow_each_other_alike(self, batches: Batches[Batch]) -> None:
+    def test_epochs_are_reproducible(self, batches: Batches[Batch]) -> None:
         """Two adapters over the same data yield the same epochs in the same order, all of the same length."""
         other = self.make()
 
@@ -73,7 +73,7 @@ class BatchesContract(Generic[Batch]):
             assert self.all_samples(read) == self.all_samples(self.read(other, epoch))
             assert len(read) == len(self.read(self.make(), 0))
 
-    def test_an_epoch_may_be_closed_early(self, batches: Batches[Batch]) -> None:
+    def test_an_epoch_can_be_closed_early(self, batches: Batches[Batch]) -> None:
         """An epoch that is closed early yields nothing more, and the next one is complete."""
         epoch = batches.epoch(0, 0)
         next(epoch)
@@ -119,7 +119,7 @@ class EvaluatorContract(Generic[Batch]):
         assert len(counts[0]) >= 2
         assert all(count > 0 for count in counts[0])
 
-    def test_the_metrics_are_numbers_by_name(self, evaluator: Evaluator[Batch]) -> None:
+    def test_metrics_are_named_floats(self, evaluator: Evaluator[Batch]) -> None:
         """There is at least one metric, all are floats, and evaluating the same model again returns the same values."""
         metrics = self.evaluate(evaluator)
 
@@ -134,7 +134,7 @@ class EvaluatorContract(Generic[Batch]):
 
         assert self.evaluate(evaluator) == metrics
 
-    def test_the_model_is_back_in_training_at_the_end(self, evaluator: Evaluator[Batch]) -> None:
+    def test_training_mode_is_restored_at_the_end(self, evaluator: Evaluator[Batch]) -> None:
         """The model is in evaluation mode from `begin` to `end`, whenever `end` is called."""
         evaluator.begin()
         assert not self.in_training(evaluator)

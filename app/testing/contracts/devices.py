@@ -41,13 +41,13 @@ class DeviceContract:
         """Return random numbers from every generator."""
         return [number for _ in range(3) for number in (random.random(), random.gauss(0, 1), self.draw(device))]
 
-    def test_it_says_what_it_is(self, device: Device) -> None:
+    def test_it_describes_itself(self, device: Device) -> None:
         """It has a name and a kind, and supports at least one precision."""
         assert device.name
         assert device.capabilities.kind
         assert device.capabilities.precisions
 
-    def test_memory_figures_hold_together(self, device: Device) -> None:
+    def test_memory_figures_are_consistent(self, device: Device) -> None:
         """Used memory is at most the peak, and the peak at most the total, if the total is known."""
         device.release_memory()
         memory = device.memory()
@@ -55,7 +55,7 @@ class DeviceContract:
         assert 0 <= memory.used <= memory.peak
         assert memory.total == 0 or memory.peak <= memory.total
 
-    def test_a_peak_can_be_forgotten(self, device: Device) -> None:
+    def test_a_peak_can_be_reset(self, device: Device) -> None:
         """After a reset the peak is no higher than before, and no lower than the memory in use."""
         before = device.memory()
         device.forget_peak_memory()
@@ -63,13 +63,13 @@ class DeviceContract:
 
         assert after.used <= after.peak <= max(before.peak, after.used)
 
-    def test_it_knows_its_own_error(self, device: Device) -> None:
+    def test_it_recognizes_its_own_error(self, device: Device) -> None:
         """Out-of-memory errors are distinguished from all other errors."""
         assert device.is_out_of_memory(self.out_of_memory(device))
         for error in (RuntimeError("something else"), ValueError(), KeyboardInterrupt()):
             assert not device.is_out_of_memory(error)
 
-    def test_a_seed_starts_every_stream(self, device: Device) -> None:
+    def test_a_seed_seeds_every_generator(self, device: Device) -> None:
         """The same seed produces the same numbers in every generator, and another seed different ones."""
         device.seed(1)
         first = self.draws(device)
@@ -81,7 +81,7 @@ class DeviceContract:
         assert all(one != other for one, other in zip(first, second, strict=True))
 
     @pytest.mark.parametrize("drawn", range(4))
-    def test_streams_can_be_put_back_anywhere(self, device: Device, drawn: int) -> None:
+    def test_generators_can_be_restored_at_any_time(self, device: Device, drawn: int) -> None:
         """Loading an export restores every generator to its exported state, however often it is loaded."""
         device.seed(5)
         for _ in range(drawn):
@@ -149,7 +149,7 @@ class PrecisionContract(Generic[Batch, Loss]):
         with pytest.raises(ZeroDivisionError):
             wrapped(6, second=0)
 
-    def test_gradients_are_those_without_it(self, precision: Precision[Loss]) -> None:
+    def test_gradients_are_unchanged(self, precision: Precision[Loss]) -> None:
         """Scaling and unscaling cancel out: the gradient norm is the same as without the adapter."""
         trainable, plain = self.trainable(), self.trainable()
         loss = plain.loss(self.batch(), plain.count_items([self.batch()]))
@@ -160,7 +160,7 @@ class PrecisionContract(Generic[Batch, Loss]):
         assert norms[0] > 0
         assert norms[0] == pytest.approx(norms[1], rel=self.tolerance)
 
-    def test_a_safe_step_is_taken(self, precision: Precision[Loss]) -> None:
+    def test_a_finite_step_is_taken(self, precision: Precision[Loss]) -> None:
         """If all gradients are finite, the optimizer steps, which changes the loss."""
         trainable = self.trainable()
         loss = self.learn(precision, trainable)
@@ -170,7 +170,7 @@ class PrecisionContract(Generic[Batch, Loss]):
         assert self.learn(precision, trainable) != loss
 
     @pytest.mark.parametrize("updates", range(4))
-    def test_it_can_be_rebuilt_at_every_boundary(self, precision: Precision[Loss], updates: int) -> None:
+    def test_it_can_be_restored_at_every_boundary(self, precision: Precision[Loss], updates: int) -> None:
         """Another adapter that loads the export behaves identically from then on."""
         trainable = self.trainable()
         for _ in range(updates):

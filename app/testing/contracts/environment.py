@@ -118,7 +118,7 @@ class InterruptsContract:
         """Return a function that triggers the adapter; without a listener it has no effect."""
         raise NotImplementedError
 
-    def test_whoever_starts_is_asked(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
+    def test_a_started_listener_gets_requests(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
         """The listener receives a request with a reason."""
         asked: list[str] = []
         interrupts.start(asked.append)
@@ -129,7 +129,7 @@ class InterruptsContract:
         assert len(asked) == 1
         assert asked[0]
 
-    def test_after_a_stop_nobody_is_asked(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
+    def test_a_stopped_listener_gets_no_requests(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
         """A request after `stop` is not delivered."""
         asked: list[str] = []
         interrupts.start(asked.append)
@@ -139,7 +139,7 @@ class InterruptsContract:
 
         assert asked == []
 
-    def test_listening_can_begin_again(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
+    def test_listening_can_restart(self, interrupts: Interrupts, provoke: Callable[[], None]) -> None:
         """After `stop` another listener may be started, and only that one receives requests."""
         first: list[str] = []
         second: list[str] = []
@@ -152,7 +152,7 @@ class InterruptsContract:
         interrupts.stop()
         assert (len(first), len(second)) == (0, 1)
 
-    def test_an_idle_source_may_be_stopped(self, interrupts: Interrupts) -> None:
+    def test_an_idle_source_can_be_stopped(self, interrupts: Interrupts) -> None:
         """Stopping twice, or before any start, has no effect."""
         interrupts.stop()
         interrupts.start(lambda reason: None)

@@ -63,7 +63,7 @@ class LearnerContract(Generic[Batch, Loss]):
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < losses[0]
 
-    def test_a_window_may_be_cut_anywhere(self, learner: Learner[Batch, Loss]) -> None:
+    def test_a_window_can_be_split_anywhere(self, learner: Learner[Batch, Loss]) -> None:
         """Steps on a window of several batches have the same losses and norms as steps on one batch of all samples."""
         other = self.make()
 
@@ -71,7 +71,7 @@ class LearnerContract(Generic[Batch, Loss]):
             cut = self.step(learner, self.window(), max_norm=1e30)
             assert self.step(other, [self.whole()], max_norm=1e30) == pytest.approx(cut, rel=self.tolerance)
 
-    def test_the_norm_is_that_before_clipping(self, learner: Learner[Batch, Loss]) -> None:
+    def test_the_norm_is_measured_before_clipping(self, learner: Learner[Batch, Loss]) -> None:
         """The first step returns the norm before clipping, whatever the limit."""
         loss, norm = self.step(learner, [self.whole()], max_norm=1e30)
         clipped = self.make()
@@ -83,7 +83,7 @@ class LearnerContract(Generic[Batch, Loss]):
 
         assert math.isfinite(self.step(clipped, [self.whole()])[0])
 
-    def test_gradients_are_forgotten_after_a_step(self, learner: Learner[Batch, Loss]) -> None:
+    def test_gradients_are_cleared_after_a_step(self, learner: Learner[Batch, Loss]) -> None:
         """With a learning rate of zero, every step is the same as the first."""
         learner.set_learning_rates([0.0] * self.groups)
         steps = [self.step(learner, self.window(), max_norm=1e30) for _ in range(3)]
@@ -148,7 +148,7 @@ class TrainableContract(Generic[Batch, Loss]):
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < losses[0]
 
-    def test_a_window_may_be_cut_anywhere(self, trainable: Trainable[Batch, Loss]) -> None:
+    def test_a_window_can_be_split_anywhere(self, trainable: Trainable[Batch, Loss]) -> None:
         """The batches of a window add up to the loss and the gradients of one batch with all its samples."""
         loss = self.learn(trainable, self.window())
         other = self.make()
@@ -156,7 +156,7 @@ class TrainableContract(Generic[Batch, Loss]):
         assert self.learn(other, [self.whole()]) == pytest.approx(loss, rel=self.tolerance)
         assert self.norm(other) == pytest.approx(self.norm(trainable), rel=self.tolerance)
 
-    def test_gradients_pile_up_until_they_are_cleared(self, trainable: Trainable[Batch, Loss]) -> None:
+    def test_gradients_accumulate_until_they_are_cleared(self, trainable: Trainable[Batch, Loss]) -> None:
         """Backward twice doubles the gradient, and clearing removes it."""
         self.learn(trainable, [self.whole()])
         once = self.norm(trainable)
@@ -175,7 +175,7 @@ class TrainableContract(Generic[Batch, Loss]):
         assert self.norm(trainable) == pytest.approx(norm / 4, rel=max(self.tolerance, 1e-5))
 
     @pytest.mark.parametrize("factor", [0, 2])
-    def test_no_limit_and_a_large_one_leave_the_gradients(
+    def test_no_limit_and_a_large_one_change_no_gradients(
         self, trainable: Trainable[Batch, Loss], factor: float
     ) -> None:
         """Zero means no limit, and a norm below the limit is unchanged."""
@@ -185,7 +185,7 @@ class TrainableContract(Generic[Batch, Loss]):
 
         assert self.norm(trainable) == norm
 
-    def test_the_rates_in_force_are_those_that_were_set(self, trainable: Trainable[Batch, Loss]) -> None:
+    def test_set_rates_are_used(self, trainable: Trainable[Batch, Loss]) -> None:
         """With a learning rate of zero, a step changes nothing."""
         before = self.learn(trainable, [self.whole()])
         trainable.set_learning_rates([0.0] * self.groups)
@@ -196,7 +196,7 @@ class TrainableContract(Generic[Batch, Loss]):
     groups = 1
     """How many parameter groups the adapter has."""
 
-    def test_a_detached_loss_is_the_same_number(self, trainable: Trainable[Batch, Loss]) -> None:
+    def test_a_detached_loss_has_the_same_value(self, trainable: Trainable[Batch, Loss]) -> None:
         """A detached loss has the same value."""
         loss = trainable.loss(self.whole(), trainable.count_items([self.whole()]))
 
@@ -220,14 +220,14 @@ class LossesContract(Generic[Loss]):
         return self.make()
 
     @pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 200])
-    def test_it_adds_up(self, losses: Losses[Loss], count: int) -> None:
+    def test_losses_are_summed(self, losses: Losses[Loss], count: int) -> None:
         """Draining returns the sum of all losses added, and zero if there are none."""
         for value in range(count):
             losses.add(self.loss(float(value)))
 
         assert losses.drain() == count * (count - 1) / 2
 
-    def test_a_drain_starts_again_from_zero(self, losses: Losses[Loss]) -> None:
+    def test_a_drain_resets_the_sum(self, losses: Losses[Loss]) -> None:
         """A drain resets the sum to zero."""
         losses.add(self.loss(3.0))
         assert losses.drain() == 3
@@ -236,7 +236,7 @@ class LossesContract(Generic[Loss]):
         assert losses.drain() == 4
 
     @pytest.mark.parametrize("added", [0, 1, 70])
-    def test_a_sum_can_be_carried_on(self, losses: Losses[Loss], added: int) -> None:
+    def test_a_sum_can_be_restored(self, losses: Losses[Loss], added: int) -> None:
         """Another adapter that loads the export continues from the same sum, and exports the same."""
         losses.add(self.loss(99.0))
         losses.drain()
@@ -284,7 +284,7 @@ class SchedulerContract:
         scheduler.start(0)
         return scheduler
 
-    def test_rates_are_in_force(self, scheduler: Scheduler) -> None:
+    def test_returned_rates_are_used(self, scheduler: Scheduler) -> None:
         """From the start, and after each update and evaluation, the rates it returns are those of the optimizer."""
         for updates, metrics in enumerate(METRICS, 1):
             assert scheduler.rates() == self.rates_in_force(scheduler)
@@ -294,7 +294,7 @@ class SchedulerContract:
             scheduler.observe(metrics)
         assert scheduler.rates() == self.rates_in_force(scheduler)
 
-    def test_there_is_a_rate_for_each_group(self, scheduler: Scheduler) -> None:
+    def test_there_is_a_rate_per_group(self, scheduler: Scheduler) -> None:
         """It returns at least one rate, and always the same number."""
         first = scheduler.rates()
         scheduler.advance(1)
@@ -302,7 +302,7 @@ class SchedulerContract:
         assert len(scheduler.rates()) == len(first) >= 1
 
     @pytest.mark.parametrize("done", range(len(METRICS)))
-    def test_it_can_be_rebuilt_at_every_boundary(self, scheduler: Scheduler, done: int) -> None:
+    def test_it_can_be_restored_at_every_boundary(self, scheduler: Scheduler, done: int) -> None:
         """An adapter that loads the export and starts at the same update has the same rates from then on."""
         for updates, metrics in enumerate(METRICS[:done], 1):
             scheduler.advance(updates)

@@ -30,7 +30,7 @@ class LoggerContract:
         """Return the values of the last record that can be read back; None if none can."""
         return None
 
-    def test_every_kind_of_value_can_be_written(self, logger: Logger) -> None:
+    def test_every_type_of_value_can_be_written(self, logger: Logger) -> None:
         """Floats including NaN and infinity, integers, strings, booleans, None and empty records are accepted."""
         logger.start(RunInformation("a run", {"learning_rate": 0.1, "layers": [1, 2]}, total_steps=3))
         for record in RECORDS:
@@ -39,7 +39,7 @@ class LoggerContract:
 
         assert self.written(logger) in (None, {"loss": math.inf})
 
-    def test_a_run_may_go_on(self, logger: Logger) -> None:
+    def test_a_run_can_continue(self, logger: Logger) -> None:
         """After `finish` the same logger may be started again for the same run at a later step."""
         logger.start(RunInformation("a run"))
         logger.finish()
@@ -49,7 +49,7 @@ class LoggerContract:
 
         assert self.written(logger) in (None, {"loss": 1.0})
 
-    def test_a_run_may_end_before_its_first_record(self, logger: Logger) -> None:
+    def test_a_run_can_end_before_its_first_record(self, logger: Logger) -> None:
         """A run that fails immediately finishes without a record."""
         logger.start(RunInformation("a run"))
         logger.finish()
@@ -78,14 +78,14 @@ class JournalContract:
         """Return all entries, each with its kind under "kind", as another process reads them; None if impossible."""
         return None
 
-    def test_every_kind_of_fact_comes_back(self, journal: Journal) -> None:
+    def test_every_type_of_value_is_read_back(self, journal: Journal) -> None:
         """Numbers, strings, booleans, None, and nested lists and mappings are read back unchanged."""
         journal.note("logged", **FACTS)
         journal.note("ended")
 
         assert self.noted(journal) in (None, [{"kind": "logged", **FACTS}, {"kind": "ended"}])
 
-    def test_a_note_is_kept_before_the_journal_is_closed(self, journal: Journal) -> None:
+    def test_an_entry_is_written_at_once(self, journal: Journal) -> None:
         """An entry can be read as soon as it is written, even if the process dies afterwards."""
         journal.note("began", step=0)
         noted = self.noted(journal)
@@ -93,7 +93,7 @@ class JournalContract:
 
         assert noted in (None, [{"kind": "began", "step": 0}])
 
-    def test_a_number_that_is_none_may_be_noted(self, journal: Journal) -> None:
+    def test_nan_and_infinity_are_accepted(self, journal: Journal) -> None:
         """NaN and infinity are accepted, and entries after them are kept."""
         journal.note("logged", values={"loss": math.nan, "grad_norm": -math.inf})
         journal.note("ended", step=1)
@@ -101,7 +101,7 @@ class JournalContract:
 
         assert noted is None or (len(noted), noted[-1]) == (2, {"kind": "ended", "step": 1})
 
-    def test_a_closed_journal_goes_on(self, journal: Journal) -> None:
+    def test_a_closed_journal_can_be_appended_to(self, journal: Journal) -> None:
         """An entry after `close` is appended; closing twice, or before any entry, has no effect."""
         journal.close()
         journal.note("began", step=0)
@@ -113,7 +113,7 @@ class JournalContract:
 
         assert noted is None or [note["step"] for note in noted] == [0, 5]
 
-    def test_threads_may_note_at_once(self, journal: Journal) -> None:
+    def test_threads_can_write_concurrently(self, journal: Journal) -> None:
         """Entries from several threads are neither lost nor mixed, and those of each thread stay in order."""
 
         def note(thread: int) -> None:

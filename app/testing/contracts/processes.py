@@ -40,7 +40,7 @@ class CollectivesContract:
         assert self.run(lambda rank: (rank.rank, rank.world_size)) == [(number, size) for number in range(size)]
 
     @pytest.mark.parametrize("reduction", Reduction)
-    def test_numbers_are_reduced_one_by_one(self, reduction: Reduction) -> None:
+    def test_reductions_are_element_wise(self, reduction: Reduction) -> None:
         """Every rank gets the element-wise sum, maximum or minimum of the ranks' numbers."""
 
         def reduce(rank: Collectives) -> tuple[float, ...]:
@@ -55,7 +55,7 @@ class CollectivesContract:
         }
         assert self.run(reduce) == [expected[reduction]] * self.world_size
 
-    def test_several_reductions_may_be_under_way(self) -> None:
+    def test_several_reductions_can_be_pending(self) -> None:
         """Each pending reduction returns its own result, in any order and any number of times."""
 
         def reduce(rank: Collectives) -> list[tuple[float, ...]]:
@@ -66,13 +66,13 @@ class CollectivesContract:
         sums = [(number * self.world_size,) for number in (3, 2, 1, 0, 0, 1, 2, 3)]
         assert self.run(reduce) == [sums] * self.world_size
 
-    def test_no_numbers_can_be_reduced(self) -> None:
+    def test_an_empty_list_can_be_reduced(self) -> None:
         """A reduction of an empty list returns an empty tuple."""
         reduced = self.run(lambda rank: rank.start_reduction([], Reduction.SUM).result())
 
         assert reduced == [()] * self.world_size
 
-    def test_everybody_has_what_everybody_said(self) -> None:
+    def test_gather_returns_all_values_on_every_rank(self) -> None:
         """`gather` returns the values of all ranks, of any JSON type and in rank order, on every rank."""
 
         def gather(rank: Collectives) -> list[list[Json]]:
@@ -81,7 +81,7 @@ class CollectivesContract:
         expected = [[[number, value] for number in range(self.world_size)] for value in VALUES]
         assert self.run(gather) == [expected] * self.world_size
 
-    def test_everybody_hears_one(self) -> None:
+    def test_broadcast_returns_one_value_on_every_rank(self) -> None:
         """`broadcast` returns the value of its source on every rank, whatever the others pass."""
 
         def broadcast(rank: Collectives) -> list[Json]:
@@ -89,7 +89,7 @@ class CollectivesContract:
 
         assert self.run(broadcast) == [[{"from": source} for source in range(self.world_size)]] * self.world_size
 
-    def test_a_barrier_holds_until_all_are_there(self, tmp_path: Path) -> None:
+    def test_a_barrier_waits_for_all_ranks(self, tmp_path: Path) -> None:
         """After a barrier, every rank sees what all ranks did before it, whichever of them is late."""
 
         def meet(rank: Collectives) -> list[int]:
@@ -104,7 +104,7 @@ class CollectivesContract:
 
         assert self.run(meet) == [[self.world_size] * self.world_size] * self.world_size
 
-    def test_two_threads_agree_without_mixing(self) -> None:
+    def test_two_threads_do_not_interfere(self) -> None:
         """Operations of a second thread on `apart()` do not mix with those of the first."""
 
         def agree(rank: Collectives) -> tuple[list[Json], list[Json]]:
@@ -120,7 +120,7 @@ class CollectivesContract:
         expected = ([["own", rank] for rank in ranks], [["beside", rank] for rank in ranks])
         assert self.run(agree) == [expected] * self.world_size
 
-    def test_the_others_hear_why_a_rank_fails(self) -> None:
+    def test_other_ranks_learn_why_a_rank_failed(self) -> None:
         """A rank that waits for a failed rank gets an error with the cause that the failed rank reported."""
 
         def wait_for_the_last(rank: Collectives) -> str:
@@ -177,7 +177,7 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         """Return a new, prepared model."""
         return self.trainable(*parallelism.prepare(self.model(), self.optimizer))
 
-    def test_the_optimizer_is_made_of_the_wrapped_model(self, parallelism: Parallelism[Loss]) -> None:
+    def test_the_optimizer_is_built_from_the_prepared_model(self, parallelism: Parallelism[Loss]) -> None:
         """The factory is called once, with the model that `prepare` returns, and its optimizer is returned too."""
         made: list[tuple[Model, Any]] = []
 
@@ -191,14 +191,14 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         assert made[0][0] is model
         assert made[0][1] is optimizer
 
-    def test_the_users_model_can_be_had_back(self, parallelism: Parallelism[Loss]) -> None:
+    def test_unwrap_returns_the_users_model(self, parallelism: Parallelism[Loss]) -> None:
         """`unwrap` returns the same model object that was passed to `prepare`."""
         model = self.model()
         wrapped, _ = parallelism.prepare(model, self.optimizer)
 
         assert parallelism.unwrap(wrapped) is model
 
-    def test_gradients_pile_up_over_a_window(self, parallelism: Parallelism[Loss]) -> None:
+    def test_gradients_accumulate_over_a_window(self, parallelism: Parallelism[Loss]) -> None:
         """After the last micro-batch of a window, the gradients are the sum over its micro-batches."""
         norms = []
         for count in (1, 3):
@@ -211,7 +211,7 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         assert norms[0] > 0
         assert norms[1] == pytest.approx(3 * norms[0], rel=self.tolerance)
 
-    def test_it_says_what_it_is(self, parallelism: Parallelism[Loss]) -> None:
+    def test_it_describes_itself(self, parallelism: Parallelism[Loss]) -> None:
         """It has a name, and it shards weights only if it spans several processes."""
         capabilities = parallelism.capabilities
 

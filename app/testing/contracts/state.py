@@ -121,11 +121,11 @@ class ExportableContract(Generic[Kept]):
 
         assert all(self.run(size, read_twice))
 
-    def test_advancing_changes_what_is_kept(self, size: int) -> None:
+    def test_advancing_changes_the_export(self, size: int) -> None:
         """Exports at different boundaries differ, which the tests below rely on."""
         assert self.exports(size, 1) != self.exports(size, 2)
 
-    def test_it_can_be_rebuilt_at_every_boundary(self, size: int) -> None:
+    def test_it_can_be_restored_at_every_boundary(self, size: int) -> None:
         """A new object that loads the export exports the same, then and after further steps."""
 
         def rebuild(rank: Collectives) -> bool:
@@ -142,7 +142,7 @@ class ExportableContract(Generic[Kept]):
 
         assert all(self.run(size, rebuild))
 
-    def test_a_loaded_object_stands_alone(self, size: int) -> None:
+    def test_a_loaded_object_is_independent(self, size: int) -> None:
         """Loading copies the data: later changes of the exporter do not affect the object that loaded."""
 
         def load_and_go_on(rank: Collectives) -> bool:
@@ -154,7 +154,7 @@ class ExportableContract(Generic[Kept]):
 
         assert all(self.run(size, load_and_go_on))
 
-    def test_it_loads_what_a_world_of_any_size_exported(self, size: int, other_size: int) -> None:
+    def test_it_loads_exports_of_any_world_size(self, size: int, other_size: int) -> None:
         """After loading the parts of all ranks of another world, it exports what this world exports there."""
         exports = self.exports(size, 2)
 
@@ -165,7 +165,7 @@ class ExportableContract(Generic[Kept]):
 
         assert self.run(other_size, load) == self.exports(other_size, 2)
 
-    def test_what_does_not_fit_is_refused(self, size: int) -> None:
+    def test_incompatible_parts_are_refused(self, size: int) -> None:
         """A missing or unknown part, or one of another shape, raises a ValueError with its name and changes nothing."""
         parts = parts_of(*self.exports(size, 2))
         without = [([kept for kept in parts if kept.name != part.name], part.name) for part in parts]
@@ -207,7 +207,7 @@ class SnapshotsContract:
         """Change every byte of the values in place."""
         raise NotImplementedError
 
-    def test_a_copy_stays_as_it_was_taken(self, snapshots: Snapshots) -> None:
+    def test_a_copy_does_not_change(self, snapshots: Snapshots) -> None:
         """A copy keeps the values at the time it was taken, however often it is read and however they change since."""
         values = self.make_values()
         before = _bytes(self.parts_of(values))
@@ -217,12 +217,12 @@ class SnapshotsContract:
         assert _bytes(taken) == before
         assert _bytes(taken) == before
 
-    def test_a_copy_says_what_the_part_said(self, snapshots: Snapshots) -> None:
+    def test_a_copy_has_the_metadata_of_the_part(self, snapshots: Snapshots) -> None:
         """Names, dtypes, shapes and offsets are those of the parts, in the same order."""
         parts = self.parts_of(self.make_values())
         assert list(map(_label, snapshots.take("model", parts))) == list(map(_label, parts))
 
-    def test_a_copy_is_read_in_another_thread(self, snapshots: Snapshots) -> None:
+    def test_a_copy_can_be_read_in_another_thread(self, snapshots: Snapshots) -> None:
         """A copy may be read in another thread than the one that took it."""
         parts = self.parts_of(self.make_values())
         taken, read = snapshots.take("model", parts), []
@@ -239,7 +239,7 @@ class SnapshotsContract:
         snapshots.take("optimizer", self.parts_of(values))
         assert _bytes(model) == before
 
-    def test_the_next_snapshot_takes_its_place(self, snapshots: Snapshots) -> None:
+    def test_the_next_snapshot_replaces_it(self, snapshots: Snapshots) -> None:
         """A part that is copied again has its new bytes."""
         values = self.make_values()
         snapshots.take("model", self.parts_of(values))
@@ -247,7 +247,7 @@ class SnapshotsContract:
         after = _bytes(self.parts_of(values))
         assert _bytes(snapshots.take("model", self.parts_of(values))) == after
 
-    def test_making_room_first_changes_nothing(self, snapshots: Snapshots) -> None:
+    def test_reserving_memory_first_changes_nothing(self, snapshots: Snapshots) -> None:
         """Memory may be reserved in another thread, and repeatedly, before anything is copied."""
         values = self.make_values()
         for _ in range(2):
@@ -256,7 +256,7 @@ class SnapshotsContract:
             thread.join()
         assert _bytes(snapshots.take("model", self.parts_of(values))) == _bytes(self.parts_of(values))
 
-    def test_documents_are_kept_as_well(self, snapshots: Snapshots) -> None:
+    def test_documents_are_copied_too(self, snapshots: Snapshots) -> None:
         """JSON documents are copied like any other part, and may have another length the next time."""
         for value in ({"step": 1}, {"step": 1000}, {}):
             (taken,) = snapshots.take("scheduler", [json_part("state", value)])

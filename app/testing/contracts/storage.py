@@ -47,13 +47,13 @@ class StorageContract:
         check_bytes(storage, "folder/deeper/file", DATA)
 
     @pytest.mark.parametrize("start", [0, 1, 3, len(DATA) - 1, len(DATA), len(DATA) + 1])
-    def test_a_file_is_read_from_any_byte_on(self, storage: Storage, start: int) -> None:
+    def test_a_file_can_be_read_from_any_byte(self, storage: Storage, start: int) -> None:
         """Reading skips the bytes before `start`; from the end of the file on, there are none."""
         storage.write("folder/file", CHUNKS)
 
         check_bytes(storage, "folder/file", DATA[start:], start)
 
-    def test_an_empty_file_is_a_file(self, storage: Storage) -> None:
+    def test_an_empty_file_exists(self, storage: Storage) -> None:
         """A file without chunks exists and is empty."""
         assert storage.write("empty", []).size == 0
         check_bytes(storage, "empty", b"")
@@ -61,7 +61,7 @@ class StorageContract:
 
     @given(chunks=st.lists(st.binary(max_size=50), max_size=5))
     @settings(max_examples=25, deadline=None, suppress_health_check=AS_INHERITED)
-    def test_a_digest_tells_the_bytes_and_not_the_chunks(self, storage: Storage, chunks: list[bytes]) -> None:
+    def test_a_digest_depends_on_the_bytes_only(self, storage: Storage, chunks: list[bytes]) -> None:
         """Size and digest depend only on the joined bytes, and are the same when writing and when reading."""
         storage.remove("folder")
         joined = storage.write("folder/joined", [b"".join(chunks)])
@@ -112,7 +112,7 @@ class StorageContract:
         storage.write("folder/file", [b"again"])
         check_bytes(storage, "folder/file", b"again")
 
-    def test_what_is_not_there_cannot_be_read(self, storage: Storage) -> None:
+    def test_a_missing_file_cannot_be_read(self, storage: Storage) -> None:
         """Reading a missing file, or a folder, raises a StorageError with its path."""
         storage.write("folder/file", CHUNKS)
 
@@ -122,7 +122,7 @@ class StorageContract:
             with pytest.raises(StorageError, match=path):
                 storage.digest(path)
 
-    def test_a_folder_moves_with_all_that_is_in_it(self, storage: Storage) -> None:
+    def test_a_folder_moves_with_its_contents(self, storage: Storage) -> None:
         """A move puts all contents under the new name, creating parent folders, and leaves nothing under the old."""
         storage.write("old/file", CHUNKS)
         storage.write("old/deeper/file", [b"deep"])
@@ -156,7 +156,7 @@ class StorageContract:
         check_bytes(storage, "b/file", b"b")
         assert storage.list("") == (Entry("a", True), Entry("b", True))
 
-    def test_what_is_removed_is_gone(self, storage: Storage) -> None:
+    def test_a_removal_is_complete(self, storage: Storage) -> None:
         """Removing deletes a file, or a folder with its contents, and nothing else; the path can be used again."""
         for path in ("a/1", "a/deeper/2", "ab/3", "c"):
             storage.write(path, [b"."])
@@ -168,12 +168,12 @@ class StorageContract:
         assert storage.write("a/1", [b"new"]).size == 3
 
     @pytest.mark.parametrize("path", ["../file", "folder/../../file", "/file", "folder//file", "."])
-    def test_no_path_leads_out(self, storage: Storage, path: str) -> None:
+    def test_no_path_leaves_the_storage(self, storage: Storage, path: str) -> None:
         """A path that could lead outside the storage raises StorageError."""
         with pytest.raises(StorageError):
             storage.write(path, [b"."])
 
-    def test_the_capabilities_say_how_a_folder_appears_and_where(self, storage: Storage) -> None:
+    def test_capabilities_are_described(self, storage: Storage) -> None:
         """The capabilities state how folders are published, and a location for messages."""
         assert storage.capabilities.publication in Publication
         assert storage.capabilities.location
@@ -200,7 +200,7 @@ class HubContract:
         """The adapter under test: a hub without "someone/model" and "someone/other"."""
         raise NotImplementedError
 
-    def test_what_is_published_can_be_fetched(self, hub: Hub) -> None:
+    def test_published_files_can_be_fetched(self, hub: Hub) -> None:
         """The fetched files have the published paths and bytes, however they were chunked."""
         hub.publish(
             "someone/model",
@@ -220,7 +220,7 @@ class HubContract:
         for number, name in enumerate(names):
             assert content(hub.fetch("someone/model", name)) == {f"file {number}": bytes([number])}
 
-    def test_models_are_kept_apart(self, hub: Hub) -> None:
+    def test_models_are_independent(self, hub: Hub) -> None:
         """Publishing one model does not change another."""
         hub.publish("someone/model", [File("a", [b"1"])], "one")
         hub.publish("someone/other", [File("b", [b"2"])], "two")
@@ -228,7 +228,7 @@ class HubContract:
         assert content(hub.fetch("someone/model")) == {"a": b"1"}
         assert content(hub.fetch("someone/other")) == {"b": b"2"}
 
-    def test_what_was_not_published_is_refused(self, hub: Hub) -> None:
+    def test_an_unknown_version_is_refused(self, hub: Hub) -> None:
         """An unknown name or version raises a StorageError with that name."""
         with pytest.raises(StorageError, match="someone/model"):
             hub.fetch("someone/model")

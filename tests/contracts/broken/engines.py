@@ -23,7 +23,7 @@ class OptimizingACopy(SingleProcess):
 
 
 class TestOptimizingACopy(OnLeastSquares):
-    broken = "test_the_optimizer_is_made_of_the_wrapped_model"
+    broken = "test_the_optimizer_is_built_from_the_prepared_model"
 
     def make(self) -> SingleProcess:
         return OptimizingACopy()
@@ -35,7 +35,7 @@ class UnwrappingACopy(SingleProcess):
 
 
 class TestUnwrappingACopy(OnLeastSquares):
-    broken = "test_the_users_model_can_be_had_back"
+    broken = "test_unwrap_returns_the_users_model"
 
     def make(self) -> SingleProcess:
         return UnwrappingACopy()
@@ -55,7 +55,7 @@ class KeepingTheFirst(SingleProcess):
 
 
 class TestKeepingTheFirst(OnLeastSquares):
-    broken = "test_gradients_pile_up_over_a_window"
+    broken = "test_gradients_accumulate_over_a_window"
 
     def make(self) -> SingleProcess:
         return KeepingTheFirst()

@@ -63,7 +63,7 @@ class NeverSilent(ManualInterrupts):
 
 
 class TestNeverSilent(InterruptsContract):
-    broken = "test_after_a_stop_nobody_is_asked"
+    broken = "test_a_stopped_listener_gets_no_requests"
 
     @pytest.fixture
     def interrupts(self) -> Interrupts:
@@ -89,7 +89,7 @@ class KeptUntilClosed(MemoryJournal):
 
 
 class TestKeptUntilClosed(JournalContract):
-    broken = "test_a_note_is_kept_before_the_journal_is_closed"
+    broken = "test_an_entry_is_written_at_once"
 
     @pytest.fixture
     def journal(self) -> Journal:
@@ -107,7 +107,7 @@ class FailingOnNan(NoLogger):
 
 
 class TestFailingOnNan(LoggerContract):
-    broken = "test_every_kind_of_value_can_be_written"
+    broken = "test_every_type_of_value_can_be_written"
 
     @pytest.fixture
     def logger(self) -> Logger:
@@ -149,17 +149,17 @@ class DeviceTest(DeviceContract):
 
 
 class TestSeedingHalf(DeviceTest):
-    broken = "test_a_seed_starts_every_stream"
+    broken = "test_a_seed_seeds_every_generator"
     kind = SeedingHalf
 
 
 class TestLosingGaussians(DeviceTest):
-    broken = "test_streams_can_be_put_back_anywhere"
+    broken = "test_generators_can_be_restored_at_any_time"
     kind = LosingGaussians
 
 
 class TestBlamingMemory(DeviceTest):
-    broken = "test_it_knows_its_own_error"
+    broken = "test_it_recognizes_its_own_error"
     kind = BlamingMemory
 
 
@@ -193,7 +193,7 @@ class TestRemembering(EvaluatorTest):
 
 
 class TestStuckInEvaluation(EvaluatorTest):
-    broken = "test_the_model_is_back_in_training_at_the_end"
+    broken = "test_training_mode_is_restored_at_the_end"
     kind = StuckInEvaluation
 
 
@@ -223,16 +223,16 @@ class OwnValuesTest(CollectivesContract):
 
 
 class TestReturningOwnReductions(OwnValuesTest):
-    broken = "test_numbers_are_reduced_one_by_one"
+    broken = "test_reductions_are_element_wise"
 
 
 class TestReturningOwnGathers(OwnValuesTest):
-    broken = "test_everybody_has_what_everybody_said"
+    broken = "test_gather_returns_all_values_on_every_rank"
 
 
 class TestReturningOwnBroadcasts(OwnValuesTest):
-    broken = "test_everybody_hears_one"
+    broken = "test_broadcast_returns_one_value_on_every_rank"
 
 
 class TestSkippingBarriers(OwnValuesTest):
-    broken = "test_a_barrier_holds_until_all_are_there"
+    broken = "test_a_barrier_waits_for_all_ranks"

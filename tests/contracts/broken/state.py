@@ -61,17 +61,17 @@ class BatchesTest(BatchesContract[list[str]]):
 
 
 class TestReplaying(BatchesTest):
-    broken = "test_an_epoch_can_begin_at_every_batch"
+    broken = "test_an_epoch_can_start_at_every_batch"
     kind = Replaying
 
 
 class TestWandering(BatchesTest):
-    broken = "test_the_epochs_follow_each_other_alike"
+    broken = "test_epochs_are_reproducible"
     kind = Wandering
 
 
 class TestMiscounting(BatchesTest):
-    broken = "test_the_lengths_are_those_of_an_epoch"
+    broken = "test_lengths_match_an_epoch"
     kind = Miscounting
 
 
@@ -98,7 +98,7 @@ class LossesTest(LossesContract[float]):
 
 
 class TestNeverEmptied(LossesTest):
-    broken = "test_a_drain_starts_again_from_zero"
+    broken = "test_a_drain_resets_the_sum"
     kind = NeverEmptied
 
 
@@ -143,17 +143,17 @@ class ExportableTest(ExportableContract[LeastSquares]):
 
 
 class TestForgetful(ExportableTest):
-    broken = "test_it_can_be_rebuilt_at_every_boundary"
+    broken = "test_it_can_be_restored_at_every_boundary"
     kind = Forgetful
 
 
 class TestNeverReading(ExportableTest):
-    broken = "test_a_loaded_object_stands_alone"
+    broken = "test_a_loaded_object_is_independent"
     kind = NeverReading
 
 
 class TestAcceptingEverything(ExportableTest):
-    broken = "test_what_does_not_fit_is_refused"
+    broken = "test_incompatible_parts_are_refused"
     kind = AcceptingEverything
 
 
@@ -228,12 +228,12 @@ class SnapshotsTest(SnapshotsContract):
 
 
 class TestForwarding(SnapshotsTest):
-    broken = "test_a_copy_stays_as_it_was_taken"
+    broken = "test_a_copy_does_not_change"
     kind = Forwarding
 
 
 class TestStale(SnapshotsTest):
-    broken = "test_the_next_snapshot_takes_its_place"
+    broken = "test_the_next_snapshot_replaces_it"
     kind = Stale
 
 
@@ -243,5 +243,5 @@ class TestSharing(SnapshotsTest):
 
 
 class TestUnordered(SnapshotsTest):
-    broken = "test_a_copy_says_what_the_part_said"
+    broken = "test_a_copy_has_the_metadata_of_the_part"
     kind = Unordered

@@ -65,7 +65,7 @@ def made(kind: type[LeastSquares]) -> LeastSquares:
 
 
 class TestMeanOfMeans(TrainableTest):
-    broken = "test_a_window_may_be_cut_anywhere"
+    broken = "test_a_window_can_be_split_anywhere"
 
     def make(self) -> LeastSquares:
         return made(MeanOfMeans)
@@ -79,35 +79,35 @@ class TestNeverClipping(TrainableTest):
 
 
 class TestNeverCleared(TrainableTest):
-    broken = "test_gradients_pile_up_until_they_are_cleared"
+    broken = "test_gradients_accumulate_until_they_are_cleared"
 
     def make(self) -> LeastSquares:
         return made(NeverCleared)
 
 
 class TestKeepingRates(TrainableTest):
-    broken = "test_the_rates_in_force_are_those_that_were_set"
+    broken = "test_set_rates_are_used"
 
     def make(self) -> LeastSquares:
         return made(KeepingRates)
 
 
 class TestLearningMeanOfMeans(LearnerTest):
-    broken = "test_a_window_may_be_cut_anywhere"
+    broken = "test_a_window_can_be_split_anywhere"
 
     def make(self) -> StandardLearner[Batch, Scalar]:
         return StandardLearner(made(MeanOfMeans), PlainPrecision(), SingleProcess())
 
 
 class TestReturningTheClippedNorm(LearnerTest):
-    broken = "test_the_norm_is_that_before_clipping"
+    broken = "test_the_norm_is_measured_before_clipping"
 
     def make(self) -> StandardLearner[Batch, Scalar]:
         return StandardLearner(made(ReturningTheClippedNorm), PlainPrecision(), SingleProcess())
 
 
 class TestLearningWithoutClearing(LearnerTest):
-    broken = "test_gradients_are_forgotten_after_a_step"
+    broken = "test_gradients_are_cleared_after_a_step"
 
     def make(self) -> StandardLearner[Batch, Scalar]:
         return StandardLearner(made(NeverCleared), PlainPrecision(), SingleProcess())
@@ -129,21 +129,21 @@ class LosingTheScale(SimulatedScaling):
 
 
 class TestNeverUnscaling(PrecisionTest):
-    broken = "test_gradients_are_those_without_it"
+    broken = "test_gradients_are_unchanged"
 
     def make(self) -> SimulatedScaling:
         return NeverUnscaling()
 
 
 class TestNeverStepping(PrecisionTest):
-    broken = "test_a_safe_step_is_taken"
+    broken = "test_a_finite_step_is_taken"
 
     def make(self) -> PlainPrecision:
         return NeverStepping()
 
 
 class TestLosingTheScale(PrecisionTest):
-    broken = "test_it_can_be_rebuilt_at_every_boundary"
+    broken = "test_it_can_be_restored_at_every_boundary"
 
     def make(self) -> SimulatedScaling:
         return LosingTheScale(growth_interval=2)
@@ -169,10 +169,10 @@ class SchedulerTest(OfGroups):
 
 
 class TestObservingWithoutSettingRates(SchedulerTest):
-    broken = "test_rates_are_in_force"
+    broken = "test_returned_rates_are_used"
     kind = ObservingWithoutSettingRates
 
 
 class TestForgettingMetrics(SchedulerTest):
-    broken = "test_it_can_be_rebuilt_at_every_boundary"
+    broken = "test_it_can_be_restored_at_every_boundary"
     kind = ForgettingMetrics

@@ -70,7 +70,7 @@ class DigestingChunks(MemoryStorage):
 
 
 class TestDigestingChunks(StorageTest):
-    broken = "test_a_digest_tells_the_bytes_and_not_the_chunks"
+    broken = "test_a_digest_depends_on_the_bytes_only"
     kind = DigestingChunks
 
 
@@ -103,7 +103,7 @@ class RemovingByPrefix(MemoryStorage):
 
 
 class TestRemovingByPrefix(StorageTest):
-    broken = "test_what_is_removed_is_gone"
+    broken = "test_a_removal_is_complete"
     kind = RemovingByPrefix
 
 
@@ -118,12 +118,12 @@ class ReadingAll(MemoryStorage):
 
 
 class TestReadingAll(StorageTest):
-    broken = "test_a_file_is_read_from_any_byte_on"
+    broken = "test_a_file_can_be_read_from_any_byte"
     kind = ReadingAll
 
 
 class TestReadingNothing(StorageTest):
-    broken = "test_what_is_not_there_cannot_be_read"
+    broken = "test_a_missing_file_cannot_be_read"
     kind = ReadingNothing
 
 
@@ -133,7 +133,7 @@ class FollowingPaths(MemoryStorage):
 
 
 class TestFollowingPaths(StorageTest):
-    broken = "test_no_path_leads_out"
+    broken = "test_no_path_leaves_the_storage"
     kind = FollowingPaths
 
 
