@@ -103,6 +103,11 @@ class Layout(Protocol[Model_contra, Array]):
         ...
 
     @property
+    def whole(self) -> bool:
+        """Whether every rank holds all elements of every tensor, so that nothing has to be gathered."""
+        ...
+
+    @property
     def uneven(self) -> bool:
         """Whether a rank may hold no element of a parameter, and then has no moments of it."""
         ...

@@ -15,14 +15,9 @@ from hexloop.adapters.trainable.torch.forward import (
     shifts_by_loss_type,
     shifts_labels,
     takes_any_keyword,
-)
-from hexloop.adapters.trainable.torch.loss import (
-    FunctionLoss,
-    LabelSmoother,
-    SmoothedLoss,
-    in_full_precision,
     takes_item_count,
 )
+from hexloop.adapters.trainable.torch.loss import FunctionLoss, LabelSmoother, SmoothedLoss, in_full_precision
 from hexloop.adapters.trainable.torch.trainable import ComputeLoss, ModelLoss
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.parts import TrainerParts

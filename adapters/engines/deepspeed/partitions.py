@@ -210,6 +210,7 @@ class ZeroLayout:
     rank: int
     world_size: int
 
+    whole = False
     uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:

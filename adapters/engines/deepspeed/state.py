@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hexloop.adapters.engines.deepspeed.partitions import Fragment, ZeroPartitions, whole_shape
 from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues
-from hexloop.adapters.trainable.torch.layouts import WHOLE, Entry, TorchLayout, WholeLayout, assigned_part
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_moments
@@ -46,7 +46,7 @@ SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 class Outgoing:
     """A tensor to export: the state `key` of a parameter in the flat tensor number `flat`, or a group's option."""
 
-    entry: Entry
+    entry: TensorEntry
     flat: int | None = None
     parameter: Tensor | None = None
     key: str = ""
@@ -77,7 +77,7 @@ class ZeroOptimizerState:
         for values, names in zip(groups, self._present_names(), strict=True):
             document["groups"].append({**values, "params": names})
         outgoing = [
-            Outgoing(Entry(name, tensor, tuple(tensor.shape), tensor.dtype))
+            Outgoing(TensorEntry(name, tensor, tuple(tensor.shape), tensor.dtype))
             for name, tensor in flattening.tensors.items()
         ]
         for flat, parameters in self._by_flat_tensor():
@@ -143,7 +143,7 @@ class ZeroOptimizerState:
             if self._partitions.is_moment(flat, value):
                 shape, spread = tuple(whole_shape(parameter)), self._partitions.spread(parameter)
             state[key] = {TENSOR: label}
-            yield Outgoing(Entry(label, None, shape, value.dtype, spread), flat, parameter, key)
+            yield Outgoing(TensorEntry(label, None, shape, value.dtype, spread), flat, parameter, key)
         if MASTERS in state:
             document.setdefault(MASTERS, {})[name] = state.pop(MASTERS)
         if state:

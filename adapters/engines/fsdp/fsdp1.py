@@ -156,6 +156,7 @@ class FlatLayout:
     _units: list[Any] = field(factory=list, init=False)
     _spreads: dict[int, Spread] = field(factory=dict, init=False)
 
+    whole = False
     uneven = True
 
     def exchange(self, shapes: Mapping[str, tuple[int, ...]], wrapped: FullyShardedDataParallel) -> None:

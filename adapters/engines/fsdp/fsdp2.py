@@ -120,6 +120,7 @@ class RowLayout:
     world_size: int
     group: dist.ProcessGroup
 
+    whole = False
     uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.loss import calls_loss_function
 from hexloop.domain.errors import DataError
 
 SHIFTING_LOSSES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
@@ -144,3 +143,25 @@ def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
     if not names and needs_own_labels(model, has_own_loss) and not returns_loss_by_default(model):
         return [LABELS]
     return names
+
+
+def takes_item_count(model: nn.Module) -> bool:
+    """Return whether the model's own loss can be divided by a number of items that it is given.
+
+    True if the model says so (`accepts_loss_kwargs`), if its forward has a parameter `num_items_in_batch`, or if it
+    forwards its keyword arguments to a `loss_function`, as transformers' models with an exchangeable loss do.
+    """
+    declared = getattr(model, "accepts_loss_kwargs", None)
+    if declared is False:
+        return False
+    parameters = inspect.signature(model.forward).parameters
+    if "num_items_in_batch" in parameters:
+        return True
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return open_ended and (calls_loss_function(model) or declared is True)
+
+
+def calls_loss_function(model: nn.Module) -> bool:
+    """Return whether forward calls the model's exchangeable `loss_function`, as in transformers' models."""
+    forward = inspect.unwrap(type(model).forward)
+    return "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())

@@ -28,6 +28,7 @@ class WholeLayout:
     rank: int = 0
     world_size: int = 1
 
+    whole = True
     uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
@@ -59,7 +60,7 @@ WHOLE = WholeLayout()
 
 
 @frozen
-class Entry:
+class TensorEntry:
     """A tensor to export under a name. tensor: this rank's elements of it; None if it has none.
 
     shape, dtype: of the whole tensor. spread: how it is distributed, None if every rank has the whole.
@@ -77,18 +78,20 @@ class Entry:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def entry_of(name: str, tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> Entry:
+def entry_of(name: str, tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> TensorEntry:
     """Return the entry of a parameter, or of a moment of one."""
     spread = layout.spread(tensor, parameter)
-    return Entry(name, tensor, tuple(tensor.shape) if spread is None else spread.shape, tensor.dtype, spread)
+    return TensorEntry(name, tensor, tuple(tensor.shape) if spread is None else spread.shape, tensor.dtype, spread)
 
 
-def entries_of(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], layout: TorchLayout) -> list[Entry]:
+def entries_of(
+    tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], layout: TorchLayout
+) -> list[TensorEntry]:
     """Return the entries of an optimizer's tensors by name; `parameters` has those that are state of a parameter."""
     return [
         entry_of(name, tensor, parameters[name], layout)
         if name in parameters
-        else Entry(name, tensor, tuple(tensor.shape), tensor.dtype)
+        else TensorEntry(name, tensor, tuple(tensor.shape), tensor.dtype)
         for name, tensor in tensors.items()
     ]
 
@@ -99,7 +102,7 @@ def shape_of(tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> tuple[in
     return tuple(tensor.shape) if spread is None else spread.shape
 
 
-def assigned_parts(entries: Sequence[Entry], layout: TorchLayout, writers: int | None = None) -> Iterator[Part]:
+def assigned_parts(entries: Sequence[TensorEntry], layout: TorchLayout, writers: int | None = None) -> Iterator[Part]:
     """Yield a part for each tensor: the whole tensor on the rank that it is assigned to, an empty one on the others.
 
     Tensors are assigned by `assign_to_ranks` to the first `writers` ranks, to all ranks if None. They are gathered one
@@ -113,7 +116,7 @@ def assigned_parts(entries: Sequence[Entry], layout: TorchLayout, writers: int |
         yield assigned_part(entry, own, owner, layout.rank)
 
 
-def assigned_part(entry: Entry, own: Tensor | None, owner: int, rank: int) -> Part:
+def assigned_part(entry: TensorEntry, own: Tensor | None, owner: int, rank: int) -> Part:
     """Return rank `rank`'s part of a tensor that is assigned to `owner`; `own`: its elements, flat. Collective."""
     if entry.spread is not None:
         whole = _gather(entry, entry.spread, own, owner, rank)
@@ -133,7 +136,7 @@ def _no_bytes() -> memoryview:
     return memoryview(b"")
 
 
-def _gather(entry: Entry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:
+def _gather(entry: TensorEntry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:
     """Return the whole tensor in host memory on rank `owner`; None on the others, which send their elements."""
     runs, device = spread.runs, communication_device()
     if owner != rank:
@@ -157,8 +160,8 @@ def _gather(entry: Entry, spread: Spread, own: Tensor | None, owner: int, rank: 
 
 
 def merge_uneven_state(
-    state: Mapping[str, Any], entries: list[Entry], parameters: Mapping[str, Tensor], layout: TorchLayout
-) -> tuple[dict[str, Any], list[Entry]]:
+    state: Mapping[str, Any], entries: list[TensorEntry], parameters: Mapping[str, Tensor], layout: TorchLayout
+) -> tuple[dict[str, Any], list[TensorEntry]]:
     """Return the state of all parameters and its tensors, if a rank only has that of parameters it holds a part of.
 
     state: for each parameter's name its state, as JSON that mentions tensors. The first rank that holds a part of a
@@ -183,7 +186,9 @@ def merge_uneven_state(
             held, size = own.get(tensor), prod(shape)
             runs = tuple((0, size if rank == first else 0) for rank in range(layout.world_size))
             spread = Spread(tuple(shape), runs, runs[layout.rank]) if is_whole else layout.spread(parameter, parameter)
-            found[tensor] = Entry(tensor, None if held is None else held.tensor, tuple(shape), TYPES[dtype], spread)
+            found[tensor] = TensorEntry(
+                tensor, None if held is None else held.tensor, tuple(shape), TYPES[dtype], spread
+            )
     return merged, list(found.values())
 
 

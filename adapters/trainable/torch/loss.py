@@ -1,8 +1,7 @@
-"""How a batch becomes a loss: computed by the model, by a function of the user's, or with smoothed labels."""
+"""Losses other than the model's own: of a function of the user's, or with smoothed labels; and full precision for them."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -99,28 +98,6 @@ class LabelSmoother:
         all_classes = over_classes.masked_fill(ignored, 0.0).sum() / (count * logits.shape[-1])
         loss: Tensor = -((1 - self.epsilon) * true_class + self.epsilon * all_classes)
         return loss
-
-
-def takes_item_count(model: nn.Module) -> bool:
-    """Return whether the model's own loss can be divided by a number of items that it is given.
-
-    True if the model says so (`accepts_loss_kwargs`), if its forward has a parameter `num_items_in_batch`, or if it
-    forwards its keyword arguments to a `loss_function`, as transformers' models with an exchangeable loss do.
-    """
-    declared = getattr(model, "accepts_loss_kwargs", None)
-    if declared is False:
-        return False
-    parameters = inspect.signature(model.forward).parameters
-    if "num_items_in_batch" in parameters:
-        return True
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return open_ended and (calls_loss_function(model) or declared is True)
-
-
-def calls_loss_function(model: nn.Module) -> bool:
-    """Return whether forward calls the model's exchangeable `loss_function`, as in transformers' models."""
-    forward = inspect.unwrap(type(model).forward)
-    return "loss_function" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
 def in_full_precision(outputs: Any) -> Any:

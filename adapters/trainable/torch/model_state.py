@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, WholeLayout, assigned_parts, entry_of, shape_of
+from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, assigned_parts, entry_of, shape_of
 from hexloop.adapters.trainable.torch.serialization import (
     DTYPES,
     StateDecoder,
@@ -44,7 +44,7 @@ class ModelState:
     def export(self) -> Iterator[Part]:
         """Export every tensor of the state dict once, and each extra state as a JSON document."""
         tensors = self.named_tensors()
-        if isinstance(self._layout, WholeLayout):
+        if self._layout.whole:
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]

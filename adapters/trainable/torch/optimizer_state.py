@@ -15,7 +15,6 @@ from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValue
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
-    WholeLayout,
     assigned_parts,
     entries_of,
     merge_uneven_state,
@@ -65,7 +64,7 @@ class OptimizerState:
 
     def export(self) -> Iterator[Part]:
         """Export each tensor as "<parameter>.<moment>", and everything else as one JSON document."""
-        whole = isinstance(self._layout, WholeLayout)
+        whole = self._layout.whole
         names = self._names if whole else {}
         encoder = StateEncoder(type(self._optimizer).__qualname__, package_classes(self._optimizer), names)
         kept = self._optimizer.state_dict()

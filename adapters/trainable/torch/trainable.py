@@ -284,7 +284,7 @@ class Gradients:
         """
         layout = self._layout
         gradients = [grad for parameter in self._parameters if (grad := parameter.grad) is not None]
-        if layout is not WHOLE:
+        if not layout.whole:
             gradients = list(map(layout.local, gradients))
         if len(gradients) != self._count:
             self._count, self._uniform = len(gradients), _are_uniform(gradients)
