@@ -1,4 +1,4 @@
-"""Losses other than the model's own: of a function of the user's, or with smoothed labels; and full precision for them."""
+"""Losses other than the model's own: of a user's function, or with smoothed labels; and full precision for them."""
 
 from __future__ import annotations
 
