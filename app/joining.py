@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hexloop.adapters.collectives.torch import TorchCollectives
 
 
-class ProcessArguments(EngineChoice, Protocol):
+class JoinArguments(EngineChoice, Protocol):
     """The arguments of a run that joining its processes reads."""
 
     @property
@@ -39,7 +39,7 @@ _JOINED: list[TorchCollectives] = []
 """The collectives of this process. torch.distributed has one default process group, so there is at most one."""
 
 
-def join(args: ProcessArguments) -> Collectives:
+def join(args: JoinArguments) -> Collectives:
     """Return the collectives of the processes that the launcher started; the first call waits for all of them.
 
     Raises ConfigurationError if the backend is not available, and CollectiveError if rendezvous fails.
@@ -55,14 +55,14 @@ def join(args: ProcessArguments) -> Collectives:
     return _JOINED[0]
 
 
-def backend_for(args: ProcessArguments) -> str:
+def backend_for(args: JoinArguments) -> str:
     """Return the backend of torch.distributed, by the device, the arguments and the engine."""
     from hexloop.adapters.collectives.torch.collectives import backend_of
 
     return backend_of(args.device.type, args.ddp_backend, engine_for(args).exchanges_host_tensors)
 
 
-def _init_process_group(args: ProcessArguments, process: Launched) -> None:
+def _init_process_group(args: JoinArguments, process: Launched) -> None:
     import torch
     import torch.distributed as dist
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import pytest
 
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import (
     RefusalError,
     did_you_mean,
@@ -14,6 +15,7 @@ from hexloop.domain.wording import (
     problem,
     shown,
     shown_as,
+    variable_truth,
 )
 
 
@@ -84,3 +86,11 @@ def test_a_problem_is_a_sentence_with_its_arguments() -> None:
     assert refused == "You chose seed=-1, but it is negative; choose 0 or more."
     assert refused.names == ("seed",)
     assert problem({"a": 1, "b": 2}, RefusalError("no", "did you mean c?")).endswith("c?")
+
+
+def test_variables_are_truth_values() -> None:
+    """An empty environment variable is False; other text must be a truth word."""
+    assert variable_truth("USE_IT", "yes") is True
+    assert variable_truth("USE_IT", " ") is False
+    with pytest.raises(ConfigurationError, match="USE_IT='perhaps', but it takes a truth value; set true or false"):
+        variable_truth("USE_IT", "perhaps")

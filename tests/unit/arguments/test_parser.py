@@ -17,7 +17,7 @@ import transformers
 import hexloop
 from hexloop import ConfigurationError, TrainingArguments
 from hexloop.app.arguments.parser import HfArgumentParser
-from tests.unit.parser.classes import Attrs, Colour, Generous, Needing, Plain
+from tests.unit.arguments.parser_classes import Attrs, Colour, Generous, Needing, Plain
 
 NEEDED = ["--name", "n", "--needed", "blue"]
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hexloop.app.arguments.parser import HfArgumentParser
-from tests.unit.parser.classes import Plain
+from tests.unit.arguments.parser_classes import Plain
 
 NEEDED = ["--name", "n", "--needed", "blue"]
 
