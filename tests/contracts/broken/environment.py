@@ -7,10 +7,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import pytest
 
+from hexloop.adapters.background.inline import InlineTask
 from hexloop.adapters.trainable.least_squares.trainable import Row
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device
@@ -20,10 +22,12 @@ from hexloop.ports.journal import Fact, Journal
 from hexloop.ports.logger import Logger, Record
 from hexloop.ports.state import Part
 from hexloop.testing import (
+    BackgroundContract,
     ClockContract,
     CollectivesContract,
     DeviceContract,
     EvaluatorContract,
+    InlineBackground,
     InterruptsContract,
     JournalContract,
     LeastSquaresEvaluator,
@@ -42,6 +46,25 @@ from tests.contracts.least_squares import ROWS
 
 Result = TypeVar("Result")
 Batch = Sequence[Row]
+
+
+class ErrorsLost(InlineBackground):
+    def submit(self, act: Callable[[], None], name: str, low_priority: bool = True) -> InlineTask:
+        """Submit the task without its errors."""
+
+        def without_errors() -> None:
+            with suppress(BaseException):
+                act()
+
+        return super().submit(without_errors, name, low_priority)
+
+
+class TestErrorsLost(BackgroundContract):
+    broken = "test_an_error_is_raised_by_wait"
+
+    @pytest.fixture
+    def background(self) -> ErrorsLost:
+        return ErrorsLost()
 
 
 class NeverAsleep(ManualClock):
