@@ -7,9 +7,10 @@ from attrs import evolve
 
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
+from hexloop.domain.checkpoints import reading
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.selection import last_run, newest, open_checkpoint
-from hexloop.domain.errors import CheckpointError, StorageError, UnreadableCheckpointError
+from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
 from hexloop.ports.storage import Storage, Stored
 from tests.unit.checkpoints.small_store import save_all, tree
 
@@ -170,3 +171,10 @@ def test_a_folder_of_checkpoints_is_not_a_checkpoint() -> None:
         above.write(f"out/{path}", [data])
     with pytest.raises(CheckpointError, match=r"out in .* folder of checkpoints.* last one, out/checkpoint-20"):
         open_checkpoint(above, "out")
+
+
+def test_a_manifest_that_is_too_long_is_damaged(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read beyond the limit."""
+    monkeypatch.setattr(reading, "MAX_MANIFEST_BYTES", 16)
+    with pytest.raises(DamagedCheckpointError, match=r"its manifest\.json is invalid: it is longer than 16 bytes"):
+        read_manifest(storage, "checkpoint-9")
