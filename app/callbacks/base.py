@@ -1,4 +1,4 @@
-"""The switches of the loop as callbacks see them."""
+"""The base class of callbacks, and the control that they steer the loop with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hexloop.domain.triggers import ControlFlags
 
 @dataclass
 class TrainerControl(ControlFlags, ExportableState):
-    """The very switches that the loop reads, under the reference library's name, and a dataclass as there."""
+    """The switches that the loop reads, by the name and as a dataclass of transformers."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False
@@ -21,11 +21,11 @@ class TrainerControl(ControlFlags, ExportableState):
     should_log: bool = False
 
     def state(self) -> dict[str, Any]:
-        """The switches as they stand."""
+        """Return the current switches."""
         return {"args": asdict(self), "attributes": {}}
 
     def take_over(self, other: object) -> None:
-        """Set every switch as `other`, any object with the same five, has it. Raises TypeError where one is missing."""
+        """Copy the five switches of another object. Raises TypeError if one is missing."""
         for switch in fields(self):
             if not hasattr(other, switch.name):
                 raise TypeError(f"Expected an object with the switches of a TrainerControl, got {other!r}.")
@@ -33,91 +33,91 @@ class TrainerControl(ControlFlags, ExportableState):
 
 
 class TrainerCallback:
-    """Base of what is told of a run's events; override those that matter, the others cost nothing.
+    """Base class of callbacks; override the events that you need, the others cost nothing.
 
     args: the TrainingArguments. state: a live view of the run. control: switches that steer the loop; a callback sets
-    them in place, or returns a control object whose switches are then taken over.
+    them in place, or returns a control object whose switches are copied.
 
-    Every event comes with the keywords model, processing_class, optimizer, lr_scheduler, train_dataloader and
-    eval_dataloader, with metrics too (on_evaluate, on_predict), or with logs (on_log); take those that you need and
-    the rest as `**kwargs`.
+    Every event passes the keywords model, processing_class, optimizer, lr_scheduler, train_dataloader and
+    eval_dataloader, and metrics (on_evaluate, on_predict) or logs (on_log); take those that you need and the rest as
+    `**kwargs`.
     """
 
     def on_init_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """The Trainer is constructed."""
+        """Called when the Trainer is constructed."""
 
     def on_train_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """A run begins, or goes on from a checkpoint."""
+        """Called when a run starts or resumes from a checkpoint."""
 
     def on_train_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """The run is over."""
+        """Called at the end of the run."""
 
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """A pass over the data begins, or goes on."""
+        """Called when an epoch starts or resumes."""
 
     def on_epoch_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """A pass over the data is complete, or was cut short."""
+        """Called when an epoch is complete, or was ended early."""
 
     def on_step_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """The micro-batches of an optimizer step are at hand."""
+        """Called when the micro-batches of an optimizer step have been read."""
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """The gradients are complete and clipped, the weights not yet changed."""
+        """Called when the gradients are complete and clipped, before the weights change."""
 
     def on_optimizer_step(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """The weights are changed, the gradients not yet cleared."""
+        """Called when the weights have changed, before the gradients are cleared."""
 
     def on_substep_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """A micro-batch that is not the last of its step was trained on."""
+        """Called after each micro-batch of a step except the last."""
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """An optimizer step is done; what is due after it is switched on in `control` and not yet done."""
+        """Called after an optimizer step; due actions are set in `control` and not yet done."""
 
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """An evaluation is complete; `metrics` holds what it measured."""
+        """Called after an evaluation with its `metrics`."""
 
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> TrainerControl | None:
-        """A prediction is complete."""
+        """Called after a prediction with its `metrics`."""
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """A checkpoint was taken."""
+        """Called when a checkpoint was taken."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
-        """Numbers were logged; `logs` holds them."""
+        """Called when values were logged, with the `logs`."""
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """A held-out batch was predicted."""
+        """Called after each batch of an evaluation or prediction."""
 
     def on_push_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """The model is about to be published."""
+        """Called before the model is published."""
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))

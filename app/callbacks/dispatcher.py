@@ -1,4 +1,4 @@
-"""From the loop's events to the callbacks that want to hear of them."""
+"""Dispatches the events of the loop to callbacks and observers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CALLBACK_EVENTS: Mapping[type[AnyEvent], str] = {
     Saved: "on_save",
     TrainEnded: "on_train_end",
 }
-"""What callbacks call the loop's events. The others (on_log, on_optimizer_step, ...) do not come from the loop."""
+"""The callback events of the loop. The others (on_log, on_optimizer_step, ...) are called elsewhere."""
 
 
 class EventDispatcher:
-    """Tells callbacks of a run. An event that no callback overrides costs one look into a dictionary.
+    """Calls the callbacks of a run. An event that no callback overrides costs one dictionary lookup.
 
-    args, state, control: what callbacks are given; may be exchanged between two events.
+    args, state, control: the arguments of callbacks; they may be replaced between two events.
     """
 
     def __init__(self, handler: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl) -> None:
@@ -54,39 +54,39 @@ class EventDispatcher:
         handler.inform(self)
 
     def dispatch(self, event: AnyEvent) -> None:
-        """Tell of one of the loop's events."""
+        """Call observers and callbacks for an event of the loop."""
         reaction = self._reactions.get(type(event))
         if reaction is not None:
             reaction(event)
 
     def call(self, event: str, **extras: Any) -> None:
-        """Tell of an event by the callbacks' name for it."""
+        """Call the callbacks for an event by its callback name."""
         if listeners := self.handler.overriding(event):
             self.handler.call(listeners, self.args, self.state, self.control, **extras)
 
     def observe(self, *observers: Mapping[type[AnyEvent], Callable[[Any], None]]) -> None:
-        """From now on call these, and no earlier ones, before the callbacks at events of their type."""
+        """Call these observers, instead of earlier ones, before the callbacks at events of their type."""
         self._observers = observers
         self.refresh()
 
     def refresh(self) -> None:
-        """Look anew at who listens; the handler asks for it when its callbacks change."""
-        heard = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
-        self._reactions = {kind: self._telling(listeners) for kind, listeners in heard.items() if listeners}
-        self._reactions |= {TrainBegan: self._train_began, Evaluated: self._evaluated}
+        """Update who listens; the handler calls this when its callbacks change."""
+        listening = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
+        self._reactions = {kind: self._calling(listeners) for kind, listeners in listening.items() if listeners}
+        self._reactions |= {TrainBegan: self._on_train_began, Evaluated: self._on_evaluated}
         for kind, observer in (item for observers in self._observers for item in observers.items()):
             self._reactions[kind] = _both(observer, self._reactions.get(kind))
 
-    def _telling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
+    def _calling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
         return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
 
-    def _train_began(self, event: TrainBegan) -> None:
-        """A run begins: methods that were put onto a callback since it was added are heard from now on."""
+    def _on_train_began(self, event: TrainBegan) -> None:
+        """Call the callbacks, including methods that were set on a callback since it was added."""
         self.handler.refresh()
         self.call("on_train_begin")
 
-    def _evaluated(self, event: Evaluated) -> None:
-        """An evaluation is done, so that none is due any more when the callbacks look."""
+    def _on_evaluated(self, event: Evaluated) -> None:
+        """Clear the due evaluation before the callbacks see the control."""
         self.control.should_evaluate = False
         self.call("on_evaluate", metrics=event.metrics)
 

@@ -1,4 +1,4 @@
-"""Ending a run when evaluations no longer get better."""
+"""Early stopping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hexloop.domain.evaluation import BestMetric, patience_after
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
-    """Ends the run after `early_stopping_patience` evaluations in a row without an improvement.
+    """Stops the run after `early_stopping_patience` evaluations in a row without an improvement.
 
     An improvement is a `metric_for_best_model` that beats the best before it by more than `early_stopping_threshold`.
     """
@@ -25,7 +25,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Count an evaluation that measured `metric_value`."""
+        """Update the patience counter with the metric of an evaluation."""
         self.early_stopping_patience_counter = patience_after(
             metric_value,
             state.best_metric,
@@ -35,36 +35,35 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         )
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ends a resumed run at once that had ended for want of patience, unless there is more of it now.
+        """Stop a resumed run that early stopping had ended, unless the patience is larger now.
 
-        Raises ConfigurationError where there is nothing to compare.
+        Raises ConfigurationError if there is no metric to compare.
         """
         if state.global_step > 0 and self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
         problems = []
         if args.metric_for_best_model is None:
             problems.append(
-                "You chose EarlyStoppingCallback, but metric_for_best_model is not set, so it has nothing to compare; "
-                'set it to the name of a metric, such as "loss".'
+                "EarlyStoppingCallback needs a metric to compare; set metric_for_best_model to the name of a metric, "
+                'such as "loss".'
             )
         if args.eval_strategy == "no":
             problems.append(
-                'You chose EarlyStoppingCallback with eval_strategy="no", so nothing is ever evaluated; '
-                'choose "steps" or "epoch".'
+                'EarlyStoppingCallback needs evaluations, but eval_strategy="no"; choose "steps" or "epoch".'
             )
         if problems:
             raise ConfigurationError(problems)
         if not args.load_best_model_at_end:
             warnings.warn(
-                "EarlyStoppingCallback ends the run some evaluations after the best one, and without "
-                "load_best_model_at_end=True it ends with the last weights, not the best.",
+                "EarlyStoppingCallback stops the run some evaluations after the best one, so without "
+                "load_best_model_at_end=True the run ends with the last weights, not the best.",
                 stacklevel=2,
             )
 
-    def on_evaluate(  # type: ignore[override]  # the base takes whatever keywords an event comes with
+    def on_evaluate(  # type: ignore[override]  # the base takes the keywords of all events
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **kwargs: Any
     ) -> None:
-        """Ends the run where patience is over; warns, and does nothing, where the metric was not measured."""
+        """Stop the run if the patience is used up; only warn if the metric was not measured."""
         if args.metric_for_best_model is None:  # an evaluation outside a run: a run would have been refused
             return
         name = BestMetric(args.metric_for_best_model).full_name

@@ -1,4 +1,4 @@
-"""Callbacks that keep something between steps, and how it reaches a checkpoint and comes back."""
+"""Callbacks with state, and how it is stored in checkpoints and restored."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any, Self
 
 
 class ExportableState:
-    """Base of a callback whose state belongs into checkpoints.
+    """Base class of callbacks whose state is part of checkpoints.
 
-    `state` gives JSON: {"args": what the constructor takes, "attributes": what is set afterwards}.
+    `state` returns JSON: {"args": keywords of the constructor, "attributes": what is set afterwards}.
     """
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to make this object again. Raises NotImplementedError where a class does not say it."""
-        raise NotImplementedError(f"{type(self).__name__} is to be saved, but does not say what; define its state().")
+        """Return everything needed to rebuild this object. Raises NotImplementedError if a class does not define it."""
+        raise NotImplementedError(f"{type(self).__name__} has state to save, but does not define state(); define it.")
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The object that `state` describes."""
-        made = cls(**state["args"])
+        """Return the object that `state` describes."""
+        rebuilt = cls(**state["args"])
         for name, value in state["attributes"].items():
-            setattr(made, name, value)
-        return made
+            setattr(rebuilt, name, value)
+        return rebuilt
 
 
 def is_exportable(callback: object) -> bool:
-    """Whether `callback` answers `state()` and its class `from_state()`, whichever library it was written for."""
+    """Return whether `callback` has `state()` and its class `from_state()`, of hexloop or of transformers."""
     return callable(getattr(callback, "state", None)) and callable(getattr(type(callback), "from_state", None))
 
 
 def export_states(callbacks: Iterable[object]) -> dict[str, Any]:
-    """The state of each callback that has one, by the name of its class; a list of states where a class comes twice."""
+    """Return the state of each callback that has one, by class name; a list of states for several of one class."""
     exported: dict[str, list[Any]] = {}
     for callback in callbacks:
         if is_exportable(callback):
@@ -41,9 +41,9 @@ def export_states(callbacks: Iterable[object]) -> dict[str, Any]:
 
 
 def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> list[object]:
-    """The callbacks in their order, those of which `exported` knows made anew from it.
+    """Return the callbacks in their order, those with a state in `exported` rebuilt from it.
 
-    Several of one class take their states in turn. Warns of states that none of the callbacks takes.
+    Several of one class take their states in order. Warns of states without a callback.
     """
     left = {name: list(states) if isinstance(states, list) else [states] for name, states in exported.items()}
     restored = []
@@ -52,8 +52,8 @@ def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> 
         restored.append(type(callback).from_state(states.pop(0)) if states and is_exportable(callback) else callback)  # type: ignore[attr-defined]
     if missing := sorted(name for name, states in left.items() if states):
         warnings.warn(
-            f"The checkpoint holds the state of callbacks that this run does not have: {', '.join(missing)}; "
-            "their state is left aside. Add them to go on where they stood.",
+            f"The checkpoint contains the state of callbacks that this run does not have: {', '.join(missing)}; it is "
+            "ignored. Add the callbacks to resume them.",
             stacklevel=2,
         )
     return restored

@@ -1,4 +1,4 @@
-"""The default flow of a run: when the arguments say to log, evaluate and save."""
+"""The default flow of a run: logging, evaluation and saving by the arguments; and the default callbacks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hexloop.domain.triggers import Interval, Trigger, Triggers
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Sets the switches that the arguments make due, at the end of each step and each epoch.
+    """Sets the switches that are due by the arguments, at the end of each step and each epoch.
 
-    While one as it stands is among the callbacks, the run's own triggers do this, and neither method is called. A
-    subclass that overrides one of them decides instead, and may leave it to `super()` when that is to be as usual.
+    While an unchanged one is among the callbacks, the run's own triggers do this, and neither method is called. A
+    subclass that overrides a method decides instead, and may call `super()` for the default.
     """
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Switch on what is due after this step, by the rhythms of the arguments and of `state`."""
+        """Set what is due after this step, by the intervals of the arguments and of `state`."""
         plan = evolve(NO_PLAN, total_steps=state.max_steps)
         _triggers(args, state).after_step(RunState(step=state.global_step), plan, control)
         return control
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Switch on what is due at the end of this epoch."""
+        """Set what is due at the end of this epoch."""
         triggers = _triggers(args, state)
         control.should_log |= triggers.log.at_epoch_end()
         control.should_evaluate |= triggers.evaluate.at_epoch_end() and state.epoch >= args.eval_delay
@@ -37,11 +37,11 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 FLOW_EVENTS = ("on_step_end", "on_epoch_end")
-"""Where the default flow decides."""
+"""The events at which the default flow decides."""
 
 
 def is_default_flow(callback: object) -> bool:
-    """Whether `callback` is the default flow as it stands, which the run's own triggers do."""
+    """Return whether `callback` is the unchanged default flow, which the run's own triggers implement."""
     if not isinstance(callback, DefaultFlowCallback):
         return False
     return all(
@@ -65,16 +65,16 @@ def _trigger(strategy: Any, every: float) -> Trigger:
 
 
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
-    """The default flow, those that the caller gave, and last what shows the run.
+    """Return the default flow, the user's callbacks, and last the progress display.
 
-    That is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`; nothing where the caller
-    brought loggers, which then show all.
+    That is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`; nothing if the user passed
+    loggers, which replace it.
     """
     callbacks = [DefaultFlowCallback(), *given]
-    return callbacks if own_loggers else [*callbacks, _showing(args)]
+    return callbacks if own_loggers else [*callbacks, _display(args)]
 
 
-def _showing(args: TrainingArguments) -> object:
+def _display(args: TrainingArguments) -> object:
     if args.disable_tqdm:
         from hexloop.app.callbacks.progress import PrinterCallback
 

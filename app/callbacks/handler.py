@@ -1,4 +1,4 @@
-"""A list that tells when it changes."""
+"""The callbacks of a Trainer, in order, and how they are called."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Item = TypeVar("Item")
 
 
 class WatchedList(list[Item]):
-    """A list that calls `changed` after each of its methods that may change it."""
+    """A list that calls `changed` after each method that may change it."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         super().__init__()
         self._changed = changed
 
 
-def _telling(change: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(change: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(change)
     def change_and_tell(self: WatchedList[Any], *arguments: Any, **named: Any) -> Any:
         result = change(self, *arguments, **named)
@@ -36,22 +36,22 @@ def _telling(change: Callable[..., Any]) -> Callable[..., Any]:
 
 _CHANGES = ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort")
 for _name in (*_CHANGES, "__delitem__", "__iadd__", "__imul__", "__setitem__"):
-    setattr(WatchedList, _name, _telling(getattr(list, _name)))
+    setattr(WatchedList, _name, _observed(getattr(list, _name)))
 
 
 Listener = Callable[..., object]
 
 
 class Audience(Protocol):
-    """Who has to know when others listen than before."""
+    """An object that is informed when the listeners change."""
 
     def refresh(self) -> None:
-        """Ask the handler again who listens."""
+        """Look up the listeners again."""
         ...
 
 
 def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callable[..., TrainerControl]:
-    """The method that announces the event `name` as the reference library's does: it clears the switches it answers."""
+    """Return the method that announces the event `name` as in transformers, where it also clears switches."""
 
     def announce(
         self: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl, *values: Any, **extras: Any
@@ -66,11 +66,11 @@ def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callab
 
 
 class CallbackHandler:
-    """Calls callbacks in the order in which they were added, and only those that override the event at hand.
+    """Calls callbacks in the order in which they were added, and only those that override the event.
 
-    callbacks: the list itself; it may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of
-    the reference library, or any object with some of its methods; a class stands for an instance of it.
-    model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: what every event comes with.
+    callbacks: a list that may be changed in any way, at any time. Each is a TrainerCallback, of hexloop or of
+    transformers, or any object with some of its methods; a class is instantiated.
+    model, processing_class, optimizer, lr_scheduler, train_dataloader, eval_dataloader: the keywords of every event.
     """
 
     def __init__(
@@ -105,65 +105,65 @@ class CallbackHandler:
 
     @property
     def callback_list(self) -> str:
-        """The names of the callbacks' classes, one a line."""
+        """The class names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self._callbacks)
 
     @property
     def has_default_flow(self) -> bool:
-        """Whether the arguments say when to log, evaluate and save."""
+        """Whether the arguments decide when to log, evaluate and save."""
         return any(map(is_default_flow, self._callbacks))
 
     def add_callback(self, callback: object) -> None:
-        """Call this callback too, after the others; warns where there is one of its class."""
+        """Add a callback after the others; warn if there is one of its class."""
         added = _instance(callback)
         if type(added) in map(type, self._callbacks):
             warnings.warn(
-                f"There is a {type(added).__name__} among the callbacks already, and both will be called; "
-                "remove one if that is not meant.",
+                f"The callbacks already contain a {type(added).__name__}, and both will be called; remove one if that "
+                "is not intended.",
                 stacklevel=3,
             )
         self._callbacks.append(added)
 
     def pop_callback(self, callback: object) -> object:
-        """Take out this callback, or the first that is an instance of this class, and give it back; None if none is."""
+        """Remove and return a callback, or the first instance of a class; return None if there is none."""
         for position, candidate in enumerate(self._callbacks):
             if isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback:
                 return self._callbacks.pop(position)
         return None
 
     def remove_callback(self, callback: object) -> None:
-        """Take out this callback, or the first that is an instance of this class.
+        """Remove a callback, or the first instance of a class.
 
-        Raises ValueError for an instance that is not there; a class without instance is passed over.
+        Raises ValueError if an instance is not among the callbacks; a class without an instance is ignored.
         """
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {', '.join(self.callback_list.splitlines())}.")
 
     def overriding(self, event: str) -> tuple[Listener, ...]:
-        """The callbacks' methods for `event`, without those that do nothing because nobody overrode them."""
+        """Return the callbacks' methods for `event` that are overridden."""
         return self._overriding[event]
 
     def refresh(self) -> None:
-        """Look anew at who overrides what; done whenever the list of callbacks changes, and when a run begins."""
+        """Update which events are overridden, when the list of callbacks changes and when a run starts."""
         self._overriding = {event: tuple(_listeners(self._callbacks, event)) for event in EVENTS}
         for audience in self._audience:
             audience.refresh()
 
     def inform(self, audience: Audience) -> None:
-        """Tell `audience`, for as long as it lives, whenever others listen than before."""
+        """Call `audience.refresh` whenever the listeners change, as long as it exists."""
         self._audience.add(audience)
 
     def call_event(
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> TrainerControl:
-        """Announce `event`. Gives back `control`, which took over the switches of every control that was returned."""
+        """Call the callbacks for `event`; return `control`, with the switches of every control that they returned."""
         self.call(self.overriding(event), args, state, control, **extras)
         return control
 
     def call(
         self, listeners: Iterable[Listener], args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> None:
-        """Call each of `listeners` with the keywords of every event, and `extras`."""
+        """Call each of `listeners` with the keywords of every event and `extras`."""
         keywords = {
             "model": self.model,
             "processing_class": self.processing_class,
@@ -201,10 +201,10 @@ def _instance(callback: object) -> object:
 
 
 def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
-    """What `callbacks` have for `event`, but for the base classes' methods, which do nothing, and the default flow."""
-    # A callback written for the reference library inherits its base class, which is loaded in that case only.
-    reference = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
-    idle = (getattr(TrainerCallback, event), getattr(reference, event, None))
+    """Yield the methods for `event`, except those of the base classes, which do nothing, and of the default flow."""
+    # A callback written for transformers inherits its base class, whose module is loaded in that case only.
+    transformers_base = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
+    idle = (getattr(TrainerCallback, event), getattr(transformers_base, event, None))
     for callback in callbacks:
         if event in FLOW_EVENTS and is_default_flow(callback):
             continue

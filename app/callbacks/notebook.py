@@ -1,4 +1,4 @@
-"""A progress bar as HTML."""
+"""The progress display of notebooks: a bar as HTML, and a table that grows with every evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from attrs import define, field
 
 from hexloop.app.callbacks.base import TrainerControl
-from hexloop.app.callbacks.progress import GivenUpOnFailure, ProgressDisplay, batch_count
+from hexloop.app.callbacks.progress import DisabledOnFailure, ProgressDisplay, batch_count
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 WIDTH = 300
@@ -20,9 +20,9 @@ WIDTH = 300
 
 @define
 class Bar:
-    """How many of `total` are done, since when, and how long the rest may take.
+    """A progress bar as HTML: how many of `total` are done, the time since the start, and the estimated rest.
 
-    done: where it begins, which is where the rate is measured from. clock: seconds, from any point in time.
+    done: the initial value, from which the rate is measured. clock: returns seconds from any point in time.
     """
 
     total: int
@@ -36,14 +36,14 @@ class Bar:
         self._began_with, self._began_at = self.done, self.clock()
 
     def html(self) -> str:
-        """The bar, and beside it the counts, the times and the comment."""
+        """Return the bar with the counts, the times and the comment beside it."""
         return (
             f"<div><progress value='{self.done}' max='{self.total}' "
             f"style='width:{WIDTH}px; height:20px; vertical-align: middle;'></progress> {self.label()}</div>"
         )
 
     def label(self) -> str:
-        """What stands beside the bar: `[3/10 00:06 < 00:14, 0.50 it/s, comment]`."""
+        """Return the text beside the bar: `[3/10 00:06 < 00:14, 0.50 it/s, comment]`."""
         seconds, counted = self.clock() - self._began_at, self.done - self._began_with
         parts = [f"{self.done}/{self.total} {as_time(seconds)}"]
         if counted > 0 and seconds > 0:
@@ -56,20 +56,20 @@ class Bar:
 
 
 def as_time(seconds: float) -> str:
-    """Whole seconds as `mm:ss`, from an hour on `h:mm:ss`."""
+    """Return whole seconds as `mm:ss`, from an hour on as `h:mm:ss`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
 
 
 MISSING = "No log"
-"""What stands where nothing was measured."""
+"""The content of cells without a value."""
 
 
 class MetricsTable:
-    """Rows of named cells. The first column tells rows apart: what is entered under its last value joins that row.
+    """Rows of named cells as HTML. The first column identifies rows: values under its last value are added to that row.
 
-    columns: the names of the first columns, in order; others are added as rows bring them.
+    columns: the names of the first columns, in order; rows may add others.
     """
 
     def __init__(self, columns: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ class MetricsTable:
         self.rows: list[dict[str, object]] = []
 
     def enter(self, row: Mapping[str, object]) -> None:
-        """Put `row`, which has the first column, below the others or into the last one."""
+        """Add `row`, which has the first column, as a new row or to the last one."""
         self.columns += [name for name in row if name not in self.columns]
         key = self.columns[0]
         if self.rows and self.rows[-1][key] == row[key]:
@@ -86,7 +86,7 @@ class MetricsTable:
             self.rows.append(dict(row))
 
     def html(self) -> str:
-        """The table, its fractions with six decimals."""
+        """Return the table, floats with six decimals."""
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         lines = [f'<table border="1" class="dataframe"><thead><tr style="text-align: left;">{head}</tr></thead><tbody>']
         for row in self.rows:
@@ -101,22 +101,22 @@ def _cell(value: object) -> str:
 
 SECONDS_BETWEEN_DRAWINGS = 0.2
 NOT_MEASURED = ("_runtime", "_per_second")
-"""Endings of what the table leaves out: times."""
+"""Suffixes of metrics that the table leaves out: times."""
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which shows HTML."""
+    """Return whether this process is the kernel of a notebook, which shows HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in shell.config
 
 
 class NotebookProgressCallback(ProgressDisplay):
-    """A bar of optimizer steps, and below it a table of the training loss and of what evaluations measured.
+    """A bar of optimizer steps, and below it a table of the training loss and the metrics of evaluations.
 
-    A row is entered at each evaluation, or at each log where nothing is evaluated. Needs IPython. Only the first
-    process of all shows anything. A display that fails is given up with a warning, and the run goes on.
+    A row is added at each evaluation, or at each log if the run does not evaluate. Needs IPython. Only the first
+    process shows anything. A display that fails is disabled with a warning, and the run continues.
 
-    clock: seconds, from any point in time; the display is drawn anew five times a second at most.
+    clock: returns seconds from any point in time; the display is redrawn at most five times a second.
     """
 
     shown_as = "notebook's progress table"
@@ -130,9 +130,9 @@ class NotebookProgressCallback(ProgressDisplay):
         self._shown: Any = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show a bar that stands where the run does, and a table without rows."""
+        """Show a bar at the position of the run, and an empty table."""
         if self._shows(state):
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 self.close()
                 loss = ["Validation Loss"] if evaluates(args) else []
                 self.table = MetricsTable([first_column(args), "Training Loss", *loss])
@@ -140,22 +140,22 @@ class NotebookProgressCallback(ProgressDisplay):
                 self._draw()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Move the bar on."""
+        """Advance the bar."""
         bar = self.training_bar
         if bar is not None:
             bar.done = state.global_step
             if self._clock() - self._drawn_at >= SECONDS_BETWEEN_DRAWINGS:
-                with GivenUpOnFailure(self):
+                with DisabledOnFailure(self):
                     bar.comment = _epochs(state)
                     self._draw()
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Move the bar of held-out batches on; there is none where nobody knows how many batches there are."""
+        """Advance the bar of evaluation batches; there is none if their number is unknown."""
         if not self._shows(state):
             return
-        with GivenUpOnFailure(self):
+        with DisabledOnFailure(self):
             if self.prediction_bar is None and (batches := batch_count(eval_dataloader)) is not None:
                 self.prediction_bar = Bar(batches, clock=self._clock)
             if self.prediction_bar is not None:
@@ -166,7 +166,7 @@ class NotebookProgressCallback(ProgressDisplay):
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Take the bar of held-out batches away."""
+        """Remove the bar of evaluation batches."""
         self._end_prediction()
 
     def on_log(
@@ -177,9 +177,9 @@ class NotebookProgressCallback(ProgressDisplay):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Enter the training loss, where no evaluation will."""
+        """Add the training loss, if no evaluation does."""
         if self.table is not None and logs and "loss" in logs and not evaluates(args):
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 self.table.enter({first_column(args): state.global_step, "Training Loss": logs["loss"]})
                 self._draw()
 
@@ -191,10 +191,10 @@ class NotebookProgressCallback(ProgressDisplay):
         metrics: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Enter what was measured, beside the last training loss; outside a run show it in a table of its own."""
+        """Add the metrics beside the last training loss; outside of a run show them in a separate table."""
         if not self._shows(state):
             return
-        with GivenUpOnFailure(self):
+        with DisabledOnFailure(self):
             row = _row(args, state, metrics or {})
             table = self.table or MetricsTable(row)
             table.enter(row)
@@ -203,14 +203,14 @@ class NotebookProgressCallback(ProgressDisplay):
             self._end_prediction()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave the bar and the table as they stand."""
+        """Close the bar and the table in their current state."""
         if self.training_bar is not None:
             self.training_bar.comment = _epochs(state)
         self.close()
 
     def close(self) -> None:
-        """Show the last state of this run, however it ended, and nothing more."""
-        with GivenUpOnFailure(self):
+        """Show the last state of the run, however it ended, and close the display."""
+        with DisabledOnFailure(self):
             self._end_prediction()
         self.table = self.training_bar = self._shown = None
 
@@ -220,13 +220,13 @@ class NotebookProgressCallback(ProgressDisplay):
     def _end_prediction(self) -> None:
         bar, self.prediction_bar = self.prediction_bar, None
         if bar is not None or self.training_bar is not None:
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 self._draw()
         if self.training_bar is None:
             self._shown = None
 
     def _draw(self) -> None:
-        """Show everything anew in its place."""
+        """Redraw everything in place."""
         parts = (self.training_bar, self.table, self.prediction_bar)
         page = "\n".join(part.html() for part in parts if part is not None)
         self._drawn_at = self._clock()
@@ -244,18 +244,18 @@ class NotebookProgressCallback(ProgressDisplay):
 
 
 def evaluates(args: Any) -> bool:
-    """Whether the run evaluates."""
+    """Return whether the run evaluates."""
     return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
 
 
 def first_column(args: Any) -> str:
-    """By what the rows of a run are told apart."""
+    """Return the name of the column that identifies rows."""
     by_epoch = str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "epoch"
     return "Epoch" if by_epoch else "Step"
 
 
 def _row(args: Any, state: TrainerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of an evaluation; metrics are named without their first word, which is `eval`."""
+    """Return the row of an evaluation; metrics are named without their prefix `eval`."""
     column = first_column(args)
     losses = [logs["loss"] for logs in state.log_history if "loss" in logs]
     row: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What shows a run never ends it."""
+"""Progress displays: bars of tqdm and printed logs. A display that fails never ends the run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hexloop.app.callbacks.trainer_state import TrainerState
 
 
 class Display(Protocol):
-    """What shows something, and can do without."""
+    """A display that can be disabled."""
 
-    def give_up(self, error: Exception) -> None:
-        """Show nothing from now on, and say why."""
+    def disable(self, error: Exception) -> None:
+        """Disable the display, with a warning that states the error."""
         ...
 
 
-class GivenUpOnFailure:
-    """What fails inside ends the `display`, and nothing else."""
+class DisabledOnFailure:
+    """A context in which an error disables the `display`, and nothing else."""
 
     __slots__ = ("_display",)
 
@@ -37,45 +37,45 @@ class GivenUpOnFailure:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._display.give_up(error)
+        self._display.disable(error)
         return True
 
 
 class ProgressDisplay(TrainerCallback, ABC):
-    """A callback that has something on show from the beginning of a run to its end.
+    """A callback that displays something from the start of a run to its end.
 
-    Only the first process of all shows anything. A display that fails is given up with a warning, and the run goes on.
+    Only the first process displays anything. A display that fails is disabled with a warning, and the run continues.
     """
 
     shown_as: ClassVar[str]
-    """What the warning calls it."""
+    """The name of the display in the warning."""
 
-    _given_up = False
+    _disabled = False
 
     @abstractmethod
     def close(self) -> None:
-        """Show nothing more of this run. Called however it ends, with an error as well; may be called twice."""
+        """Close the display of this run. Called however the run ends, also with an error; may be called twice."""
 
-    def give_up(self, error: Exception) -> None:
-        """Show nothing from now on, and say why."""
+    def disable(self, error: Exception) -> None:
+        """Disable the display, with a warning that states the error."""
         self._vanish()
-        self._given_up = True
+        self._disabled = True
         warnings.warn(
-            f"The {self.shown_as} failed ({type(error).__name__}: {error}); the run goes on without it. "
-            "Set disable_tqdm=True to have none.",
+            f"The {self.shown_as} failed ({type(error).__name__}: {error}); the run continues without it. "
+            "Set disable_tqdm=True to disable it.",
             stacklevel=4,
         )
 
     @abstractmethod
     def _vanish(self) -> None:
-        """Forget what is shown, without showing anything any more."""
+        """Drop the display without updating it any more."""
 
     def _shows(self, state: TrainerState) -> bool:
-        return state.is_world_process_zero and not self._given_up
+        return state.is_world_process_zero and not self._disabled
 
 
 def readable(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The logs for the eye: floats to four significant digits, and without `total_flos`."""
+    """Return readable logs: floats to four significant digits, without `total_flos`."""
     return {
         name: f"{value:.4g}" if isinstance(value, float) else value
         for name, value in logs.items()
@@ -84,7 +84,7 @@ def readable(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PrinterCallback(TrainerCallback):
-    """Prints every log on standard output, from the first process of each machine."""
+    """Prints every log to standard output, from the first process of each machine."""
 
     def on_log(
         self,
@@ -106,10 +106,10 @@ def _bar(**options: Any) -> Any:
 
 
 class ProgressCallback(ProgressDisplay):
-    """A bar of optimizer steps, one of held-out batches while they are predicted, and the logs above them.
+    """A bar of optimizer steps, one of evaluation batches during an evaluation, and the logs above them.
 
-    max_str_len: a longer string in the logs is not shown. Only the first process of all shows anything. A bar that
-    fails is given up with a warning, and the run goes on.
+    max_str_len: longer strings in the logs are not shown. Only the first process shows anything. A bar that fails is
+    disabled with a warning, and the run continues.
     """
 
     shown_as = "progress bar"
@@ -121,40 +121,40 @@ class ProgressCallback(ProgressDisplay):
         self.current_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show a bar that stands where the run does."""
+        """Show a bar at the position of the run."""
         if self._shows(state):
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 self.close()
                 self.training_bar = _bar(total=state.max_steps, initial=state.global_step)
                 self.current_step = state.global_step
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Move the bar on."""
+        """Advance the bar."""
         if self.training_bar is not None:
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 self.training_bar.update(state.global_step - self.current_step)
                 self.current_step = state.global_step
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Move the bar of held-out batches on; there is none where nobody knows how many batches there are."""
+        """Advance the bar of evaluation batches; there is none if their number is unknown."""
         if not self._shows(state):
             return
-        with GivenUpOnFailure(self):
+        with DisabledOnFailure(self):
             if self.prediction_bar is None and (batches := batch_count(eval_dataloader)) is not None:
                 self.prediction_bar = _bar(total=batches, leave=self.training_bar is None)
             if self.prediction_bar is not None:
                 self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Take the bar of held-out batches away."""
+        """Remove the bar of evaluation batches."""
         self._close_prediction_bar()
 
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Take the bar of held-out batches away."""
+        """Remove the bar of evaluation batches."""
         self._close_prediction_bar()
 
     def on_log(
@@ -165,33 +165,33 @@ class ProgressCallback(ProgressDisplay):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write `logs` above the bar, on standard output."""
+        """Write `logs` above the bar, to standard output."""
         if self.training_bar is not None and logs is not None:
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 self.training_bar.write(str({name: self._shortened(value) for name, value in readable(logs).items()}))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar in its current state."""
         self.close()
 
     def close(self) -> None:
-        """Show nothing more of this run, however it ended."""
+        """Close the bars, however the run ended."""
         self._close_prediction_bar()
         bar, self.training_bar = self.training_bar, None
         if bar is not None:
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 bar.close()
 
     def _vanish(self) -> None:
         for bar in (self.training_bar, self.prediction_bar):
             if bar is not None:
-                bar.disable = True  # else it would draw once more when it is collected
+                bar.disable = True  # otherwise it would draw once more when it is garbage-collected
         self.training_bar = self.prediction_bar = None
 
     def _close_prediction_bar(self) -> None:
         bar, self.prediction_bar = self.prediction_bar, None
         if bar is not None:
-            with GivenUpOnFailure(self):
+            with DisabledOnFailure(self):
                 bar.close()
 
     def _shortened(self, value: Any) -> Any:
@@ -201,7 +201,7 @@ class ProgressCallback(ProgressDisplay):
 
 
 def batch_count(batches: Any) -> int | None:
-    """How many batches there are, None where nobody knows."""
+    """Return the number of batches; None if it is unknown."""
     try:
         return len(batches)
     except (TypeError, NotImplementedError):

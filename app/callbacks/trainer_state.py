@@ -1,4 +1,4 @@
-"""Fields of a dataclass whose values stand in a run: descriptors that read and write there."""
+"""`TrainerState`: a live view of a run by the names of transformers, made of fields that read and write the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Value = TypeVar("Value")
 
 
 class FollowedRun(Protocol):
-    """What can be followed; `hexloop.domain.run.Run` is one."""
+    """A run that can be viewed, such as `hexloop.domain.run.Run`."""
 
     state: RunState
     plan: Plan
     triggers: Triggers
 
     def change_triggers(self, triggers: Triggers) -> None:
-        """Go by other rhythms from the next step on."""
+        """Use other intervals from the next step on."""
         ...
 
 
@@ -39,68 +39,66 @@ NO_TRIGGERS = Triggers(log=Trigger(every=500), evaluate=Trigger(every=500), save
 
 
 @define
-class NobodysRun:
-    """What a free-standing follower follows: a run that has not begun and never will."""
+class DetachedRun:
+    """The run of a detached view: it never starts."""
 
     state: RunState = field(factory=RunState)
     plan: Plan = NO_PLAN
     triggers: Triggers = NO_TRIGGERS
 
     def change_triggers(self, triggers: Triggers) -> None:
-        """Note the rhythms."""
+        """Set the intervals."""
         self.triggers = triggers
 
 
-class Follower:
-    """Follows a run: one of its own until it is shown another."""
+class RunView:
+    """A view of a run: a detached one, until `follow` is called."""
 
     checkpoints_folder = ""
-    """Where the run's checkpoints are; the Trainer says it."""
+    """The folder of the run's checkpoints; the Trainer sets it."""
 
     _run: FollowedRun
-    _written_epoch: tuple[tuple[int, int], float] | None
+    _set_epoch: tuple[tuple[int, int], float] | None
 
     def __new__(cls, *_values: object, **_named: object) -> Self:
-        """Follow a run of its own, before the first field is set."""
-        follower = super().__new__(cls)
-        follower.follow(NobodysRun())
-        return follower
+        """View a detached run before the first field is set."""
+        view = super().__new__(cls)
+        view.follow(DetachedRun())
+        return view
 
     def follow(self, run: FollowedRun) -> None:
-        """Be a view of `run` from now on."""
+        """View `run` from now on."""
         self._run = run
-        self._written_epoch = None
+        self._set_epoch = None
 
 
 class RunField(Generic[Value]):
-    """A field of a follower; `first` is what a free-standing one begins with."""
+    """A field of a view; `first` is its value for a detached run."""
 
-    def __init__(
-        self, first: Value, read: Callable[[Follower], Value], write: Callable[[Follower, Value], None]
-    ) -> None:
+    def __init__(self, first: Value, read: Callable[[RunView], Value], write: Callable[[RunView, Value], None]) -> None:
         self._first, self._read, self._write = first, read, write
 
-    def __get__(self, follower: Follower | None, owner: type[Follower]) -> Value:
-        return self._first if follower is None else self._read(follower)
+    def __get__(self, view: RunView | None, owner: type[RunView]) -> Value:
+        return self._first if view is None else self._read(view)
 
-    def __set__(self, follower: Follower, value: Value) -> None:
-        self._write(follower, value)
+    def __set__(self, view: RunView, value: Value) -> None:
+        self._write(view, value)
 
 
 def state_field(name: str, first: Value) -> RunField[Value]:
-    """The field `name` of the run's state."""
+    """Return the field `name` of the run's state."""
 
-    def write(follower: Follower, value: Value) -> None:
-        setattr(follower._run.state, name, value)
+    def write(view: RunView, value: Value) -> None:
+        setattr(view._run.state, name, value)
 
     return RunField(first, attrgetter(f"_run.state.{name}"), write)
 
 
-def rhythm_field(action: str) -> RunField[float]:
-    """Every how many steps the trigger of `action` fires; a number below 1 that is written is a share of the run."""
+def interval_field(action: str) -> RunField[float]:
+    """Return the field of the interval of `action` in steps; a value below 1 that is set is a fraction of the run."""
 
-    def write(follower: Follower, every: float) -> None:
-        run = follower._run
+    def write(view: RunView, every: float) -> None:
+        run = view._run
         trigger = evolve(getattr(run.triggers, action), every=whole_steps(every, run.plan.total_steps))
         run.change_triggers(evolve(run.triggers, **{action: trigger}))
 
@@ -108,85 +106,85 @@ def rhythm_field(action: str) -> RunField[float]:
 
 
 def checkpoint_field() -> RunField[str | None]:
-    """The path of the best checkpoint: its name in the run's state, below the follower's `checkpoints_folder`."""
+    """Return the field of the best checkpoint's path: its name in the run's state, in `checkpoints_folder`."""
 
-    def read(follower: Follower) -> str | None:
-        name = follower._run.state.best_checkpoint
-        return name if name is None else os.path.join(follower.checkpoints_folder, name)
+    def read(view: RunView) -> str | None:
+        name = view._run.state.best_checkpoint
+        return name if name is None else os.path.join(view.checkpoints_folder, name)
 
-    def write(follower: Follower, path: str | None) -> None:
+    def write(view: RunView, path: str | None) -> None:
         if path is not None:
-            follower.checkpoints_folder, path = os.path.split(path)
-        follower._run.state.best_checkpoint = path
+            view.checkpoints_folder, path = os.path.split(path)
+        view._run.state.best_checkpoint = path
 
     return RunField(None, read, write)
 
 
 def epoch_field() -> RunField[float]:
-    """Passes over the data that are done, as a fraction. What is written holds until the run moves on."""
+    """Return the field of the epochs done, as a fraction. A value that is set holds until the run advances."""
 
-    def place(follower: Follower) -> tuple[int, int]:
-        return follower._run.state.epoch, follower._run.state.batches
+    def position(view: RunView) -> tuple[int, int]:
+        return view._run.state.epoch, view._run.state.batches
 
-    def read(follower: Follower) -> float:
-        written, now = follower._written_epoch, place(follower)
-        return written[1] if written is not None and written[0] == now else follower._run.plan.epoch_at(*now)
+    def read(view: RunView) -> float:
+        written, now = view._set_epoch, position(view)
+        return written[1] if written is not None and written[0] == now else view._run.plan.epoch_at(*now)
 
-    def write(follower: Follower, epoch: float) -> None:
-        follower._written_epoch = place(follower), epoch
+    def write(view: RunView, epoch: float) -> None:
+        view._set_epoch = position(view), epoch
 
     return RunField(0, read, write)
 
 
 def total_steps_field() -> RunField[int]:
-    """The optimizer steps of the whole run."""
+    """Return the field of the optimizer steps of the whole run."""
 
-    def write(follower: Follower, total_steps: int) -> None:
-        run = follower._run
+    def write(view: RunView, total_steps: int) -> None:
+        run = view._run
         run.plan = evolve(run.plan, total_steps=total_steps)
-        run.change_triggers(run.triggers)  # what is due at the last step is due elsewhere now
+        run.change_triggers(run.triggers)  # the last step has moved
 
     return RunField(0, attrgetter("_run.plan.total_steps"), write)
 
 
 def epochs_field() -> RunField[int]:
-    """The passes over the data of the whole run; `sys.maxsize` where only its steps are known."""
+    """Return the field of the epochs of the whole run; `sys.maxsize` if only its steps are known."""
 
-    def read(follower: Follower) -> int:
-        epochs = follower._run.plan.epochs
+    def read(view: RunView) -> int:
+        epochs = view._run.plan.epochs
         return sys.maxsize if epochs is None else epochs
 
-    def write(follower: Follower, epochs: int) -> None:
-        follower._run.plan = evolve(follower._run.plan, epochs=epochs)
+    def write(view: RunView, epochs: int) -> None:
+        view._run.plan = evolve(view._run.plan, epochs=epochs)
 
     return RunField(0, read, write)
 
 
 def history_field() -> RunField[Any]:
-    """Everything logged, a list; writing None empties it."""
+    """Return the field of the log history, a list; setting None empties it."""
 
-    def write(follower: Follower, history: list[dict[str, Any]] | None) -> None:
-        follower._run.state.history = [] if history is None else history
+    def write(view: RunView, history: list[dict[str, Any]] | None) -> None:
+        view._run.state.history = [] if history is None else history
 
     return RunField(None, attrgetter("_run.state.history"), write)
 
 
 def callbacks_field() -> RunField[Any]:
-    """What callbacks keep, by the name of their class. Callbacks may be written instead, and are exported.
+    """Return the field of the callbacks' state, by class name. Callbacks that are set are exported.
 
-    Raises TypeError for a callback that has no state to export.
+    Setting a callback without state raises TypeError.
     """
 
-    def write(follower: Follower, callbacks: dict[str, Any] | Iterable[object] | None) -> None:
-        state = follower._run.state
+    def write(view: RunView, callbacks: dict[str, Any] | Iterable[object] | None) -> None:
+        state = view._run.state
         if isinstance(callbacks, dict):
             state.callbacks = callbacks
             return
         stateful = list(callbacks or ())
         if stateless := [callback for callback in stateful if not is_exportable(callback)]:
             raise TypeError(
-                f"stateful_callbacks holds {stateless}, which have no state to save; give them state() and "
-                "from_state(), as ExportableState has them, or leave them out."
+                f"stateful_callbacks contains {stateless}, which have no state to save; define state() and "
+                "from_state(), as in ExportableState, or remove them."
             )
         state.callbacks = export_states(stateful)
 
@@ -197,28 +195,28 @@ def callbacks_field() -> RunField[Any]:
 
 
 @dataclass
-class TrainerState(Follower):
-    """A live, writable view of a run; free-standing, with a run of its own, until it is told to `follow` one.
+class TrainerState(RunView):
+    """A live, writable view of a run; detached, with default values, until `follow` attaches it to a run.
 
-    epoch: passes over the data that are done, as a fraction. What is written holds until the next step.
-    global_step, max_steps: optimizer steps done, and in all. logging_steps, eval_steps, save_steps: every how many of
-    them to do so; writing one, or max_steps, changes the run's rhythm from the next step on.
-    train_batch_size: samples a process trains on at once. num_train_epochs: passes in all, `sys.maxsize` where the data
-    has no length. num_input_tokens_seen, total_flos: trained on so far. log_history: everything logged.
+    epoch: epochs done, as a fraction. A value that is set holds until the next step.
+    global_step, max_steps: optimizer steps done, and in total. logging_steps, eval_steps, save_steps: intervals in
+    steps; setting one, or max_steps, changes the run from the next step on.
+    train_batch_size: samples in a micro-batch of a process. num_train_epochs: epochs in total, `sys.maxsize` if the
+    data have no length. num_input_tokens_seen, total_flos: tokens and operations so far. log_history: all logs.
     best_metric, best_global_step, best_model_checkpoint: the best evaluation so far, its step, and its folder.
     is_local_process_zero, is_world_process_zero: whether this process is the first of its machine, and of all.
     is_hyper_param_search, trial_name, trial_params: the search that the run belongs to.
-    stateful_callbacks: what callbacks keep, by the name of their class; callbacks that are given are exported.
+    stateful_callbacks: the state of callbacks, by class name; callbacks that are set are exported.
 
-    Copies, and what is read from a file, are free-standing. Source of the names and defaults: transformers 5.
+    Copies, and states read from a file, are detached. Source of the names and defaults: transformers 5.
     """
 
     epoch: RunField[float] = epoch_field()
     global_step: RunField[int] = state_field("step", 0)
     max_steps: RunField[int] = total_steps_field()
-    logging_steps: RunField[float] = rhythm_field("log")
-    eval_steps: RunField[float] = rhythm_field("evaluate")
-    save_steps: RunField[float] = rhythm_field("save")
+    logging_steps: RunField[float] = interval_field("log")
+    eval_steps: RunField[float] = interval_field("evaluate")
+    save_steps: RunField[float] = interval_field("save")
     train_batch_size: int | None = None
     num_train_epochs: RunField[int] = epochs_field()
     num_input_tokens_seen: RunField[int] = state_field("tokens", 0)
@@ -235,16 +233,16 @@ class TrainerState(Follower):
     stateful_callbacks: RunField[Any] = callbacks_field()
 
     def to_json_string(self) -> str:
-        """The fields, sorted by name, as a JSON document."""
+        """Return the fields, sorted by name, as a JSON document."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     def save_to_json(self, json_path: str) -> None:
-        """Write the fields to the file `json_path`."""
+        """Write the fields to a JSON file."""
         Path(json_path).write_text(self.to_json_string(), encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, json_path: str) -> Self:
-        """A free-standing state with the fields of the file `json_path`; warns of those that it does not know."""
+        """Return a detached state with the fields of a JSON file; warn of unknown fields."""
         document = json.loads(Path(json_path).read_text(encoding="utf-8"))
         known = {each.name for each in fields(cls)}
         if unknown := sorted(document.keys() - known):
@@ -252,11 +250,11 @@ class TrainerState(Follower):
         return cls(**{name: value for name, value in document.items() if name in known})
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[type[Self], dict[str, Any]]]:
-        return _free_standing, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
+        return _detached, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
 
 
 State = TypeVar("State", bound=TrainerState)
 
 
-def _free_standing(kind: type[State], values: dict[str, Any]) -> State:
+def _detached(kind: type[State], values: dict[str, Any]) -> State:
     return kind(**values)

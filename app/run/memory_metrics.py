@@ -1,4 +1,4 @@
-"""How much memory each stage of a Trainer takes, under the reference library's names."""
+"""Memory metrics of the stages of a Trainer, by the names of transformers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 
 INTERVAL = 0.005
-"""Seconds between two readings of the process's memory while a stage lasts."""
+"""Seconds between two readings of the process's memory during a stage."""
 
 
 class MemoryStages(Protocol):
-    """Measures stages, one at a time: a stage that begins within another is part of that one."""
+    """Measures stages, one at a time: a stage that starts within another is part of that one."""
 
     def begin(self, stage: str) -> None:
-        """Measure from here, unless another stage is being measured."""
+        """Start to measure, unless another stage is being measured."""
         ...
 
     def end(self, stage: str) -> dict[str, float]:
-        """The figures of the stage that ends, in bytes; none where it is part of another."""
+        """Return the metrics of the stage in bytes; empty if it is part of another."""
         ...
 
     def abandon(self, stage: str) -> None:
-        """The stage ended in an error, if it has not ended yet."""
+        """Stop measuring after an error, if the stage has not ended yet."""
         ...
 
 
@@ -40,19 +40,19 @@ class NoMemoryStages:
     """Measures nothing."""
 
     def begin(self, stage: str) -> None:
-        """Nothing is measured."""
+        """No-op."""
 
     def end(self, stage: str) -> dict[str, float]:
-        """There are no figures."""
+        """Return no metrics."""
         return {}
 
     def abandon(self, stage: str) -> None:
-        """Nothing was measured."""
+        """No-op."""
 
 
 @frozen
 class _Figures:
-    """Bytes: in use as the stage began, what it added by its end, and how far its peak rose above that end."""
+    """Bytes in use at the start of a stage, added by its end, and by which its peak exceeded the end."""
 
     begin: int
     allocated: int
@@ -60,7 +60,7 @@ class _Figures:
 
 
 class _ProcessMemory:
-    """The resident memory of this process, read by a thread of its own while a stage lasts."""
+    """The resident memory of this process, read by a thread during a stage."""
 
     def __init__(self) -> None:
         import psutil
@@ -90,7 +90,7 @@ class _ProcessMemory:
 
 
 def _read_until(memory: weakref.ref[_ProcessMemory], ended: threading.Event) -> None:
-    """Read again and again until that has `ended`, or nobody holds what is read into any more."""
+    """Read repeatedly until the stage has `ended`, or the measurement is garbage-collected."""
     while not ended.wait(INTERVAL):
         reader = memory()
         if reader is None:
@@ -101,11 +101,11 @@ def _read_until(memory: weakref.ref[_ProcessMemory], ended: threading.Event) -> 
 
 @define
 class MeasuredMemory:
-    """Measures the process's memory, and the device's where that counts its own.
+    """Measures the memory of the process, and of the device if it has its own.
 
-    Whatever is measured first also carries the figures of "init", which has no metrics of its own. Each stage has
-    "<stage>_mem_<cpu or gpu>_alloc_delta", what it added by its end, and "..._peaked_delta", how far its peak rose
-    above that end; the two together are what it needed. Source of the names: transformers 5, `Trainer.log_metrics`.
+    The first stage that is measured also reports the metrics of "init". Each stage has
+    "<stage>_mem_<cpu or gpu>_alloc_delta", the memory added by its end, and "..._peaked_delta", by which its peak
+    exceeded that end; the sum of both is what the stage needed. Names: transformers 5, `Trainer.log_metrics`.
     """
 
     device: Device
@@ -159,7 +159,7 @@ class MeasuredMemory:
 
 @contextmanager
 def measured(stages: MemoryStages, stage: str) -> Iterator[dict[str, float]]:
-    """Measure what is done within; the figures are there afterwards."""
+    """Measure the block; the yielded metrics are filled in at its end."""
     figures: dict[str, float] = {}
     stages.begin(stage)
     try:
@@ -180,17 +180,17 @@ def _deltas(stage: str, figures: dict[str, _Figures]) -> dict[str, float]:
 def memory_stages_for(
     args: TrainingArguments, device: Device, found: Callable[[str], object] = importlib.util.find_spec
 ) -> MemoryStages:
-    """Whoever measures the stages of a Trainer with `args`.
+    """Return what measures the stages of a Trainer with `args`.
 
-    Raises ConfigurationError where memory is to be measured and psutil, which reads the process's, is not installed.
+    Raises ConfigurationError if memory is to be measured and psutil is not installed.
     """
     if args.skip_memory_metrics:
         return NoMemoryStages()
     if found("psutil") is None:
         raise ConfigurationError(
             [
-                "You chose skip_memory_metrics=False, but psutil, which reads the memory of this process, is not "
-                "installed; install psutil, or leave the argument out."
+                "skip_memory_metrics=False needs the package psutil, which is not installed; install psutil, or remove "
+                "the argument."
             ]
         )
     return MeasuredMemory(device)

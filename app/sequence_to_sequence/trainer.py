@@ -1,4 +1,4 @@
-"""From a held-out batch to what the model generates from it, in tensors of the length that is generated at most."""
+"""The Trainer of models that generate sequences from sequences."""
 
 from __future__ import annotations
 
@@ -11,123 +11,29 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.sequence_to_sequence import trainer as generation
 from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.trainer import Trainer
 from hexloop.app.values import PredictionOutput
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run import Evaluation
+from hexloop.ports.precision import Precision
 
 LABELS = "labels"
-"""The input with the sequences to be generated."""
+"""The input with the target sequences."""
 
-MADE_OF_LABELS = ("decoder_input_ids", "decoder_attention_mask")
-"""Inputs that a collator may have made of the labels; to be given them is to be given the answer."""
+MADE_FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
+"""Inputs that a collator may have made from the labels; they contain the answer."""
 
 DEFAULT_LENGTH = 20
-"""Tokens that transformers generates at most where nobody says how many."""
-
-
-def load_generation_config(source: Any) -> Any:
-    """A `GenerationConfig` of transformers: a copy of the one given, or the one that a name or path leads to.
-
-    A path is that of a folder that holds generation_config.json, or of such a file; anything else is the name of a
-    model on the Hub. Raises ConfigurationError where it holds what contradicts itself, which could not be saved.
-    """
-    from transformers import GenerationConfig
-
-    if isinstance(source, GenerationConfig):
-        config = deepcopy(source)
-    elif Path(source).is_file():
-        config = GenerationConfig.from_pretrained(Path(source).parent, Path(source).name)
-    else:
-        config = GenerationConfig.from_pretrained(source)
-    try:
-        config.validate(strict=True)
-    except ValueError as error:
-        raise ConfigurationError(
-            [f"You chose a generation_config that contradicts itself, and could not be saved: {error} Mend it."]
-        ) from error
-    return config
-
-
-def refuse_generation(trainer: Seq2SeqTrainer) -> None:
-    """Raise ConfigurationError where the arguments ask a model to generate that cannot."""
-    args, model = trainer.args, trainer.model
-    if args.predict_with_generate and not hasattr(model, "generate"):
-        raise ConfigurationError(
-            [
-                f"You chose predict_with_generate=True, but {type(model).__name__} has no method generate; give it "
-                "one, or set predict_with_generate=False."
-            ]
-        )
-
-
-def with_defaults(args: Any, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The generation keywords `chosen`, and the arguments' where they leave the length or the beams open."""
-    keywords = dict(chosen)
-    open_length = keywords.get("max_length") is None and keywords.get("max_new_tokens") is None
-    if open_length and args.generation_max_length is not None:
-        keywords["max_length"] = args.generation_max_length
-    if keywords.get("num_beams") is None and args.generation_num_beams is not None:
-        keywords["num_beams"] = args.generation_num_beams
-    return keywords
-
-
-def generate(trainer: Seq2SeqTrainer, inputs: Mapping[str, Any], keywords: Mapping[str, Any]) -> Tensor:
-    """What the model generates from a batch, (rows, tokens), padded to the length that is generated at most."""
-    undecided = ("max_length", "num_beams")
-    keywords = {name: value for name, value in keywords.items() if value is not None or name not in undecided}
-    generated = trainer.adapters.precision.wrap(trainer.model.generate)(**_to_generate_from(inputs), **keywords)
-    return padded(trainer, generated)
-
-
-def _to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs without the labels, and without what was made of them."""
-    left_out = {LABELS}
-    labels, shown = inputs.get(LABELS), inputs.get("decoder_input_ids")
-    if labels is not None and shown is not None and labels.shape == shown.shape:
-        left_out |= set(MADE_OF_LABELS)
-    return {name: value for name, value in inputs.items() if name not in left_out}
-
-
-def padded(trainer: Seq2SeqTrainer, tokens: Tensor) -> Tensor:
-    """`tokens`, (rows, length), filled up on the right to the length of the model's generation config.
-
-    That is its max_length, or for longer tokens one more than its max_new_tokens; still longer ones stay as they are.
-    """
-    config = getattr(trainer.model, "generation_config", None)
-    length, longest = tokens.shape[-1], getattr(config, "max_length", None) or DEFAULT_LENGTH
-    if length >= longest:
-        longest = max(length, (getattr(config, "max_new_tokens", None) or 0) + 1)
-    return tokens if length == longest else pad(tokens, (0, longest - length), value=_padding_token(trainer))
-
-
-def _padding_token(trainer: Seq2SeqTrainer) -> int:
-    """The tokenizer's padding token, else its end token, or without a tokenizer that of the model's config."""
-    token: int | None
-    if hasattr(trainer.processing_class, "pad_token_id"):
-        token = trainer.processing_class.pad_token_id
-        token = trainer.processing_class.eos_token_id if token is None else token
-    else:
-        token = getattr(getattr(trainer.model, "config", None), "pad_token_id", None)
-    if token is None:
-        raise ConfigurationError(
-            [
-                "You chose predict_with_generate=True, but nothing says with which token shorter sequences are filled "
-                "up; set pad_token_id in the model's config, or pass a tokenizer as processing_class."
-            ]
-        )
-    return token
+"""The maximum length in tokens that transformers uses by default."""
 
 
 class Seq2SeqTrainer(Trainer):
-    """A Trainer that evaluates and predicts by what its model generates, where `predict_with_generate` is set.
+    """A Trainer that evaluates and predicts generated sequences, if `predict_with_generate` is set.
 
-    The constructor is `Trainer`'s; `args` are `Seq2SeqTrainingArguments`. A `generation_config` among them takes the
-    place of the model's own. Every sequence that is compared or kept is filled up with the padding token to the length
-    of the model's generation config.
+    The constructor is `Trainer`'s; `args` are `Seq2SeqTrainingArguments`. A `generation_config` among them replaces the
+    model's own. Sequences that are compared or kept are padded to the length of the model's generation config.
 
     Raises ConfigurationError with every problem that can be known without data.
     """
@@ -154,8 +60,8 @@ class Seq2SeqTrainer(Trainer):
         if isinstance(args, TrainingArguments) and not isinstance(args, Seq2SeqTrainingArguments):
             raise ConfigurationError(
                 [
-                    f"A Seq2SeqTrainer reads how to generate from Seq2SeqTrainingArguments, but was given "
-                    f"{type(args).__name__}; make those, or use Trainer."
+                    f"Seq2SeqTrainer needs Seq2SeqTrainingArguments, but args is a {type(args).__name__}; pass "
+                    "Seq2SeqTrainingArguments, or use Trainer."
                 ]
             )
         super().__init__(
@@ -173,21 +79,36 @@ class Seq2SeqTrainer(Trainer):
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
             **injected,
         )
-        self._gen_kwargs = generation.with_defaults(self.args, {})
+        self._gen_kwargs = _with_defaults(self.args, {})
         if self.model_init is None:
             self._configure_generation(self.model)
-        generation.refuse_generation(self)
+        _refuse_generation(self.args, self.model)
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
-        """A `GenerationConfig` of transformers: a copy of the one given, or the one of a model's name or a path.
+        """Return a `GenerationConfig` of transformers: a copy of the argument, or the one of a model's name or a path.
 
-        Raises ConfigurationError where it contradicts itself, and could not be saved with the model.
+        A path is that of a folder with generation_config.json, or of such a file. Raises ConfigurationError if the
+        config is inconsistent, and could not be saved with the model.
         """
-        return generation.load_generation_config(gen_config_arg)
+        from transformers import GenerationConfig
+
+        if isinstance(gen_config_arg, GenerationConfig):
+            config = deepcopy(gen_config_arg)
+        elif Path(gen_config_arg).is_file():
+            config = GenerationConfig.from_pretrained(Path(gen_config_arg).parent, Path(gen_config_arg).name)
+        else:
+            config = GenerationConfig.from_pretrained(gen_config_arg)
+        try:
+            config.validate(strict=True)
+        except ValueError as error:
+            raise ConfigurationError(
+                [f"The generation_config is inconsistent, and could not be saved: {error} Fix its options."]
+            ) from error
+        return config
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """A fresh model from `model_init`, which generates as the arguments say."""
+        """Return a new model from `model_init`, with the generation config of the arguments."""
         model = super().call_model_init(trial)
         self._configure_generation(model)
         return model
@@ -204,11 +125,13 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """As `Trainer.evaluate`. gen_kwargs: keywords of the model's `generate`; the arguments' count where they leave
-        `max_length` (or `max_new_tokens`) or `num_beams` open.
+        """Evaluate like `Trainer.evaluate`.
+
+        gen_kwargs: keywords of the model's `generate`; the arguments provide `max_length` and `num_beams` if these are
+        missing.
         """
-        if gen_kwargs or not self._asks_for_each:  # each of several is generated as all of them were asked for
-            self._gen_kwargs = generation.with_defaults(self.args, gen_kwargs)
+        if gen_kwargs or not self._asks_for_each:  # each of several data sets uses the keywords of the whole call
+            self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(
@@ -218,13 +141,13 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """As `Trainer.predict`; gen_kwargs as of `evaluate`. What is generated has the shape (samples, tokens)."""
-        self._gen_kwargs = generation.with_defaults(self.args, gen_kwargs)
+        """Predict like `Trainer.predict`, gen_kwargs as in `evaluate`. Generated tokens: (samples, tokens)."""
+        self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
         return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
     def evaluation_in_training(self) -> Evaluation:
-        """As `Trainer.evaluation_in_training`; generates as the arguments say, whatever a call before was given."""
-        self._gen_kwargs = generation.with_defaults(self.args, {})
+        """Return the evaluation of a run, which generates as the arguments specify."""
+        self._gen_kwargs = _with_defaults(self.args, {})
         return super().evaluation_in_training()
 
     def prediction_step(
@@ -235,16 +158,90 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[Tensor | None, Any, Any]:
-        """The loss, what the model generates, and the labels of a batch; without `predict_with_generate` as there.
+        """Return the loss, the generated tokens and the labels of a batch, or `Trainer`'s without generation.
 
-        gen_kwargs: keywords of `generate`; where none are given, those of the `evaluate` or `predict` under way.
-        Generated tokens and labels, (rows, tokens), are filled up with the padding token to one length.
+        gen_kwargs: keywords of `generate`; by default those of the current `evaluate` or `predict`.
+        Generated tokens and labels, (rows, tokens), are padded to one length.
         """
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        labels = inputs.get(generation.LABELS)
-        generated = generation.generate(self, inputs, gen_kwargs or self._gen_kwargs)
+        labels = inputs.get(LABELS)
+        keywords, tokenizer = gen_kwargs or self._gen_kwargs, self.processing_class
+        generated = _generate(self.model, self.adapters.precision, tokenizer, inputs, keywords)
         loss = None if labels is None else super().prediction_step(model, inputs, True)[0]
         if self.args.prediction_loss_only:
             return loss, None, None
-        return loss, generated, None if labels is None else generation.padded(self, labels)
+        return loss, generated, None if labels is None else _padded(labels, self.model, tokenizer)
+
+
+def _generate(
+    model: Any, precision: Precision[Any], processing_class: Any, inputs: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> Tensor:
+    """Return the tokens that the model generates from a batch, (rows, tokens), padded."""
+    optional = ("max_length", "num_beams")
+    keywords = {name: value for name, value in keywords.items() if value is not None or name not in optional}
+    generated: Tensor = precision.wrap(model.generate)(**_without_labels(inputs), **keywords)
+    return _padded(generated, model, processing_class)
+
+
+def _padded(tokens: Tensor, model: Any, processing_class: Any) -> Tensor:
+    """Return `tokens`, (rows, length), padded on the right to the length of the model's generation config.
+
+    That is its max_length, or for longer tokens one more than its max_new_tokens; longer ones are not changed.
+    """
+    config = getattr(model, "generation_config", None)
+    length, longest = tokens.shape[-1], getattr(config, "max_length", None) or DEFAULT_LENGTH
+    if length >= longest:
+        longest = max(length, (getattr(config, "max_new_tokens", None) or 0) + 1)
+    if length == longest:
+        return tokens
+    return pad(tokens, (0, longest - length), value=_padding_token(processing_class, model))
+
+
+def _refuse_generation(args: Seq2SeqTrainingArguments, model: Any) -> None:
+    """Raise ConfigurationError if the arguments require a model to generate that cannot."""
+    if args.predict_with_generate and not hasattr(model, "generate"):
+        raise ConfigurationError(
+            [
+                f"predict_with_generate=True needs a model with a method generate, which {type(model).__name__} does "
+                "not have; add the method, or set predict_with_generate=False."
+            ]
+        )
+
+
+def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of `generate`, with the length and the beams of the arguments if they are missing."""
+    completed = dict(keywords)
+    no_length = completed.get("max_length") is None and completed.get("max_new_tokens") is None
+    if no_length and args.generation_max_length is not None:
+        completed["max_length"] = args.generation_max_length
+    if completed.get("num_beams") is None and args.generation_num_beams is not None:
+        completed["num_beams"] = args.generation_num_beams
+    return completed
+
+
+def _without_labels(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs without the labels, and without what was made from them."""
+    left_out = {LABELS}
+    labels, decoder_inputs = inputs.get(LABELS), inputs.get("decoder_input_ids")
+    if labels is not None and decoder_inputs is not None and labels.shape == decoder_inputs.shape:
+        left_out |= set(MADE_FROM_LABELS)
+    return {name: value for name, value in inputs.items() if name not in left_out}
+
+
+def _padding_token(processing_class: Any, model: Any) -> int:
+    """Return the tokenizer's padding or end token, or without a tokenizer the padding token of the model's config."""
+    token: int | None
+    if hasattr(processing_class, "pad_token_id"):
+        token = processing_class.pad_token_id
+        token = processing_class.eos_token_id if token is None else token
+    else:
+        token = getattr(getattr(model, "config", None), "pad_token_id", None)
+    if token is None:
+        raise ConfigurationError(
+            [
+                "predict_with_generate=True needs a padding token for shorter sequences; set pad_token_id in the "
+                "model's config, or pass a tokenizer as processing_class."
+            ]
+        )
+    return token

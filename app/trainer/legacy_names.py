@@ -1,4 +1,4 @@
-"""Names of older releases of transformers, and methods that hexloop does not have yet."""
+"""Names of transformers' Trainer that are old, not supported yet, or internal."""
 
 from __future__ import annotations
 
@@ -125,10 +125,12 @@ def _warn(old: str, new: str) -> None:
 
 
 def _refuse(method: str, because: str, instead: str) -> NoReturn:
-    raise ConfigurationError([f"You called {method}, but {because}; {instead}."])
+    raise ConfigurationError([f"{method} is not supported: {because}; {instead}."])
 
 
-SEAMS = frozenset(
+# Internal methods of transformers' Trainer
+
+INTERNAL_HOOKS = frozenset(
     {
         "_get_eval_sampler",
         "_get_train_sampler",
@@ -139,7 +141,7 @@ SEAMS = frozenset(
         "_save_checkpoint",
     }
 )
-"""Those that hexloop calls where a subclass overrides them, as the reference library does."""
+"""The internal methods that hexloop calls if a subclass overrides them, as transformers does."""
 
 LOADERS = "override get_train_dataloader, get_eval_dataloader or get_test_dataloader"
 COLLATE = "pass a data_collator, or set remove_unused_columns=False"
@@ -148,14 +150,14 @@ CLIP = "set max_grad_norm, or clip in a callback's on_pre_optimizer_step"
 NORM = "read grad_norm in a callback's on_log"
 STATE = "define state() and from_state() on a callback, which then is part of every checkpoint"
 LOAD = "change the model before train, or in a callback's on_train_begin, which comes after a checkpoint is loaded"
-STREAMS = "leave it out: checkpoints hold every random stream, and resuming puts them back"
+STREAMS = "remove it: checkpoints contain every random stream, and resuming restores them"
 ROTATION = "set save_total_limit"
 HUB = "override push_to_hub"
 SEARCH = "override hyperparameter_search"
 GATHER = "use accelerator.gather_for_metrics"
 
 INSTEAD = {
-    # What release 5 has
+    # Methods of release 5
     "_build_accelerator_args": "pass adapters to the constructor (device=..., precision=..., parallelism=...)",
     "_clip_grad_norm": CLIP,
     "_defer_fsdp_gradient_reduction": WRAP,
@@ -167,7 +169,7 @@ INSTEAD = {
     "_get_dataloader": LOADERS,
     "_get_grad_norm": NORM,
     "_get_learning_rate": "override create_scheduler; a callback reads lr_scheduler.get_last_lr()",
-    "_get_num_items_in_batch": "override get_batch_samples, which also gives the count",
+    "_get_num_items_in_batch": "override get_batch_samples, which also returns the count",
     "_get_output_dir": "set output_dir",
     "_has_mixed_mesh_grads": CLIP,
     "_hp_search_setup": SEARCH,
@@ -176,9 +178,9 @@ INSTEAD = {
     "_issue_warnings_after_load": LOAD,
     "_load_callback_state": STATE,
     "_load_from_checkpoint": LOAD,
-    "_load_optimizer_and_scheduler": "override create_optimizer or create_scheduler; what they make is loaded",
+    "_load_optimizer_and_scheduler": "override create_optimizer or create_scheduler; what they return is loaded",
     "_load_rng_state": STREAMS,
-    "_load_scaler": "pass precision=..., an adapter whose load takes its state",
+    "_load_scaler": "pass precision=..., an adapter that loads its state",
     "_mixed_mesh_grad_norm": CLIP,
     "_move_model_to_device": "set place_model_on_device=False and move the model yourself, or pass device=...",
     "_prepare_context_parallel_inputs": "override _prepare_inputs",
@@ -188,9 +190,9 @@ INSTEAD = {
     "_remove_unused_columns": COLLATE,
     "_report_to_hp_search": SEARCH,
     "_run_epoch": "override train, or drive the run yourself with stream",
-    "_save_optimizer_and_scheduler": "give the optimizer a state_dict of all it keeps, or override _save_checkpoint",
+    "_save_optimizer_and_scheduler": "return all state from the optimizer's state_dict, or override _save_checkpoint",
     "_save_rng_state": STREAMS,
-    "_save_scaler": "pass precision=..., an adapter whose export gives its state",
+    "_save_scaler": "pass precision=..., an adapter that exports its state",
     "_set_signature_columns_if_needed": COLLATE,
     "_sync_replicated_trainable_parameters": WRAP,
     "_track_num_input_tokens": "set include_num_input_tokens_seen, or count in a callback",
@@ -198,10 +200,10 @@ INSTEAD = {
     "_update_auto_batch_size": "use a callback's on_train_begin and read state.train_batch_size",
     "_validate_args": "check the arguments before the constructor, or in TrainingArguments.__post_init__",
     "_wrap_model": WRAP,
-    # What only releases 4 had
+    # Methods that only releases 4 had
     "_activate_neftune": "set neftune_noise_alpha",
     "_add_sm_patterns_to_gitignore": HUB,
-    "_deactivate_neftune": "set neftune_noise_alpha, which ends with the run",
+    "_deactivate_neftune": "set neftune_noise_alpha; the noise is removed at the end of the run",
     "_fsdp_qlora_plugin_updates": WRAP,
     "_gather_and_numpify": GATHER,
     "_load_state_dict_in_model": LOAD,
@@ -212,11 +214,11 @@ INSTEAD = {
     "_sorted_checkpoints": ROTATION,
     "_get_decay_parameter_names": "override get_decay_parameter_names",
 }
-"""For each of the others, the public way to the same end."""
+"""What to use instead of overriding each of the other internal methods."""
 
 
 def refuse_overridden_internals(kind: type[Any], standard: type[Any]) -> None:
-    """Raise ConfigurationError for every method that a subclass of the `standard` Trainer overrides in vain."""
+    """Raise ConfigurationError for every internal method that a subclass overrides without effect."""
     problems = list(_problems(kind, standard))
     if problems:
         raise ConfigurationError(problems)
@@ -227,6 +229,6 @@ def _problems(kind: type[Any], standard: type[Any]) -> Iterator[str]:
     for each in own:
         for name in sorted(vars(each).keys() & INSTEAD.keys()):
             yield (
-                f"{each.__qualname__} overrides {name}, but that is an internal method of the reference library, which "
-                f"hexloop never calls; {INSTEAD[name]}. If it is a method of your own, give it another name."
+                f"{each.__qualname__} overrides {name}, an internal method of transformers' Trainer that hexloop never "
+                f"calls; {INSTEAD[name]}. If it is a method of your own, rename it."
             )

@@ -170,11 +170,18 @@ def _created(folder: str | None) -> str | None:
 
 def _rank_gatherer(parts: TrainerParts) -> RankGatherer:
     """Return what gathers the predictions of all processes."""
+    gatherer: RankGatherer
     if parts.adapters.collectives.world_size == 1:
         return SingleRank()
+    gatherer = tensor_gatherer(parts.adapters.device.name)
+    return gatherer
+
+
+def tensor_gatherer(device: str) -> Any:
+    """Return what gathers and sums tensors of all processes."""
     from hexloop.adapters.collectives.torch.tensors import TensorRanks
 
-    return TensorRanks(parts.adapters.device.name)
+    return TensorRanks(device)
 
 
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:

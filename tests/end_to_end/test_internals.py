@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import SequentialSampler
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.app.trainer.legacy_names import INSTEAD, SEAMS
+from hexloop.app.trainer.legacy_names import INSTEAD, INTERNAL_HOOKS
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
@@ -49,7 +49,7 @@ def _noting(name: str) -> Any:
     return call
 
 
-for seam in SEAMS:
+for seam in INTERNAL_HOOKS:
     setattr(InEverySeam, seam, _noting(seam))
 
 
@@ -64,9 +64,9 @@ def test_every_internal_method_of_the_reference_is_known() -> None:
         if name.startswith("_") and not name.startswith("__") and callable(value)
     }
 
-    assert theirs <= SEAMS | INSTEAD.keys()
-    assert not SEAMS & INSTEAD.keys()
-    assert all(hasattr(Trainer, name) for name in SEAMS)
+    assert theirs <= INTERNAL_HOOKS | INSTEAD.keys()
+    assert not INTERNAL_HOOKS & INSTEAD.keys()
+    assert all(hasattr(Trainer, name) for name in INTERNAL_HOOKS)
 
 
 @pytest.mark.parametrize("name", sorted(INSTEAD))
@@ -122,7 +122,7 @@ def test_overrides_that_do_the_same_train_the_same(tmp_path: Path) -> None:
     plain = trained(tmp_path / "none", parts=parts, **given)
     trainer.save_model(str(tmp_path / "model"))
 
-    assert set(trainer.calls) == SEAMS
+    assert set(trainer.calls) == INTERNAL_HOOKS
     assert same_weights(weights(trainer), weights(plain))
     assert history(trainer) == history(plain)
     assert trainer.state.best_global_step == plain.state.best_global_step

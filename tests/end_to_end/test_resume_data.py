@@ -380,7 +380,7 @@ def test_a_second_run_of_a_trainer_is_not_ended_by_the_first(tmp_path: Path) -> 
         "learning_rate": 0.5,
     }  # fmt: skip
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "EarlyStoppingCallback ends the run some evaluations")
+        warnings.filterwarnings("ignore", "EarlyStoppingCallback stops the run some evaluations")
         trainer = making(tmp_path, lambda: rows(16), parts=stopping(1), **given)(MemoryStorage())
         trainer.train()
         assert trainer.state.global_step < 6

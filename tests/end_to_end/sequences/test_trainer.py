@@ -49,7 +49,7 @@ def test_a_generation_config_comes_by_path_folder_or_object(tmp_path: Path) -> N
 
 def test_a_contradictory_generation_config_is_refused(tmp_path: Path) -> None:
     """What could not be saved after training is refused before it; a value that is no config is refused at once."""
-    with pytest.raises(ConfigurationError, match="contradicts itself, and could not be saved: "):
+    with pytest.raises(ConfigurationError, match="is inconsistent, and could not be saved: "):
         trainer_of(tmp_path, generation_config=config(do_sample=False, temperature=0.5))
     with pytest.raises(ConfigurationError, match=r"generation_config=3.*a GenerationConfig"):
         given(tmp_path, generation_config=3)
@@ -140,7 +140,7 @@ def test_the_reference_s_arguments_are_taken_as_they_are(tmp_path: Path) -> None
 
 def test_arguments_of_another_class_are_refused(tmp_path: Path) -> None:
     """Plain TrainingArguments do not say how to generate; without any, the right ones are made."""
-    with pytest.raises(ConfigurationError, match="was given TrainingArguments; make those, or use Trainer"):
+    with pytest.raises(ConfigurationError, match="args is a TrainingArguments; pass Seq2SeqTrainingArguments"):
         Seq2SeqTrainer(t5(), arguments(tmp_path), loggers=[])
     assert isinstance(Seq2SeqTrainer(t5(), loggers=[]).args, Seq2SeqTrainingArguments)
     assert type(TrainingArguments(str(tmp_path))) is TrainingArguments
@@ -148,7 +148,9 @@ def test_arguments_of_another_class_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_generate_is_refused(tmp_path: Path) -> None:
     """The message names the model; without predict_with_generate it may be trained."""
-    with pytest.raises(ConfigurationError, match="predict_with_generate=True, but Net has no method generate"):
+    with pytest.raises(
+        ConfigurationError, match="predict_with_generate=True needs a model with a method generate, which Net"
+    ):
         Seq2SeqTrainer(net(), given(tmp_path), loggers=[])
     Seq2SeqTrainer(net(), given(tmp_path, predict_with_generate=False), loggers=[])
 
