@@ -80,7 +80,7 @@ class LowRank(Optimizer):
                 parameter.sub_(projector.back(state["momentum"]), alpha=group["lr"])
 
 
-class Remembering(nn.Module):
+class StatefulProjector(nn.Module):
     """A projector with its own `state_dict` and `load_state_dict`."""
 
     def __init__(self) -> None:
@@ -97,10 +97,10 @@ class WithModule(LowRank):
         whole: Any = self.state
         whole["all"] = {"steps": whole.get("all", {"steps": 0})["steps"] + 1, "norms": [torch.ones(2), None]}
         for state in [self.state[parameter] for group in self.param_groups for parameter in group["params"]]:
-            state.setdefault("memory", Remembering()).scale.mul_(1.5)
+            state.setdefault("memory", StatefulProjector()).scale.mul_(1.5)
 
 
-class Odd(Optimizer):
+class ManyKinds(Optimizer):
     """State and options of many kinds: nested, empty, 0-dimensional, of dtypes other than the parameters'."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:

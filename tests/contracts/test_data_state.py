@@ -37,7 +37,7 @@ VALUES = st.recursive(
 )
 
 
-def there_and_back(state: Any) -> Any:
+def export_and_load(state: Any) -> Any:
     """Export to parts and load them again, with their JSON written and read as in a checkpoint."""
     captured = encode_state(None, state)
     json.dumps(captured.document, allow_nan=False)
@@ -50,7 +50,7 @@ def there_and_back(state: Any) -> Any:
 @given(VALUES)
 def test_plain_values_are_restored(state: Any) -> None:
     """Strings, numbers of any size, NaN, bytes, lists, tuples and dictionaries with any keys are restored."""
-    assert repr(there_and_back(state)) == repr(state)
+    assert repr(export_and_load(state)) == repr(state)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_plain_values_are_restored(state: Any) -> None:
 )
 def test_tensors_and_arrays_are_restored(value: Any) -> None:
     """Nested tensors and arrays are restored with dtype, shape and values, independent of the captured ones."""
-    back = there_and_back({"deep": [value, (value,)]})["deep"][1][0]
+    back = export_and_load({"deep": [value, (value,)]})["deep"][1][0]
 
     assert type(back) is type(value)
     assert (back.dtype, back.shape) == (value.dtype, value.shape)
@@ -90,7 +90,7 @@ def test_a_capture_is_a_copy() -> None:
 def test_random_generator_states_are_restored() -> None:
     """States of Python, numpy and torch generators can be loaded again and continue with the same numbers."""
     python, numpy, own = random.Random(1), np.random.default_rng(1), torch.Generator().manual_seed(1)
-    back = there_and_back([python.getstate(), numpy.bit_generator.state, own.get_state()])
+    back = export_and_load([python.getstate(), numpy.bit_generator.state, own.get_state()])
     drawn = python.random(), numpy.random(), torch.rand(1, generator=own)
     python.setstate(back[0])
     numpy.bit_generator.state = back[1]
@@ -134,7 +134,7 @@ def test_inconsistent_parts_are_refused() -> None:
 
 def test_an_ordered_dictionary_becomes_a_dictionary() -> None:
     """An OrderedDict is restored as a plain dictionary in the same order."""
-    assert list(there_and_back(OrderedDict(b=1, a=2))) == ["b", "a"]
+    assert list(export_and_load(OrderedDict(b=1, a=2))) == ["b", "a"]
 
 
 def test_the_state_of_a_shuffled_datasets_stream_is_not_used() -> None:

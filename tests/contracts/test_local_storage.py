@@ -244,7 +244,7 @@ def test_removing_a_folder_keeps_the_targets_of_links(storage: LocalStorage, tmp
     assert tmp_path.joinpath("outside", "file").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root ignores permissions")
 def test_missing_permissions_are_reported(storage: LocalStorage) -> None:
     """The message names the path, the cause and the fix."""
     storage.write("folder/a", [b"x"])

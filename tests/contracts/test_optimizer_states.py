@@ -18,7 +18,14 @@ from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
-from tests.contracts.optimizers import EightBitMomentum, KeepingAnObject, KeepingInGroups, LowRank, Odd, WithModule
+from tests.contracts.optimizers import (
+    EightBitMomentum,
+    KeepingAnObject,
+    KeepingInGroups,
+    LowRank,
+    ManyKinds,
+    WithModule,
+)
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -53,7 +60,7 @@ OPTIMIZERS: dict[str, Make] = {
     "8 bits": lambda of: EightBitMomentum(of.parameters()),
     "low rank": lambda of: LowRank(of.parameters()),
     "state dicts within, and state of the whole": lambda of: WithModule(of.parameters()),
-    "everything at once": lambda of: Odd(of.parameters()),
+    "everything at once": lambda of: ManyKinds(of.parameters()),
 }
 
 
@@ -110,7 +117,7 @@ def through_files(folder: Path, saved: tuple[nn.Module, Optimizer], loaded: tupl
 def test_the_state_is_restored_bitwise(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     """A new optimizer that loads the saved state has the same state dict and makes the same updates."""
     if dtype == torch.bfloat16 and name in ("LBFGS", "low rank", "state dicts within, and state of the whole"):
-        pytest.skip("its own computations do not work in bfloat16")
+        pytest.skip("the optimizer itself does not support bfloat16")
     ours, again = (model(dtype, by_columns=name != "LBFGS") for _ in range(2))
     optimizer, new = OPTIMIZERS[name](ours), OPTIMIZERS[name](again)
     advance(ours, optimizer, 3)

@@ -186,7 +186,7 @@ class TestBlamingMemory(DeviceTest):
     kind = BlamingMemory
 
 
-class Remembering(LeastSquaresEvaluator):
+class KeepingErrors(LeastSquaresEvaluator):
     def begin(self) -> None:
         kept = self._errors
         super().begin()
@@ -210,9 +210,9 @@ class EvaluatorTest(EvaluatorContract[Batch]):
         return self.model.training
 
 
-class TestRemembering(EvaluatorTest):
+class TestKeepingErrors(EvaluatorTest):
     broken = "test_an_interrupted_evaluation_leaves_no_trace"
-    kind = Remembering
+    kind = KeepingErrors
 
 
 class TestStuckInEvaluation(EvaluatorTest):

@@ -262,7 +262,7 @@ def test_memory_is_not_prepared_for_synchronous_saves() -> None:
     assert store.close() == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has thread priorities")
 def test_writing_has_low_priority_and_preparing_does_not() -> None:
     """The writing thread runs at low priority; preparing, which the first save waits for, runs at normal priority."""
     priorities: dict[str, int] = {}

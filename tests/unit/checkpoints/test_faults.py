@@ -25,7 +25,7 @@ from tests.unit.checkpoints.small_store import make_store, names, save_all, save
 pytestmark = pytest.mark.filterwarnings("ignore:.*(was not saved|is skipped|could not be removed)")
 
 OTHER = Owner("other", "1")
-IN_THE_WAY, IN_THE_MAKING = 3, 90
+IN_THE_WAY, UNFINISHED = 3, 90
 """The steps of the other run's checkpoint, and of its unfinished one."""
 
 LIMIT = 2
@@ -37,7 +37,7 @@ STRIKES = [
 
 
 @frozen
-class Life:
+class Process:
     """One process: resume from the newest checkpoint, or an earlier one, and save at the next steps.
 
     in_background: whether each save is written by a thread, which the process waits for before its next step.
@@ -61,23 +61,23 @@ class World:
     storage: MemoryStorage
     reported: list[int] = field(factory=list)
 
-    def live(self, life: Life) -> FaultyStorage:
+    def run(self, process: Process) -> FaultyStorage:
         """Run a process until it ends or dies, and return the storage that it used."""
-        seen = FaultyStorage(self.storage, life.faults)
+        seen = FaultyStorage(self.storage, process.faults)
         with suppress(Died, StorageError, CheckpointError):
-            self._train(seen, life)
-        if life.power_cut:
+            self._train(seen, process)
+        if process.power_cut:
             self.storage.crash()
         return seen
 
-    def _train(self, storage: Storage, life: Life) -> None:
-        store = make_store(storage, LIMIT, in_background=life.in_background)
+    def _train(self, storage: Storage, process: Process) -> None:
+        store = make_store(storage, LIMIT, in_background=process.in_background)
         state = RunState(run="mine")
-        choice = good_ones(self.storage)[life.back :][:1]
+        choice = good_checkpoints(self.storage)[process.back :][:1]
         if choice:
             state = store.resume(choice[0].name) or state
         self.reported[:] = [state.step] if choice else []
-        for step in range(state.step + 1, state.step + 1 + life.saves):
+        for step in range(state.step + 1, state.step + 1 + process.saves):
             if step % 2:
                 state.best_step = step
             events = chain(save_at(store, state, step), store.finish())
@@ -91,17 +91,18 @@ class World:
             assert found is not None
             if len(self.reported) > 1:  # a process that resumed at an older step and saved nothing left no trace
                 assert found.manifest.step >= self.reported[-1]
-        assert [checkpoint.manifest.step for checkpoint in good_ones(self.storage, "other", "")][:1] == [IN_THE_WAY]
+        others = good_checkpoints(self.storage, "other", "")
+        assert [checkpoint.manifest.step for checkpoint in others][:1] == [IN_THE_WAY]
 
     def check_tidy(self) -> None:
         """Check that nothing of "mine" is unfinished, and that the other run's unfinished save is unchanged."""
         mine = Owner("mine", "z")
         assert [path for path in tree(self.storage) if any(map(mine.left_behind, path.split("/")))] == []
         for name in names(self.storage):
-            if step_of(name) not in (None, IN_THE_MAKING):
+            if step_of(name) not in (None, UNFINISHED):
                 verify(self.storage, name)
         folder = publisher_for(MemoryStorage(self.storage.capabilities.publication), OTHER).begin(
-            f"checkpoint-{IN_THE_MAKING}"
+            f"checkpoint-{UNFINISHED}"
         )
         assert self.storage.digest(f"{folder}/model.bin").size == 4
 
@@ -110,7 +111,7 @@ def make_world(publication: Publication) -> World:
     """Return a storage on which another run has a checkpoint and an unfinished one."""
     storage = MemoryStorage(publication)
     save_all(storage, "other", [IN_THE_WAY])
-    folder = publisher_for(storage, OTHER).begin(f"checkpoint-{IN_THE_MAKING}")
+    folder = publisher_for(storage, OTHER).begin(f"checkpoint-{UNFINISHED}")
     storage.write(f"{folder}/model.bin", [b"half"])
     return World(storage)
 
@@ -121,7 +122,7 @@ def assert_holds(storage: Storage, step: int) -> None:
     assert b"".join(storage.read(f"checkpoint-{step}/weights/all.bin")) == weights_at("mine", step)
 
 
-def good_ones(storage: Storage, run: str = "mine", prefix: str = "checkpoint-") -> list[Checkpoint]:
+def good_checkpoints(storage: Storage, run: str = "mine", prefix: str = "checkpoint-") -> list[Checkpoint]:
     """Return the good checkpoints of a run, newest first; with another prefix, the quarantined ones as well."""
     good = []
     for name in names(storage):
@@ -132,7 +133,7 @@ def good_ones(storage: Storage, run: str = "mine", prefix: str = "checkpoint-") 
     return sorted(good, key=lambda checkpoint: -checkpoint.manifest.step)
 
 
-FIRST, SECOND, LAST = Life(saves=2), Life(saves=3), Life(saves=2)
+FIRST, SECOND, LAST = Process(saves=2), Process(saves=3), Process(saves=2)
 """A process before the fault, the process in which it occurs, and one that resumes. The second finds the other run's
 checkpoint, and rotates."""
 
@@ -140,8 +141,8 @@ checkpoint, and rotates."""
 def operations_of_second_life(publication: Publication) -> int:
     """Return the number of operations in which a fault can occur."""
     world = make_world(publication)
-    world.live(FIRST)
-    return len(world.live(SECOND).operations)
+    world.run(FIRST)
+    return len(world.run(SECOND).operations)
 
 
 @pytest.mark.parametrize(("effect", "done", "power_cut"), STRIKES)
@@ -157,13 +158,13 @@ def test_a_fault_in_any_operation(
     assert operations > 30
     for at in range(1, operations + 1):
         world = make_world(publication)
-        world.live(FIRST)
-        world.live(Life(SECOND.saves, (Fault(at, effect, done=done),), power_cut, in_background=in_background))
+        world.run(FIRST)
+        world.run(Process(SECOND.saves, (Fault(at, effect, done=done),), power_cut, in_background=in_background))
         world.check()
-        world.live(LAST)
+        world.run(LAST)
         world.check()
         world.check_tidy()
-        assert len(good_ones(world.storage)) == LIMIT
+        assert len(good_checkpoints(world.storage)) == LIMIT
 
 
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.9])
@@ -172,10 +173,10 @@ def test_a_disk_that_loses_what_it_acknowledged(publication: Publication, done: 
     """If any single operation is only partly done although it reported success, a complete checkpoint remains."""
     for at in range(1, operations_of_second_life(publication) + 1):
         world = make_world(publication)
-        world.live(FIRST)
-        world.live(Life(SECOND.saves, (Fault(at, Effect.TEAR, done=done),)))
-        assert good_ones(world.storage)
-        world.live(LAST)
+        world.run(FIRST)
+        world.run(Process(SECOND.saves, (Fault(at, Effect.TEAR, done=done),)))
+        assert good_checkpoints(world.storage)
+        world.run(LAST)
         assert_holds(world.storage, world.reported[-1])
 
 
@@ -186,11 +187,11 @@ def test_a_death_during_cleanup(publication: Publication) -> None:
     for first in range(1, operations + 1, 3):
         for second in range(1, 12):
             world = make_world(publication)
-            world.live(FIRST)
-            world.live(Life(3, (Fault(first, Effect.DIE),)))
-            world.live(Life(3, (Fault(second, Effect.DIE),)))
+            world.run(FIRST)
+            world.run(Process(3, (Fault(first, Effect.DIE),)))
+            world.run(Process(3, (Fault(second, Effect.DIE),)))
             world.check()
-            world.live(LAST)
+            world.run(LAST)
             world.check()
             world.check_tidy()
 
@@ -205,7 +206,7 @@ fault = st.builds(
 )
 lives = st.lists(
     st.builds(
-        Life,
+        Process,
         saves=st.integers(0, 4),
         faults=st.lists(fault, max_size=2).map(tuple),
         power_cut=st.booleans(),
@@ -217,14 +218,14 @@ lives = st.lists(
 
 
 @given(st.sampled_from(list(Publication)), lives)
-def test_any_history(publication: Publication, history: list[Life]) -> None:
+def test_any_history(publication: Publication, history: list[Process]) -> None:
     """Through any sequence of deaths, failures, power cuts and rollbacks, the last reported checkpoint and other runs'
     stay.
     """
     world = make_world(publication)
-    for life in history:
-        world.live(life)
+    for process in history:
+        world.run(process)
         world.check()
-    world.live(LAST)
+    world.run(LAST)
     world.check()
     world.check_tidy()

@@ -51,7 +51,7 @@ def test_attempts_continue_while_there_is_no_space(failures: int, prunable: int,
     def act() -> None:
         seen.append(room.full)
         if len(seen) <= failures:
-            raise StorageFullError("no room")
+            raise StorageFullError("no space")
 
     room.attempt(act, can_remove(prunable))
     assert waits == waited
@@ -65,9 +65,9 @@ def test_attempts_end_after_the_last_pause() -> None:
     room = find_space(waits)
 
     def act() -> None:
-        raise StorageFullError("no room at all")
+        raise StorageFullError("no space at all")
 
-    with pytest.raises(StorageFullError, match="no room at all"):
+    with pytest.raises(StorageFullError, match="no space at all"):
         room.attempt(act, can_remove(0))
     assert waits == [1.0, 2.0]
 
@@ -77,7 +77,7 @@ def test_no_wait_is_reported_without_pauses() -> None:
     room = FullStorageRetry(lambda _seconds: None, pauses=())
 
     def act() -> None:
-        raise StorageFullError("no room at all")
+        raise StorageFullError("no space at all")
 
     with pytest.raises(StorageFullError):
         room.attempt(act, can_remove(1))
@@ -91,7 +91,7 @@ def test_attempts_end_when_the_wait_is_cancelled() -> None:
 
     def act() -> None:
         attempts.append(1)
-        raise StorageFullError("no room")
+        raise StorageFullError("no space")
 
     with pytest.raises(StorageFullError):
         room.attempt(act, can_remove(0))

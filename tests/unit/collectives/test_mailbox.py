@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, UNREAD, Mailbox, PostedMessage, shared_mailbox
 from hexloop.ports.collectives import Json
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory without a name")
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd_create")
 
 PAGE = 4096
 

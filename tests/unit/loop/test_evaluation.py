@@ -12,7 +12,7 @@ from hexloop.testing import LeastSquaresEvaluator, LinearModel, ManualClock
 from tests.unit.loop.small import ROWS, Row, names
 
 
-class Watched(LeastSquaresEvaluator):
+class RecordingEvaluator(LeastSquaresEvaluator):
     """Records the calls of the loop."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def outcome(events: Generator[AnyEvent, None, object]) -> tuple[list[AnyEvent], 
 
 def test_an_evaluation_predicts_all_batches_once_and_reports() -> None:
     """It starts, predicts batch by batch, and ends; metrics and speed are in the report and in the last event."""
-    evaluator, clock = Watched(), ManualClock()
+    evaluator, clock = RecordingEvaluator(), ManualClock()
     reported: list[dict[str, float]] = []
 
     def ticking() -> Iterator[AnyEvent]:
@@ -81,7 +81,7 @@ def test_an_evaluation_predicts_all_batches_once_and_reports() -> None:
 
 def test_an_interrupted_evaluation_reports_nothing() -> None:
     """Interrupted after its second batch it yields an event, returns None, and puts the model back in training mode."""
-    evaluator = Watched()
+    evaluator = RecordingEvaluator()
     reported: list[dict[str, float]] = []
     batches = 0
 
@@ -111,7 +111,7 @@ def test_an_interrupted_evaluation_reports_nothing() -> None:
 def test_a_failed_evaluation_restores_training_mode() -> None:
     """An error during prediction is propagated after the evaluator was ended."""
 
-    class Broken(Watched):
+    class Broken(RecordingEvaluator):
         def step(self, batch: object) -> int:
             raise ArithmeticError("no number")
 

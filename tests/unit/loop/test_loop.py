@@ -20,14 +20,14 @@ from hexloop.testing import InMemoryBatches
 from tests.unit.loop.small import ROWS, every, make_small, names
 
 
-class Unbounded(InMemoryBatches[Any]):
+class UnknownLengthBatches(InMemoryBatches[Any]):
     """Batches of unknown number."""
 
     def batches_per_epoch(self) -> Any:
         return None
 
 
-class Once(Unbounded):
+class OneEpochBatches(UnknownLengthBatches):
     """Batches that can be read in the first epoch only."""
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -101,7 +101,7 @@ def test_accumulation_equals_a_larger_batch() -> None:
 
 def test_a_run_of_unknown_length_counts_steps() -> None:
     """Data of unknown length are read repeatedly until max_steps, and the whole run counts as one epoch."""
-    small = make_small(batches=Unbounded(ROWS, 4), max_steps=10)
+    small = make_small(batches=UnknownLengthBatches(ROWS, 4), max_steps=10)
     events = small.events()
     assert [event.epoch for event in events if isinstance(event, EpochBegan)] == [0, 1, 2]
     assert small.run.state.step == 10
@@ -109,7 +109,7 @@ def test_a_run_of_unknown_length_counts_steps() -> None:
 
 def test_exhausted_data_end_the_run_with_a_warning() -> None:
     """An iterator that is exhausted after its first epoch trains once and warns."""
-    small = make_small(batches=Once(ROWS, 4), max_steps=10)
+    small = make_small(batches=OneEpochBatches(ROWS, 4), max_steps=10)
     with pytest.warns(UserWarning, match="no batches in epoch 1, so training stops after step 4 of 10"):
         small.events()
     assert small.run.state.step == 4
@@ -117,7 +117,7 @@ def test_exhausted_data_end_the_run_with_a_warning() -> None:
 
 def test_empty_data_are_an_error() -> None:
     """Data of unknown length without a batch are refused."""
-    small = make_small(batches=Unbounded([], 4), max_steps=10)
+    small = make_small(batches=UnknownLengthBatches([], 4), max_steps=10)
     with pytest.raises(DataError, match="yielded no batches"):
         small.events()
 

@@ -71,7 +71,7 @@ def rows(*labels: int, kind: type[dict[str, Any]] = dict) -> Any:
 NONE = IGNORED_LABEL
 
 
-def taking_the_labels_out(model: Any, batch: Any) -> Tensor:
+def loss_removing_labels(model: Any, batch: Any) -> Tensor:
     labels = batch.pop("labels")
     return cross_entropy(model(batch["x"]), labels)
 
@@ -84,7 +84,7 @@ def test_labels_that_a_loss_removes_from_its_batch_are_counted(world: ItemSum) -
     expected = added(trainable(model, mean_over_labels, world), windows[0])
     model.zero_grad()
 
-    assert added(trainable(model, taking_the_labels_out, world), windows[1]) == expected
+    assert added(trainable(model, loss_removing_labels, world), windows[1]) == expected
 
 
 @pytest.mark.parametrize("world", [LOCAL_ITEM_SUM, TWO])
