@@ -588,7 +588,9 @@ def first_sample_after(library: Any, folder: Path, accepted: list[str]) -> float
 def test_another_batch_size_is_refused_or_goes_on_at_the_same_sample(tmp_path: Path) -> None:
     """The reference goes on at sample 16, as it counts two steps of eight; hexloop refuses, or goes on at sample 8."""
     assert first_sample_after(transformers, tmp_path / "reference", []) == 16
-    with pytest.raises(CheckpointError, match=r"of 4 samples, and these are of 8.*resume_despite=\['batch_size'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"had 4 samples, and those of this run have 8.*resume_despite=\['batch_size'\]"
+    ):
         first_sample_after(hexloop, tmp_path / "refused", [])
     assert first_sample_after(hexloop, tmp_path / "accepted", ["batch_size"]) == 8
 

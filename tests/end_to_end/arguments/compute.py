@@ -163,7 +163,7 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     if importlib.util.find_spec("liger_kernel") is not None:
         pytest.skip("liger-kernel is installed, and needs a GPU")
-    assert "use_liger_kernel=True, but the package liger-kernel is not installed" in bench.refusal(
+    assert "use_liger_kernel=True needs the package liger-kernel, which is not installed" in bench.refusal(
         {"model": _gpt(), "train_dataset": _sentences()}, use_liger_kernel=True
     )
 
