@@ -7,6 +7,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,12 +22,14 @@ from hexloop.app.run.saving import companion_files
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import contents_for
 from hexloop.app.wiring.storage import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
+from hexloop.app.wiring.user_files import CheckpointOverride, user_files
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
+from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Reduction
@@ -40,8 +43,15 @@ class RunCheckpoints:
     writes the model's files.
     """
 
-    def __init__(self, parts: TrainerParts, store: CheckpointStore, settle_counters: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        parts: TrainerParts,
+        store: CheckpointStore,
+        settle_counters: Callable[[], None],
+        override: CheckpointOverride,
+    ) -> None:
         self._parts = parts
+        self._override = override
         self._settle_counters = settle_counters
         self._store = store
         self._required = True
@@ -78,7 +88,9 @@ class RunCheckpoints:
 
     def take(self, state: RunState) -> None:
         """Take a checkpoint on behalf of an overridden `_save_checkpoint`."""
-        self._events.extend(self._save(state, self._required))
+        rank0 = self._parts.adapters.collectives.rank == 0
+        with self._override.taken_over() if rank0 else nullcontext():
+            self._events.extend(self._save(state, self._required))
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, by an overridden `_load_best_model` if there is one."""
@@ -94,11 +106,15 @@ class RunCheckpoints:
 
     def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
         """Call the user's method, and yield the events of its saves after it has returned."""
+        collectives = self._parts.adapters.collectives
         self._required, self._events = required, []
+        self._override.begin(state.step)
+        collectives.barrier("every rank has looked at the checkpoint's folder")
         try:
             self._parts.hooks.save_checkpoint(self._parts.model_wrapped, None)
         finally:
             self._required, events = True, self._events
+        run_on_rank0(collectives, self._override.refuse_changes)
         if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in events):
             yield Saved(state.step, checkpoint_name(state.step))
         yield from events
@@ -126,16 +142,27 @@ class RunCheckpoints:
 
 
 def make_store(
-    parts: TrainerParts, run: Run[Any, Any], asked_accumulation: int, now: Callable[[], TrainerParts]
+    parts: TrainerParts,
+    run: Run[Any, Any],
+    asked_accumulation: int,
+    now: Callable[[], TrainerParts],
+    override: CheckpointOverride,
 ) -> CheckpointStore:
     """Return what writes and reads this run's checkpoints.
 
     asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the Trainer's parts anew.
+    override: watches what an overridden `_save_checkpoint` writes.
     """
     args, storage = parts.args, parts.adapters.storage
     return CheckpointStore(
         storage,
-        contents_for(parts, run, RunSetup(parts, run, asked_accumulation), lambda: companion_files(now())),
+        contents_for(
+            parts,
+            run,
+            RunSetup(parts, run, asked_accumulation),
+            lambda: companion_files(now()),
+            lambda: user_files(now(), override),
+        ),
         CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
         environment=_environment(parts),
         load_best_at_end=args.load_best_model_at_end,

@@ -43,6 +43,7 @@ from hexloop.app.wiring.learner import (
 from hexloop.app.wiring.model import Observer, patched
 from hexloop.app.wiring.optimization import best_metric, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.user_files import CheckpointOverride
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.requests import make_agreement
@@ -88,8 +89,9 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name)
         counters = make_counters(parts, run, learner.learner, total_over_ranks(parts.adapters.collectives))
         run.counters = counters.each_batch
-        store = make_store(parts, run, prepared.asked_accumulation, host.parts)
-        run.checkpoints = checkpoints = RunCheckpoints(parts, store, counters.settle)
+        override = CheckpointOverride(parts.adapters.storage)
+        store = make_store(parts, run, prepared.asked_accumulation, host.parts, override)
+        run.checkpoints = checkpoints = RunCheckpoints(parts, store, counters.settle, override)
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, checkpoints.writing)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on

@@ -169,7 +169,7 @@ def _weights(storage: Storage, checkpoint: str) -> Fact:
     return {
         path: stored.digest
         for path, stored in sorted(files.items())
-        if path.startswith("model") and path.endswith(".safetensors")
+        if path.startswith(("model", "hexloop-model")) and path.endswith(".safetensors")
     }
 
 

@@ -67,20 +67,19 @@ def companion_files(parts: TrainerParts) -> Iterator[File]:
     """Yield the files of a checkpoint that are neither weights nor state: configuration, tokenizer, arguments, logs.
 
     For a PEFT adapter also its own files, which PEFT loads; the weights are those of the whole model.
-    If `save_model` or `_save` is overridden, also the files that it writes, unless hexloop writes them itself.
+    What an overridden `save_model` or `_save` writes comes in its place; see `user_files`.
     """
     yield _text(ARGUMENTS, parts.args.to_json_string())
     yield _state_file(parts)
+    if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
+        return
     with tempfile.TemporaryDirectory() as folder:
-        if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
-            parts.hooks.save_model(folder, _internal_call=True)
+        model = parts.unwrapped_model
+        if _is_adapter(model) and not is_sharded(parts.adapters.parallelism, parts.model):
+            model.save_pretrained(folder)
         else:
-            model = parts.unwrapped_model
-            if _is_adapter(model) and not is_sharded(parts.adapters.parallelism, parts.model):
-                model.save_pretrained(folder)
-            else:
-                _save_configuration(model, folder)
-            _save_processing_class(parts, folder)
+            _save_configuration(model, folder)
+        _save_processing_class(parts, folder)
         yield from (file for file in _files_in(folder) if file.path not in (ARGUMENTS, STATE))
 
 

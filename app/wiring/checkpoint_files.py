@@ -20,6 +20,7 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import (
     is_weights,
     tensor_parts,
 )
+from hexloop.adapters.contents.checkpoint.user_files import PREFIX
 from hexloop.domain.state import RunState
 from hexloop.ports.files import File
 from hexloop.ports.state import Part
@@ -35,7 +36,9 @@ TRAINER_STATE = "trainer_state.json"
 RUN_COMPONENTS = ("optimizer", "scheduler", "scaler", "losses", "data", "random")
 """The components of a run other than the model."""
 
-_RUN_FILE = re.compile(rf"({'|'.join(RUN_COMPONENTS)})(-rank-\d{{5}}|-\d{{5}}-of-\d{{5}})?\.(json|safetensors)")
+_PARTS = r"(-rank-\d{5}|-\d{5}-of-\d{5})?\.(json|safetensors(\.index\.json)?)"
+
+_RUN_FILE = re.compile(rf"({PREFIX})?({'|'.join(RUN_COMPONENTS)}){_PARTS}|{PREFIX}{MODEL}{_PARTS}")
 
 
 @frozen
@@ -100,7 +103,13 @@ class CheckpointFiles:
         return [path for path in sorted(self.files) if not path.endswith((TENSORS, DOCUMENT)) and path != INDEX]
 
     def model_files(self) -> Iterator[File]:
-        """Yield the files of the model alone, with all weights in one file, which comes last."""
+        """Yield the files of the model alone, with all weights in one file, which comes last.
+
+        If a method of the user's wrote the model's files, they are copied as they are.
+        """
+        if any(path.startswith(f"{PREFIX}{MODEL}") and is_run_file(path) for path in self.files):
+            yield from (File(path, self.read(path)) for path in self.files if not is_run_file(path))
+            return
         for path in self.files:
             if not is_run_file(path) and not is_weights(path) and path != f"{MODEL}.json":
                 yield File(path, self.read(path))

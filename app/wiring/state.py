@@ -13,6 +13,7 @@ from hexloop.adapters.contents.checkpoint.contents import Setup, sharded_files_o
 from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
 from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
 from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
+from hexloop.adapters.contents.checkpoint.user_files import UserFiles
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
@@ -47,11 +48,16 @@ def exportables(parts: TrainerParts, run: Run[Any, Any]) -> dict[str, Exportable
 
 
 def contents_for(
-    parts: TrainerParts, run: Run[Any, Any], setup: Setup, companion_files: Callable[[], Iterable[File]]
+    parts: TrainerParts,
+    run: Run[Any, Any],
+    setup: Setup,
+    companion_files: Callable[[], Iterable[File]],
+    user_files: Callable[[], UserFiles],
 ) -> CheckpointContents:
     """Return what reads and writes the files of this run's checkpoints.
 
-    setup: compares a run with a checkpoint. companion_files: the files that are not state.
+    setup: compares a run with a checkpoint. companion_files: the files that are not state. user_files: what overridden
+    save methods write.
     """
     return CheckpointContents(
         exportables(parts, run),
@@ -60,6 +66,7 @@ def contents_for(
         setup=setup,
         ranks=_rank_files(parts),
         written={"model"} if parts.args.save_only_model else None,
+        user_files=user_files,
     )
 
 

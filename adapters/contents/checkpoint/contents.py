@@ -27,6 +27,7 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import (
     weight_files,
     weight_paths,
 )
+from hexloop.adapters.contents.checkpoint.user_files import UserFiles, no_user_files, own_files, renamed
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.state import RunState
@@ -58,6 +59,7 @@ class CheckpointContents:
     setup: compares the run with a checkpoint before it is loaded; its document is written to `run_setup.json`.
     ranks: this process among those of the run, and which files it reads and writes.
     migrations: how to read documents of earlier schema versions.
+    user_files: returns what an overridden method of the user's writes into the checkpoint. Collective.
     written: the names of the components to save, by default all. The others are still loaded from a checkpoint that has
     them, and start fresh otherwise.
     """
@@ -72,6 +74,7 @@ class CheckpointContents:
         ranks: RankFiles = ONE_RANK,
         migrations: Migrations = MIGRATIONS,
         written: Collection[str] | None = None,
+        user_files: Callable[[], UserFiles] = no_user_files,
     ) -> None:
         self._exportables = exportables
         self._extra_files = extra_files
@@ -80,6 +83,7 @@ class CheckpointContents:
         self._setup = setup or AnySetup()
         self._ranks = ranks
         self._migrations = migrations
+        self._user_files = user_files
         self._written = exportables.keys() if written is None else frozenset(written)
 
     def files(self, state: RunState) -> Iterator[File]:
@@ -91,12 +95,16 @@ class CheckpointContents:
         sharded = self._sharded()
 
         def files() -> Iterator[File]:
-            yield from self._companion_files()
-            for name, parts in sharded.items():
-                yield from self._exported(name, parts)
-            for name, exportable in self._whole().items():
-                yield from self._exported(name, list(exportable.export()))
-            yield from self._documents(state)
+            users = self._user_files()
+            try:
+                yield from self._companion_files(users)
+                for name, parts in sharded.items():
+                    yield from self._exported(name, parts, users)
+                for name, exportable in self._whole().items():
+                    yield from self._exported(name, list(exportable.export()), users)
+                yield from self._documents(state)
+            finally:
+                users.close()
 
         return files()
 
@@ -113,7 +121,8 @@ class CheckpointContents:
                 "A snapshot requires memory for the copies; construct CheckpointContents with snapshots=...."
             )
         take = self._snapshots.take
-        companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companion_files()]
+        users = self._user_files().in_memory()
+        companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companion_files(users)]
         exported = self._sharded()
         exported |= {name: take(name, exportable.export()) for name, exportable in self._whole().items()}
         documents = list(self._documents(state))
@@ -121,7 +130,7 @@ class CheckpointContents:
         def files() -> Iterator[File]:
             yield from companions
             for name, parts in exported.items():
-                yield from self._exported(name, parts)
+                yield from self._exported(name, parts, users)
             yield from documents
 
         return files
@@ -155,18 +164,25 @@ class CheckpointContents:
         """Load only the model; see `Contents.restore_weights`."""
         self._load(MODEL, parts_of(MODEL, names, open_file, self._migrations))
 
-    def _companion_files(self) -> Iterator[File]:
-        """Return the extra files, without those whose name the checkpoint uses itself. Rank 0 writes them.
+    def _companion_files(self, users: UserFiles) -> Iterator[File]:
+        """Yield the user's files and the extra files, without those whose name the user's or the checkpoint's own have.
 
+        Each process writes its own files of the user's; rank 0 writes the others.
         If no process holds the whole model, all processes create the files, because creating them may gather weights.
         """
         if self._ranks.rank != 0:
             if MODEL in self._ranks.sharded or self._ranks.is_own(MODEL):
                 list(self._extra_files())
-            return iter(())
-        own_files = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
-        own = {RUN_STATE, RUN_SETUP, *own_files}
-        return (file for file in self._extra_files() if file.path not in own and not is_weights(file.path))
+            yield from users.beside(())
+            return
+        users.refuse_reserved(self._exportables)
+        paths = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
+        own, written = {RUN_STATE, RUN_SETUP, *paths}, set[str]()
+        for file in self._extra_files():
+            if file.path not in own and not is_weights(file.path) and file.path not in users.names:
+                written.add(file.path)
+                yield file
+        yield from users.beside(written)
 
     def _not_saved(self, found: Mapping[str, list[Part]]) -> Collection[str]:
         """Return the components that this run does not save, if the checkpoint was saved without them too."""
@@ -189,15 +205,27 @@ class CheckpointContents:
             if name not in self._ranks.sharded and name in self._written and self._ranks.writes(name)
         }
 
-    def _exported(self, name: str, parts: list[Part]) -> Iterator[File]:
+    def _exported(self, name: str, parts: list[Part], users: UserFiles) -> Iterator[File]:
         if name in self._ranks.sharded:
             rank, writers = self._ranks.rank, self._ranks.writers(name)
-            return sharded_files_of(name, parts, self._max_shard_size, self._migrations, rank, writers)
-        return files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
+            files = sharded_files_of(name, parts, self._max_shard_size, self._migrations, rank, writers)
+        else:
+            files = files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
+        if not users.take_names_of(name):
+            return files
+        if self._are_held(name, parts, users):
+            return (file for file in files if not is_weights(file.path))
+        return map(renamed, files)
+
+    def _are_held(self, name: str, parts: list[Part], users: UserFiles) -> bool:
+        """Return whether the user's files hold the model's tensors, so that only its documents are to be written."""
+        if name != MODEL or name in self._ranks.sharded or f"{MODEL}.json" in users.names | users.earlier:
+            return False
+        return users.hold([part for part in parts if part.dtype != JSON])
 
     def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
         found: list[Part] = []
-        for each in self._ranks.files_read(name, names):
+        for each in self._ranks.files_read(name, own_files(name, names, open_file)[0]):
             found += parts_of(each, names, open_file, self._migrations)
         return found
 
@@ -316,6 +344,7 @@ def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations:
 
     Raises CheckpointError if a file is invalid or of a newer schema version.
     """
+    names, open_file = own_files(name, names, open_file)
     paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
     stream = Stream(open_file)
     parts = [part for path in paths for part in tensor_parts(stream, path)]

@@ -90,6 +90,7 @@ class Training:
     path_of_rank_1: where it looks first for libraries.
     engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
     afterwards: what each process does with its trainer when it has trained, by a function of a module.
+    kind: the class of the trainer, of a module. saves: whether `save_model` is called at the end.
     """
 
     processes: int = 1
@@ -104,6 +105,8 @@ class Training:
     engine: str = "DistributedDataParallel"
     callbacks: tuple[type[Any], ...] = ()
     afterwards: Callable[[Any], None] | None = None
+    kind: type[Any] | None = None
+    saves: bool = True
     arguments: Mapping[str, Any] = field(factory=dict)
     of_rank_1: Mapping[str, Any] = field(factory=dict)
     faults: tuple[Fault, ...] = ()
@@ -214,7 +217,7 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
         storage = FaultyStorage(LocalStorage(training.folder_of_rank_1 or folder), training.faults)
     data = Sentences(training.rows)
     model = Reader(training.depth, training.dropout)
-    trainer = Trainer(
+    trainer: Any = (training.kind or Trainer)(
         model,
         arguments,
         padded,
@@ -234,7 +237,8 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
     assert type(trainer.model_wrapped).__name__ == expected, type(trainer.model_wrapped)
     if training.afterwards is not None:
         training.afterwards(trainer)
-    trainer.save_model(f"{folder}/weights")
+    if training.saves:
+        trainer.save_model(f"{folder}/weights")
     return {"history": trainer.state.log_history, "read": data.read}
 
 

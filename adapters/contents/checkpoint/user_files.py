@@ -1,0 +1,169 @@
+"""Files of a checkpoint that a method of the user's wrote, and the names that hexloop's own files have beside them.
+
+What the user's method wrote keeps its name. A component of the run whose files have such a name, and the model if the
+method wrote weights in any format, is written with `hexloop-` before its names, and read from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from attrs import evolve, field, frozen
+
+from hexloop.adapters.contents.checkpoint.safetensors_files import (
+    INDEX,
+    MODEL,
+    Stream,
+    is_weights,
+    tensor_parts,
+    weight_paths,
+)
+from hexloop.domain.checkpoints.names import MANIFEST, marks_unfinished
+from hexloop.domain.errors import CheckpointError
+from hexloop.ports.contents import OpenFile
+from hexloop.ports.files import File
+from hexloop.ports.state import JSON, Part
+
+PREFIX = "hexloop-"
+"""Comes before the names of hexloop's own files if the user's method wrote files of these names."""
+
+RESERVED = frozenset({"run_state.json", "run_setup.json", MANIFEST})
+"""The files by which a checkpoint is recognized, which have no other names."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz", ".onnx")
+"""How the names of files with weights end, in the formats that libraries write."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
+    raise CheckpointError(f"{path} was not written.")
+
+
+@frozen
+class UserFiles:
+    """What the user's methods wrote.
+
+    files: those that this process puts into the checkpoint. open_file: reads one of them.
+    names: those that `save_model` or `_save` wrote, in any process.
+    earlier: those that `_save_checkpoint` wrote into the checkpoint's folder before it called the method that it
+    overrides. As in transformers, the files that this method writes for the model replace those of the same names.
+    close: removes the files from where they were written.
+    """
+
+    files: Sequence[File] = ()
+    open_file: OpenFile = _no_file
+    names: frozenset[str] = frozenset()
+    earlier: frozenset[str] = frozenset()
+    close: Callable[[], None] = field(default=_nothing)
+
+    def refuse_reserved(self, components: Collection[str]) -> None:
+        """Raise CheckpointError for a name that only hexloop's own files may have."""
+        own = [
+            name
+            for name in sorted(self.names | self.earlier)
+            if name in RESERVED
+            or marks_unfinished(name)
+            or (name.startswith(PREFIX) and any(is_file_of(each, name.removeprefix(PREFIX)) for each in components))
+        ]
+        if own:
+            raise CheckpointError(
+                f"An overridden save_model, _save or _save_checkpoint wrote {', '.join(own)}, but the checkpoint needs "
+                "that name for a file of hexloop; write it under another name."
+            )
+
+    def take_names_of(self, component: str) -> bool:
+        """Return whether the component's own files need other names beside these."""
+        if component == MODEL and any(name.endswith(WEIGHT_SUFFIXES) for name in self.names):
+            return True
+        return any(is_file_of(component, name) for name in self.names | self.earlier if not is_weights(name))
+
+    def hold(self, tensors: Sequence[Part]) -> bool:
+        """Return whether the usual weight files among these hold exactly these tensors, so that no copy is needed."""
+        try:
+            weights = [name for name in self.names if is_weights(name)]
+            stream, own = Stream(self.open_file), {part.name: part for part in tensors}
+            found = [part for path in weight_paths(weights, self.open_file) for part in tensor_parts(stream, path)]
+            return len(found) == len(own) and all(_same(part, own.get(part.name)) for part in found)
+        except (CheckpointError, LookupError):  # files of another layout, or of another process
+            return False
+
+    def beside(self, own: Collection[str]) -> Iterator[File]:
+        """Return the files, without those of `earlier` that hexloop writes, too: the model's, and those named `own`."""
+        for file in self.files:
+            if file.path in self.names or not (file.path in own or is_weights(file.path)):
+                yield file
+
+    def in_memory(self) -> UserFiles:
+        """Return the same with the bytes in memory; nothing is left to close."""
+        try:
+            data = {file.path: b"".join(map(bytes, file.chunks)) for file in self.files}
+        finally:
+            self.close()
+
+        def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
+            yield memoryview(data[path])[start:]
+
+        return evolve(self, files=_Files(data), open_file=open_file, close=_nothing)
+
+
+@frozen
+class _Files(Sequence[File]):
+    """Files whose bytes can be read more than once."""
+
+    data: dict[str, bytes]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> File:  # type: ignore[override]
+        path = list(self.data)[index]
+        return File(path, [self.data[path]])
+
+
+def no_user_files() -> UserFiles:
+    """Return that nothing was written."""
+    return UserFiles()
+
+
+def is_file_of(component: str, path: str) -> bool:
+    """Return whether a file of this name holds state of the component, of one process or of several."""
+    if component == MODEL and path == INDEX:
+        return True
+    parts = r"(-rank-\d{5}|-\d{5}-of-\d{5})?"
+    return re.fullmatch(re.escape(component) + parts + r"\.(json|safetensors)", path) is not None
+
+
+def renamed(file: File) -> File:
+    """Return one of hexloop's own files with the name that it has beside the user's."""
+    if file.path != INDEX:
+        return File(PREFIX + file.path, file.chunks)
+    index = json.loads(b"".join(map(bytes, file.chunks)))
+    index["weight_map"] = {name: PREFIX + path for name, path in index["weight_map"].items()}
+    return File(PREFIX + INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
+
+
+def own_files(component: str, names: Collection[str], open_file: OpenFile) -> tuple[Collection[str], OpenFile]:
+    """Return a component's files under the names that they have alone, and what opens them; else everything as it is.
+
+    An index names its shards as they are in the folder, so both names of a file open it.
+    """
+    renamed_files = {name for name in names if name.startswith(PREFIX)}
+    renamed_files = {name for name in renamed_files if is_file_of(component, name.removeprefix(PREFIX))}
+    if not renamed_files:
+        return names, open_file
+
+    def open_own(path: str, start: int = 0, /) -> Iterator[memoryview]:
+        return open_file(PREFIX + path.removeprefix(PREFIX), start)
+
+    return renamed_files | {name.removeprefix(PREFIX) for name in renamed_files}, open_own
+
+
+def _same(one: Part, other: Part | None) -> bool:
+    if other is None or (one.dtype, one.shape) != (other.dtype, other.shape) or other.dtype == JSON:
+        return False
+    return one.length == other.length and bytes(one.read()) == bytes(other.read())
