@@ -327,9 +327,7 @@ def test_aligned_pages_are_written_without_a_copy(tmp_path: Path, monkeypatch: p
 def test_a_file_system_without_direct_writes_uses_its_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: int, refusal: int
 ) -> None:
-    """If a write that bypasses the cache is refused, even after one that succeeded, writing continues through the
-    cache.
-    """
+    """If a write that bypasses the cache is refused, at any block, writing continues through the cache."""
     write, refused = os.write, []
 
     def refusing(descriptor: int, data: memoryview) -> int:

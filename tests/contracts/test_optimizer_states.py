@@ -136,7 +136,7 @@ def signal() -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_state_in_parameter_groups_is_restored(dtype: torch.dtype) -> None:
-    """Values that changed during training are loaded for the new parameters; functions and options stay the new
+    """Values that changed in training are loaded for the new parameters; functions and options are the new
     optimizer's.
     """
     ours, again = model(dtype), model(dtype)

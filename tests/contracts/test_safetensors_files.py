@@ -20,9 +20,7 @@ from tests.contracts.keepers import array_of, assert_equal, part_of, weights
 
 
 def test_tensors_are_aligned_to_their_item_size() -> None:
-    """Large items come first, so that every tensor starts at a multiple of its item size, and the data at a multiple of
-    8.
-    """
+    """Large items come first, so that every tensor starts at a multiple of its item size, and the data at one of 8."""
     data = b"".join(tensor_file("a", join(part_of(name, array) for name, array in weights().items())).chunks)
     (length,) = struct.unpack("<Q", data[:8])
     assert length % 8 == 0

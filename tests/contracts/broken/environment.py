@@ -1,6 +1,4 @@
-"""Adapters for the environment of a run that each violate their contract in one way; `broken` names the failing
-test.
-"""
+"""Adapters for a run's environment that each violate their contract in one way; `broken` names the failing test."""
 
 from __future__ import annotations
 

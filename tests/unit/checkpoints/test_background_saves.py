@@ -124,9 +124,7 @@ def test_a_save_may_be_skipped_while_another_is_written(storage: GatedStorage) -
 
 
 def test_a_save_of_the_best_is_not_skipped(storage: GatedStorage) -> None:
-    """A save at the step of the best evaluation so far waits for the one in flight: the run may end with its
-    weights.
-    """
+    """A save of the best step so far waits for the one in flight: the run may end with its weights."""
     store = make_store(storage, in_background=True, skip_when_busy=True)
     state = RunState(run="mine", step=1)
     assert list(store.save(state, required=False)) == [Saved(1, "checkpoint-1")]

@@ -151,9 +151,7 @@ def operations_of_second_life(publication: Publication) -> int:
 def test_a_fault_in_any_operation(
     publication: Publication, in_background: bool, effect: Effect, done: float, power_cut: bool
 ) -> None:
-    """After a death, a failure or a full disk in any operation, the next process resumes from the last
-    published one.
-    """
+    """After a death, a failure or a full disk in any operation, the next process resumes from the last checkpoint."""
     operations = operations_of_second_life(publication)
     assert operations > 30
     for at in range(1, operations + 1):
@@ -219,9 +217,7 @@ lives = st.lists(
 
 @given(st.sampled_from(list(Publication)), lives)
 def test_any_history(publication: Publication, history: list[Process]) -> None:
-    """Through any sequence of deaths, failures, power cuts and rollbacks, the last reported checkpoint and other runs'
-    stay.
-    """
+    """Through deaths, failures, power cuts and rollbacks, the last reported checkpoint and other runs' files stay."""
     world = make_world(publication)
     for process in history:
         world.run(process)

@@ -93,9 +93,7 @@ def resumed(storage: FaultyStorage) -> tuple[CheckpointStore, RunState]:
 
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_death_at_any_byte_of_a_save(publication: Publication) -> None:
-    """However long the partial file is, the earlier checkpoint is found, or the new one once its last byte is
-    written.
-    """
+    """However long the partial file is, the earlier checkpoint is found, or the new one if it is complete."""
     sizes = sizes_of_writes(publication)
     assert max(sizes) > 300
     for number, size in enumerate(sizes, 1):

@@ -17,8 +17,8 @@ from tests.unit.checkpoints.small_store import checkpoint_names, make_store, nam
 from tests.unit.checkpoints.test_background_saves import wait_for_news
 
 
-def find_space(waits: list[float]) -> FullStorageRetry:
-    """Return a wait for space that does not sleep."""
+def make_retry(waits: list[float]) -> FullStorageRetry:
+    """Return a retry that records its waits instead of sleeping."""
     return FullStorageRetry(waits.append, pauses=(1.0, 2.0))
 
 
@@ -32,61 +32,59 @@ def test_a_write_that_fits_is_done_once() -> None:
     """If there is space, nothing is waited for or removed."""
     done: list[int] = []
     waits: list[float] = []
-    room = find_space(waits)
-    room.attempt(lambda: done.append(1), can_remove(1))
-    assert (done, waits, room.full) == ([1], [], None)
+    retry = make_retry(waits)
+    retry.attempt(lambda: done.append(1), can_remove(1))
+    assert (done, waits, retry.full) == ([1], [], None)
 
 
 @pytest.mark.parametrize(
     ("failures", "prunable", "waited"), [(1, 0, [1.0]), (2, 0, [1.0, 2.0]), (3, 2, [1.0]), (1, 1, [])]
 )
 def test_attempts_continue_while_there_is_no_space(failures: int, prunable: int, waited: list[float]) -> None:
-    """Everything removable is removed first, without a pause; then pauses, reported and growing, until there is
-    space.
-    """
+    """Everything removable is removed first, without a pause; then the pauses are reported and grow."""
     waits: list[float] = []
-    room = find_space(waits)
+    retry = make_retry(waits)
     seen: list[StorageFullError | None] = []
 
     def act() -> None:
-        seen.append(room.full)
+        seen.append(retry.full)
         if len(seen) <= failures:
             raise StorageFullError("no space")
 
-    room.attempt(act, can_remove(prunable))
+    retry.attempt(act, can_remove(prunable))
     assert waits == waited
     assert [full is not None for full in seen] == [False] * (1 + prunable) + [True] * (failures - prunable)
-    assert room.full is None
+    assert retry.full is None
 
 
 def test_attempts_end_after_the_last_pause() -> None:
     """The storage's own error is raised after the last pause."""
     waits: list[float] = []
-    room = find_space(waits)
+    retry = make_retry(waits)
 
     def act() -> None:
         raise StorageFullError("no space at all")
 
     with pytest.raises(StorageFullError, match="no space at all"):
-        room.attempt(act, can_remove(0))
+        retry.attempt(act, can_remove(0))
     assert waits == [1.0, 2.0]
 
 
 def test_no_wait_is_reported_without_pauses() -> None:
     """If no pause is allowed, no waiting is reported."""
-    room = FullStorageRetry(lambda _seconds: None, pauses=())
+    retry = FullStorageRetry(lambda _seconds: None, pauses=())
 
     def act() -> None:
         raise StorageFullError("no space at all")
 
     with pytest.raises(StorageFullError):
-        room.attempt(act, can_remove(1))
-    assert room.full is None
+        retry.attempt(act, can_remove(1))
+    assert retry.full is None
 
 
 def test_attempts_end_when_the_wait_is_cancelled() -> None:
     """A run that is asked to stop does not wait for space."""
-    room = FullStorageRetry(lambda _seconds: True, pauses=(1.0,) * 9)
+    retry = FullStorageRetry(lambda _seconds: True, pauses=(1.0,) * 9)
     attempts: list[int] = []
 
     def act() -> None:
@@ -94,19 +92,19 @@ def test_attempts_end_when_the_wait_is_cancelled() -> None:
         raise StorageFullError("no space")
 
     with pytest.raises(StorageFullError):
-        room.attempt(act, can_remove(0))
+        retry.attempt(act, can_remove(0))
     assert len(attempts) == 1
 
 
 def test_other_errors_are_not_retried() -> None:
     """Only a full storage may have space later."""
-    room = FullStorageRetry(lambda _seconds: None)
+    retry = FullStorageRetry(lambda _seconds: None)
 
     def act() -> None:
         raise StorageError("gone")
 
     with pytest.raises(StorageError, match="gone"):
-        room.attempt(act, can_remove(1))
+        retry.attempt(act, can_remove(1))
 
 
 def sized_storage(publication: Publication, checkpoints: float) -> MemoryStorage:

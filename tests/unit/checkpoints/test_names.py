@@ -55,9 +55,7 @@ def test_unfinished_folders_do_not_look_like_checkpoints(run: str, session: str,
 
 @given(st.text(), st.text())
 def test_a_run_recognizes_its_own_leftovers(run: str, other: str) -> None:
-    """Leftovers of the present and earlier sessions of a run are its own; those of later sessions and other runs are
-    not.
-    """
+    """Leftovers of this and earlier sessions of a run are its own; those of later sessions and other runs are not."""
     early, late = sorted((new_session(), new_session()))
     for name in (Owner(run, early).mark, Owner(run, early).staging_name("checkpoint-7")):
         assert Owner(run, late).left_behind(name)

@@ -31,9 +31,7 @@ class ManualTimes:
 
 @given(st.lists(SECONDS, min_size=1, max_size=8), st.integers(0, 8), st.floats(0.0, 100.0))
 def test_it_rests_as_long_as_it_worked_until_a_deadline(durations: list[float], patience: int, seconds: float) -> None:
-    """Each piece is followed by a rest of its length; there are no rests after the deadline, or once the save is waited
-    for.
-    """
+    """Each piece is followed by a rest of its length, until the deadline or until the save is waited for."""
     times = ManualTimes()
     pace = Pace(seconds, lambda: times.now, times.rest)
     expected = []

@@ -69,9 +69,7 @@ def test_only_candidates_are_checked_for_protection() -> None:
     steps, st.integers(min_value=1, max_value=8), st.integers(min_value=0, max_value=50), st.sets(st.integers(0, 50))
 )
 def test_the_kept_checkpoints(present: list[int], limit: int, best: int, protected: set[int]) -> None:
-    """Best, newest and protected stay; of the rest, only the oldest are removed, and only as many as the limit
-    requires.
-    """
+    """Best, newest and protected stay; of the others, only the oldest are removed, as many as the limit requires."""
     policy = CheckpointPolicy(limit, protected=frozenset(map(checkpoint_name, protected)))
     goes = policy.surplus(present, checkpoint_name(best))
     kept = set(present) - set(goes)

@@ -37,9 +37,7 @@ def source() -> MemoryStorage:
 
 
 def resumed(storage: MemoryStorage, source: MemoryStorage) -> tuple[CheckpointStore, RunState]:
-    """Return the run, resumed from step 4 of its source and saved at step 6 in another storage, to end with its
-    best.
-    """
+    """Resume the run from step 4 of its source, save at step 6 in another storage, and return it."""
     store = make_store(storage, load_best_at_end=True)
     state = store.resume("checkpoint-4", source)
     assert state is not None

@@ -433,7 +433,7 @@ def test_errors_of_any_type_reach_the_other_ranks() -> None:
 
 def test_a_remote_error_has_the_local_one_as_its_cause() -> None:
     """The traceback of each rank shows what happened on that rank."""
-    raised = [StorageFullError("no room"), StorageError("no network"), None]
+    raised = [StorageFullError("no space"), StorageError("no network"), None]
 
     def act(ranks: Collectives) -> list[int]:
         def fail_differently() -> int:

@@ -296,9 +296,7 @@ def test_only_a_saved_step_can_be_the_best(storage: MemoryStorage) -> None:
 
 
 def test_a_failed_save_is_reported_and_the_run_continues(storage: MemoryStorage) -> None:
-    """A failure is an event and a warning; saved checkpoints and the state are unchanged, and no files are left
-    over.
-    """
+    """A failure is an event and a warning; checkpoints and state are unchanged, and no files are left over."""
     store = make_store(storage)
     state = RunState(run="mine", best_step=1)
     save_at(store, state, 1)

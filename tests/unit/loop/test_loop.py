@@ -54,7 +54,7 @@ def test_micro_steps_yield_events_except_the_last_of_a_window() -> None:
 
 
 def test_the_first_step_matches_a_hand_calculation() -> None:
-    """Check one step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, unclipped; and
+    """Check one unclipped step of gradient descent on (x, y) = (-1, -1), (-7/8, -3/4) from zero weights, and
     its log.
     """
     small = make_small(rows=ROWS[:2], epochs=1, max_norm=0, triggers=every(log=1))

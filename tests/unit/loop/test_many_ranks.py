@@ -46,8 +46,8 @@ class Ended:
 
 
 def training(storage: MemoryStorage, metrics: list[float], stops: dict[int, int]) -> Callable[[Collectives], Ended]:
-    """Return a run that evaluates, saves and rotates at every step; `stops` maps a rank to the step at
-    which it is asked to stop.
+    """Return a run that evaluates, saves and rotates at every step; `stops` maps a rank to the step of its stop
+    request.
     """
 
     def run_rank(rank: Collectives) -> Ended:
@@ -148,9 +148,7 @@ def test_a_thousand_ranks_learn_which_one_failed(failed: int) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 5), st.integers(1, 60))
 def test_a_rank_that_dies_leaves_only_complete_checkpoints(size: int, dead: int, operation: int) -> None:
-    """At whichever message it dies, the other ranks raise an error that names it, and saved checkpoints are
-    complete.
-    """
+    """At whichever message it dies, the other ranks raise an error that names it, and checkpoints are complete."""
     dead %= size
     storage = MemoryStorage()
     world = SimulatedWorld(size, [Kill(dead, operation)], timeout=5)

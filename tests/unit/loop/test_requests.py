@@ -53,9 +53,7 @@ def drive(small: Small, at: type[AnyEvent], step: int, ask: str) -> list[AnyEven
 
 
 def test_a_stop_ends_the_run_at_this_boundary() -> None:
-    """Nothing is trained or evaluated after the stop, the epoch has no end event, and the run reports that it was
-    stopped.
-    """
+    """Nothing is trained or evaluated after the stop, the epoch has no end event, and the run is marked as stopped."""
     small = make_small(triggers=every(log=4))
     events = drive(small, StepEnded, 3, "request_stop")
     ended = events[-1]

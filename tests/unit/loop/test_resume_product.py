@@ -263,8 +263,8 @@ def assert_resumes_exactly(chosen: Sequence[tuple[Any, ...]]) -> None:
 
 
 def test_combinations_resume_exactly() -> None:
-    """Weights, optimizer, schedule, loss scale, history and steps equal the uninterrupted run's for every
-    interruption.
+    """Weights, optimizer, schedule, loss scale, history and steps equal the uninterrupted run's in every
+    combination.
     """
     chosen = PRODUCT[::11]  # 11 is coprime to the number of values of every factor, so all values occur
     assert all({each[factor] for each in chosen} == {each[factor] for each in PRODUCT} for factor in range(7))

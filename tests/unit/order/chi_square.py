@@ -15,9 +15,7 @@ Orders = Sequence[Sequence[int]]
 
 
 def probability(statistic: float, degrees: int) -> float:
-    """Return the two-sided tail of chi-square with `degrees` of freedom, by the cube root of Wilson and Hilferty
-    (1931).
-    """
+    """Return the two-sided tail of chi-square with `degrees` of freedom, by Wilson and Hilferty's cube root (1931)."""
     variance = 2 / (9 * degrees)
     deviation = ((statistic / degrees) ** (1 / 3) - (1 - variance)) / math.sqrt(variance)
     return math.erfc(abs(deviation) / math.sqrt(2))
@@ -57,9 +55,7 @@ def positions(orders: Orders, blocks: int) -> float:
 
 
 def successive(orders: Orders, blocks: int) -> float:
-    """Test whether the samples of each block of positions are uniform over all blocks of positions of the next
-    order.
-    """
+    """Test whether the samples of each block of positions are uniform over all position blocks of the next order."""
     places = [{index: at for at, index in enumerate(order)} for order in orders]
     moves = [[place[index] for index in order] for order, place in zip(orders[:-1], places[1:], strict=True)]
     return positions(moves, blocks)
@@ -108,7 +104,7 @@ def rates(orders: Orders) -> float:
 
 
 def stretch(values: Sequence[int], bound: int, cells: int) -> tuple[float, float]:
-    """Test whether a stretch of an order of `bound` samples, and its neighbour differences, are uniform on
+    """Test whether a stretch of an order of `bound` samples and its neighbour differences are uniform on
     range(bound).
     """
     steps = [(after - before) % bound for before, after in pairwise(values)]

@@ -45,9 +45,7 @@ def test_each_sample_occurs_once(samples: int, global_batch: int, epoch: int) ->
 @fixed
 @given(st.integers(1, 1500), st.integers(1, 40), st.integers(0, 5))
 def test_batches_of_a_window_have_disjoint_lengths(samples: int, global_batch: int, epoch: int) -> None:
-    """A window has the samples of its part of the keyed order, sorted by length and cut into whole batches and
-    a rest.
-    """
+    """A window has the samples of its part of the keyed order, sorted by length into whole batches and a rest."""
     order = grouped(samples, global_batch, epoch=epoch)
     size = global_batch * max(1, min(50, samples // (4 * global_batch)))
     for start in range(0, samples, size):

@@ -22,9 +22,7 @@ fixed = settings(derandomize=True, deadline=None)
 
 
 def inverse(order: KeyedPermutation, index: int) -> int:
-    """Return the position of the sample `index`: the network in reverse, with as many cycle-walking rounds as
-    needed.
-    """
+    """Return the position of the sample `index`: the network in reverse, with as many cycle-walking rounds."""
     assert isinstance(order.bijection, FeistelNetwork)
     position = backwards(order.bijection, index)
     while position >= order.length:

@@ -70,9 +70,7 @@ KEYED = pytest.mark.parametrize("make", [over_seeds, over_epochs])
 @KEYED
 @SIZES
 def test_orders_are_random(make: Make, length: int, factor: int, keys: int) -> None:
-    """Positions, neighbours and companions in a batch are distributed as in random orders, over seeds and over
-    epochs.
-    """
+    """Positions, neighbours and companions in a batch are distributed as in random orders, over seeds and epochs."""
     found = probabilities(make, length, factor, keys)
     assert {name: value for name, value in found.items() if value < DOUBTFUL} == {}
 

@@ -124,9 +124,7 @@ def test_linear_warm_up_rises_from_0_to_1(case: Case) -> None:
 
 @given(cases("cosine_warmup_with_min_lr"))
 def test_offset_warm_up_rises_from_above_0_to_1(case: Case) -> None:
-    """The first step has warmup_lr_rate, or one equal increment of the rate; the last of the warm-up has the
-    full rate.
-    """
+    """The first step has warmup_lr_rate, or one equal increment of the rate; the last has the full rate."""
     values, start = case.values(), case.options.get("warmup_lr_rate")
     if case.warmup > 1:
         assert values[0] == (1 / case.warmup if start is None else start)
