@@ -46,10 +46,8 @@ from .app.values import (
     get_scheduler as get_scheduler,
     get_wsd_schedule as get_wsd_schedule,
 )
-from .app.sequence_to_sequence import (
-    Seq2SeqTrainer as Seq2SeqTrainer,
-    Seq2SeqTrainingArguments as Seq2SeqTrainingArguments,
-)
+from .app.trainer.sequence_to_sequence import Seq2SeqTrainer as Seq2SeqTrainer
+from .app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
 from .app.trainer import Trainer as Trainer, TrainOutput as TrainOutput
 from .app.values import (
     DataCollatorWithPadding as DataCollatorWithPadding,

@@ -11,7 +11,7 @@ import pytest
 
 from hexloop.app.arguments.declaration import declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
-from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
+from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.domain.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")

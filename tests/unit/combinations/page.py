@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.engines import engine_for
 from hexloop.app.environment import Surroundings
-from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
 from hexloop.app.wiring.adapters import precision_name
 from hexloop.app.wiring.combinations import REFUSALS, Refusal, Setting, refusals_of
 from hexloop.ports.device import DeviceCapabilities

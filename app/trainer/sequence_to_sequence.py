@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.sequence_to_sequence.arguments import Seq2SeqTrainingArguments
+from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.trainer import Trainer
 from hexloop.app.values import PredictionOutput
 from hexloop.app.wiring.parts import standard
