@@ -1,4 +1,4 @@
-# One word sets up .venv and does the job: make train, make test.
+# Each target sets up .venv first: make train, make test.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -42,13 +42,13 @@ bench: export OMP_NUM_THREADS = 1
 bench: $(VENV)/with-bench
 	$(VENV)/bin/python tests/bench/run.py
 
-# Training runs killed at 200 random instants, and what they came to; some ten minutes on a disk that is not in memory.
+# Kill training runs at 200 random instants and compare the results; about ten minutes on a disk.
 kills: export OMP_NUM_THREADS = 1
 kills: $(VENV)/with-test
 	$(VENV)/bin/python -m tests.engines.kills --kills 200 --folder runs
 
-# The build back ends (ours, and that of deepspeed, which is published as source) are installed rather than isolated, so
-# that the constraints hold for them too.
+# The build back ends (hatchling, and that of deepspeed, which is published as source) are installed first and not isolated,
+# so that the constraints apply to them too.
 $(VENV)/with-%: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) hatchling editables setuptools
