@@ -13,6 +13,18 @@ from typing import Any
 
 MOVED = {
     "hexloop.adapters.clock.manual": "hexloop.adapters.clock.clocks",
+    "hexloop.adapters.clock.system": "hexloop.adapters.clock.clocks",
+    "hexloop.adapters.collectives.simulated.faults": "hexloop.adapters.collectives.simulated",
+    "hexloop.adapters.collectives.simulated.outcome": "hexloop.adapters.collectives.simulated",
+    "hexloop.adapters.collectives.simulated.world": "hexloop.adapters.collectives.simulated",
+    "hexloop.adapters.device.torch.cpu": "hexloop.adapters.device.torch.base",
+    "hexloop.adapters.interrupts.several": "hexloop.adapters.interrupts.polling",
+    "hexloop.adapters.parallelism.torch.ddp": "hexloop.adapters.engines.ddp.engine",
+    "hexloop.adapters.scheduler.torch.stages": "hexloop.adapters.scheduler.torch.factories",
+    "hexloop.adapters.storage.local.storage": "hexloop.adapters.storage.local",
+    "hexloop.adapters.trainable.least_squares.model": "hexloop.adapters.trainable.least_squares.trainable",
+    "hexloop.adapters.trainable.least_squares.momentum": "hexloop.adapters.trainable.least_squares.trainable",
+    "hexloop.adapters.trainable.torch.optimizer_table": "hexloop.adapters.trainable.torch.optimizers",
 }
 """From a module of release 0.1.0 that the docs named to the module that defines its public names now."""
 
