@@ -150,7 +150,7 @@ def make_store(
 ) -> CheckpointStore:
     """Return what writes and reads this run's checkpoints.
 
-    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the Trainer's parts anew.
+    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the current parts.
     override: watches what an overridden `_save_checkpoint` writes.
     """
     args, storage = parts.args, parts.adapters.storage

@@ -53,7 +53,7 @@ def first_difference(whole: RunRecord, resumed: RunRecord, cuts: Sequence[int]) 
     if step <= cuts[0]:
         return (
             f"The job is not deterministic: two runs from its start differ at step {step}, before any interruption: "
-            f"{text}. {at_the_end} Let the job create every random generator that it uses anew, with a fixed seed."
+            f"{text}. {at_the_end} Let the job create every random generator that it uses itself, with a fixed seed."
         )
     return f"{where} from step {step} on: {text}. {at_the_end} {ADVICE.get(what, UNSAVED)}"
 

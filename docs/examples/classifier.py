@@ -1,4 +1,4 @@
-"""Which of Python's own packages a docstring comes from, told by a tiny transformers classifier."""
+"""Classify docstrings by the package of the standard library that they come from, with a tiny transformers model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing
 """The classes, in the order of their labels."""
 
 SHORTEST = 40
-"""Characters; shorter docstrings tell too little."""
+"""Characters; shorter docstrings are skipped."""
 
 HELD_OUT_EVERY = 5
-"""One docstring of so many is held out, in each package."""
+"""One in this many docstrings of each package is held out."""
 
 PADDING, UNKNOWN, START = "[PAD]", "[UNK]", "[CLS]"
 
@@ -45,18 +45,18 @@ class Docstrings:
 
 
 def train_split(tokenizer: PreTrainedTokenizerFast) -> Docstrings:
-    """Four fifths of each package's docstrings."""
+    """Return four fifths of each package's docstrings."""
     return Docstrings(texts()[0], tokenizer)
 
 
 def held_out_split(tokenizer: PreTrainedTokenizerFast) -> Docstrings:
-    """The other fifth."""
+    """Return the other fifth."""
     return Docstrings(texts()[1], tokenizer)
 
 
 @cache
 def texts() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """The training part and the held-out part: docstrings with labels, none of them twice."""
+    """Return the training part and the held-out part: unique docstrings with labels."""
     training: list[tuple[str, int]] = []
     held_out: list[tuple[str, int]] = []
     seen: set[str] = set()
@@ -70,7 +70,7 @@ def texts() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
 
 
 def docstrings(package: str) -> Iterator[str]:
-    """The docstrings of a package of the standard library, read from its source files in the order of their names.
+    """Return the docstrings of a package of the standard library, from its source files in alphabetical order.
 
     Its tests are left out: not every Python comes with them.
     """
@@ -87,7 +87,7 @@ def docstrings(package: str) -> Iterator[str]:
 
 @cache
 def tokenizer(vocabulary_size: int = 2000, longest: int = 96) -> PreTrainedTokenizerFast:
-    """Splits texts into words and marks, in lower case; knows those that are most frequent in the training part.
+    """Return a tokenizer for lower-case words and punctuation, with the most frequent ones of the training part.
 
     longest: tokens kept of a text.
     """
@@ -96,7 +96,7 @@ def tokenizer(vocabulary_size: int = 2000, longest: int = 96) -> PreTrainedToken
     counts = Counter(
         word for text, _ in texts()[0] for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
     )
-    # Ties are broken by the alphabet, so that a resumed run numbers the words alike.
+    # Ties are broken alphabetically, so that a resumed run gives the words the same ids.
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary_size - 3]
     vocabulary = {word: number for number, word in enumerate([PADDING, UNKNOWN, START, *frequent])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -104,7 +104,7 @@ def tokenizer(vocabulary_size: int = 2000, longest: int = 96) -> PreTrainedToken
     words.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, vocabulary[START])]
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor carries no types
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor is untyped
         tokenizer_object=words,
         pad_token=PADDING,
         unk_token=UNKNOWN,
@@ -115,7 +115,7 @@ def tokenizer(vocabulary_size: int = 2000, longest: int = 96) -> PreTrainedToken
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
-    """The share of rows that are told rightly, and the share that always naming the most frequent package would get."""
+    """Return the accuracy, and that of always predicting the most frequent package."""
     labels = np.asarray(evaluated.label_ids)
     return {
         "accuracy": float((evaluated.predictions.argmax(axis=-1) == labels).mean()),

@@ -1,4 +1,4 @@
-"""Handwritten digits: the 1,797 scans of 8 by 8 pixels that scikit-learn carries, read by a small convolutional net."""
+"""Classify the 1,797 handwritten digits of scikit-learn (8 by 8 pixels) with a small convolutional network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = 10
 
 
 class Digits:
-    """A map-style dataset of scans: `pixels` (1, 8, 8) between 0 and 1, `labels` () from 0 to 9."""
+    """A map-style data set of images: `pixels` (1, 8, 8) between 0 and 1, `labels` () from 0 to 9."""
 
     def __init__(self, pixels: Tensor, labels: Tensor) -> None:
         self.pixels, self.labels = pixels, labels
@@ -32,12 +32,12 @@ class Digits:
 
 
 def train_split(split_seed: int = 0) -> Digits:
-    """Four fifths of the scans."""
+    """Return four fifths of the images."""
     return _splits(split_seed)[0]
 
 
 def held_out_split(split_seed: int = 0) -> Digits:
-    """The other fifth, in which each digit is as frequent as in the whole."""
+    """Return the other fifth, with the same distribution of digits."""
     return _splits(split_seed)[1]
 
 
@@ -80,7 +80,7 @@ def _convolution(channels_in: int, channels_out: int) -> nn.Module:
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
-    """The share of rows whose highest logit is that of their label."""
+    """Return the accuracy."""
     return {"accuracy": float((evaluated.predictions.argmax(axis=-1) == evaluated.label_ids).mean())}
 
 
@@ -106,7 +106,7 @@ class Pictures(TrainerCallback):
 
 @torch.no_grad()
 def confusion(model: nn.Module, scans: Digits) -> Tensor:
-    """How many scans of each digit (row) are read as each digit (column): counts (10, 10)."""
+    """Return the confusion matrix: counts (10, 10) of digits (row) predicted as digits (column)."""
     device = next(model.parameters()).device
     was_training = model.training
     read_as = model.eval()(scans.pixels.to(device))["logits"].argmax(dim=-1).cpu()
@@ -128,7 +128,7 @@ def confusion_figure(counts: Tensor) -> Figure:
 
 
 def loss_figure(log_history: Sequence[Mapping[str, float]]) -> Figure:
-    """Training and held-out losses over the epochs, on a logarithmic scale."""
+    """Plot training and evaluation losses over the epochs, on a logarithmic scale."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for key, label in (("loss", "training"), ("eval_loss", "held out")):

@@ -1,4 +1,4 @@
-"""A run inside a program of one's own: driven step by step, and asked for things from another thread."""
+"""A run inside an application: driven step by step, and controlled from another thread."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def make_trainer(folder: str | Path) -> Trainer:
 
 
 def drive(folder: str | Path) -> list[float]:
-    """Take the run from event to event; the losses that it logged."""
+    """Drive the run event by event and return the logged losses."""
     trainer, losses = make_trainer(folder), []
     for event in trainer.stream():
         match event:
             case StepEnded(step=10):
                 trainer.pause()
             case Paused():
-                trainer.resume()  # where a program would wait for whoever paused the run
+                trainer.resume()  # an application would wait here until it wants to continue
             case Logged(values={"loss": loss}):
                 losses.append(loss)
             case TrainEnded(step=step):
@@ -48,7 +48,7 @@ def drive(folder: str | Path) -> list[float]:
 
 
 def ask_from_another_thread(folder: str | Path) -> str:
-    """Train in one thread, and from this one save a checkpoint and stop; the checkpoint's name."""
+    """Train in a thread, request a save and a stop from this one, and return the name of the checkpoint."""
     trainer = make_trainer(folder)
     trainer.args.max_steps = 1_000_000
     training = threading.Thread(target=trainer.train)

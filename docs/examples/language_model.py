@@ -1,4 +1,4 @@
-"""A small byte-level transformer, judged in bits per byte against an n-gram model and by a sample of what it writes."""
+"""A small byte-level transformer, compared with an n-gram model in bits per byte, with a sample of its text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYMBOLS = 256
 
 
 class Windows:
-    """A map-style dataset of windows of a text: `input_ids` (length,), and as `labels` (length,) the byte after each.
+    """A map-style data set of windows of a text: `input_ids` (length,), and as `labels` (length,) the byte after each.
 
     A window starts every `stride` bytes, as long as a whole one follows.
     """
@@ -38,7 +38,7 @@ class Windows:
 
 
 class Transformer(nn.Module):
-    """A causal transformer over bytes, with a convolution over the last few of them in front.
+    """A causal transformer over bytes, preceded by a short causal convolution.
 
     The convolution reads short contexts from the first step on, which attention takes thousands of steps to learn.
     """
@@ -54,8 +54,8 @@ class Transformer(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Logits (rows, length, 256) of the byte after each of `input_ids` (rows, length); with labels of the same
-        shape also their mean cross entropy in nats."""
+        """Return logits (rows, length, 256) of the byte after each of `input_ids` (rows, length); with labels of this
+        shape, also their mean cross entropy in nats."""
         embedded: Tensor = self.embedding(input_ids)
         past = functional.pad(embedded.transpose(1, 2), (self.recent.kernel_size[0] - 1, 0))
         hidden = embedded + self.recent(past).transpose(1, 2)
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each on the normalized stream and added to it; both start at zero."""
+    """Pre-norm attention and a two-layer perceptron with residual connections; both start at zero."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Block(nn.Module):
         nn.init.zeros_(self.contract.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (rows, length, width) to the same."""
+        """Map hidden states (rows, length, width) to the same shape."""
         projected: Tensor = self.queries_keys_values(self.attention_norm(hidden))
         queries, keys, values = projected.view(*hidden.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(rotated(queries), rotated(keys), values, is_causal=True)
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 def rotated(vectors: Tensor) -> Tensor:
-    """Vectors (..., length, size) turned by angles that grow with their position, so that products tell distances.
+    """Rotate vectors (..., length, size) by angles that grow with their position (rotary embeddings).
 
     Source: Su et al. 2021, "RoFormer" (arXiv:2104.09864), equation 34.
     """
@@ -108,7 +108,7 @@ def rotated(vectors: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, windows: Windows, rows: int = 64) -> float:
-    """The mean of -log2(probability) over all bytes of the windows but the first, each after those of its window."""
+    """Return the mean of -log2(probability) over all bytes of the windows except the first of each."""
     device = next(model.parameters()).device
     nats = 0.0
     for start in range(0, len(windows), rows):
@@ -120,7 +120,7 @@ def bits_per_byte(model: nn.Module, windows: Windows, rows: int = 64) -> float:
 
 @torch.no_grad()
 def write(model: nn.Module, prompt: str, length: int, context: int, temperature: float, top_k: int, seed: int) -> str:
-    """What the model writes after `prompt`: `length` bytes, each drawn from the `top_k` likeliest ones.
+    """Generate `length` bytes after `prompt`, each sampled from the `top_k` most likely ones.
 
     context: how many bytes the model sees. temperature: what logits are divided by; below 1 the likely gets likelier.
     """
@@ -136,14 +136,14 @@ def write(model: nn.Module, prompt: str, length: int, context: int, temperature:
 
 
 def known_share(sample: str, corpus: str) -> float:
-    """The share of the sample's words (runs of letters) that are words of the corpus, capitals told apart."""
+    """Return the share of the sample's words (runs of letters) that occur in the corpus, case-sensitively."""
     words = re.findall(r"[^\W\d_]+", sample)
     known = set(re.findall(r"[^\W\d_]+", corpus))
     return sum(word in known for word in words) / len(words) if words else 0.0
 
 
 def longest_copy(sample: str, corpus: str) -> int:
-    """How many characters the longest passage of the sample has that stands in the corpus word for word."""
+    """Return the length in characters of the longest passage of the sample that is copied from the corpus."""
     longest = 0
     for start in range(len(sample)):
         while start + longest < len(sample) and sample[start : start + longest + 1] in corpus:
@@ -152,13 +152,13 @@ def longest_copy(sample: str, corpus: str) -> int:
 
 
 class Baseline(Protocol):
-    """What the language model is compared with."""
+    """Return the n-gram model to compare with."""
 
     def bits_per_byte(self, text: bytes) -> float: ...
 
 
 class Report(TrainerCallback):
-    """Prints how the model compares with the baseline, and a sample; writes report.json and sample.txt.
+    """Prints a comparison with the baseline and a sample, and writes report.json and sample.txt.
 
     Both models predict the same bytes of `held_out`; this one sees it in windows of `context` bytes. The sample has
     `length` bytes, drawn as `write` says.

@@ -1,4 +1,4 @@
-"""Digits in reverse: rows of digits, a tokenizer that knows nothing else, and how many rows come out exactly."""
+"""Reverse rows of digits: the data, a tokenizer for digits, and the share of rows that are reversed exactly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hexloop import EvalPrediction
 
 PADDING, END = "<pad>", "</s>"
 SHORTEST, LONGEST = 3, 8
-"""Digits in a row."""
+"""The number of digits in a row."""
 
 
 class Reversals:
-    """A map-style dataset of rows of digits as token ids, with the same digits in reverse as labels."""
+    """A map-style data set of rows of digits as token ids, with the same digits in reverse as labels."""
 
     def __init__(self, rows: list[str]) -> None:
         self.rows = rows
@@ -33,17 +33,17 @@ class Reversals:
 
 
 def train_split(count: int, held_out: int) -> Reversals:
-    """`count` rows, without the first `held_out` that are drawn."""
+    """Return `count` rows, after the first `held_out` that are drawn."""
     return Reversals(rows(held_out + count)[held_out:])
 
 
 def held_out_split(count: int) -> Reversals:
-    """The first `count` rows."""
+    """Return the first `count` rows."""
     return Reversals(rows(count))
 
 
 def rows(count: int, seed: int = 0) -> list[str]:
-    """The first `count` rows of a fixed random order, none of them twice."""
+    """Return the first `count` unique rows of a fixed random order."""
     source = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < count:
@@ -53,13 +53,13 @@ def rows(count: int, seed: int = 0) -> list[str]:
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each digit; every row ends with the end token."""
+    """Return a tokenizer with a token per digit; every row ends with the end token."""
     vocabulary = {word: number for number, word in enumerate([PADDING, END, *"0123456789"])}
     digits = Tokenizer(models.WordLevel(vocabulary, unk_token=PADDING))
     digits.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     digits.decoder = decoders.Fuse()
     digits.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, vocabulary[END])])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor carries no types
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # its constructor is untyped
         tokenizer_object=digits,
         pad_token=PADDING,
         eos_token=END,
@@ -68,13 +68,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def exact_match(evaluated: EvalPrediction) -> dict[str, float]:
-    """The share of rows that are generated exactly."""
+    """Return the share of rows that are generated exactly."""
     generated, wanted = (_texts(tokens) for tokens in (evaluated.predictions, evaluated.label_ids))
     return {"exact_match": float(np.mean([one == other for one, other in zip(generated, wanted, strict=True)]))}
 
 
 def _texts(tokens: np.ndarray[Any, Any]) -> list[str]:
-    """The digits of each row, up to its end; -100 stands where a label or a shorter batch has no token."""
+    """Return the digits of each row up to its end token; -100 marks padding."""
     words = tokenizer()
     padding = words.convert_tokens_to_ids(PADDING)
     return [str(words.decode(row, skip_special_tokens=True)) for row in np.where(tokens < 0, padding, tokens)]

@@ -1,6 +1,6 @@
-"""Checkpoints in an SQLite database: one file, however many checkpoints it holds.
+"""A storage that keeps all checkpoints in one SQLite database.
 
-An answer to hexloop's Storage port that needs nothing but Python.
+It implements hexloop's Storage port with the standard library only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ create table if not exists chunks (path text, number integer, bytes blob, primar
 """
 
 UNDER = "path = :path or (path > :path || '/' and path < :path || '0')"
-"""What stands at a path or below it: '0' is the character after '/'."""
+"""Selects a path and everything below it: '0' is the character after '/'."""
 
 
 class SQLiteStorage:
-    """Answers the Storage port with the database `file`.
+    """Storage adapter for the database `file`.
 
-    Every operation is one transaction, so that a crash leaves all of it or nothing, and a folder appears by one rename.
-    Each opens the database anew: any thread may call any method.
+    Every operation is one transaction, so a crash leaves all of it or nothing, and a folder appears by one rename.
+    Each operation opens its own connection, so any thread may call any method.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -38,7 +38,7 @@ class SQLiteStorage:
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """A rename is atomic; no folder of this machine holds the checkpoints."""
+        """Renames are atomic; the checkpoints are not in a local folder."""
         return StorageCapabilities(Publication.RENAME, f"sqlite:{self._file}")
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
@@ -56,7 +56,7 @@ class SQLiteStorage:
         return stored
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
-        """The file's chunks as they were written, the first one cut; see `Storage.read`."""
+        """Yield the file's chunks as they were written, from the offset on; see `Storage.read`."""
         with self._transaction() as database:
             if database.execute("select 1 from files where path = ?", (path,)).fetchone() is None:
                 raise StorageError(f"You asked for {path!r}, but {self._file} holds no such file; check the name.")
@@ -66,7 +66,7 @@ class SQLiteStorage:
                 start = max(start - len(chunk), 0)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
-        """The names in `folder`; see `Storage.list`."""
+        """Return the entries of `folder`; see `Storage.list`."""
         prefix = f"{folder}/" if folder else ""
         entries: dict[str, Entry] = {}
         with self._transaction() as database:
@@ -77,7 +77,7 @@ class SQLiteStorage:
         return tuple(entries[name] for name in sorted(entries))
 
     def move(self, source: str, destination: str) -> None:
-        """Give a file or a folder another name; see `Storage.move`."""
+        """Rename a file or a folder; see `Storage.move`."""
         _check(destination)
         with self._transaction() as database:
             _refuse_taken(database, destination)
@@ -90,13 +90,13 @@ class SQLiteStorage:
                 raise StorageError(f"You asked to move {source!r}, but {self._file} holds nothing there; check it.")
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; see `Storage.remove`."""
+        """Remove a file, or a folder with its contents; see `Storage.remove`."""
         with self._transaction() as database:
             for table in ("chunks", "files"):
                 database.execute(f"delete from {table} where {UNDER}", {"path": path})
 
     def digest(self, path: str) -> Stored:
-        """Size and digest of what is there now, read through; see `Storage.digest`."""
+        """Read the file and return its size and digest; see `Storage.digest`."""
         digest, size = hashlib.blake2b(), 0
         for chunk in self.read(path):
             digest.update(chunk)
@@ -105,10 +105,10 @@ class SQLiteStorage:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """An open database, whose changes are kept where the block ends well and forgotten where it does not."""
+        """Open the database; commit at the end of the block, or roll back if it raises."""
         try:
             with closing(sqlite3.connect(self._file, timeout=60)) as database, database:
-                database.execute("pragma journal_mode = wal")  # who reads keeps nobody from writing
+                database.execute("pragma journal_mode = wal")  # readers do not block writers
                 database.execute("pragma synchronous = full")
                 yield database
         except sqlite3.Error as error:
@@ -122,7 +122,7 @@ def _check(path: str) -> None:
 
 
 def _refuse_taken(database: sqlite3.Connection, path: str) -> None:
-    """Raise StorageError where a file or a folder has this name, or where the path leads through a file."""
+    """Raise StorageError if the path exists, or if a parent of it is a file."""
     taken = database.execute(f"select path from files where {UNDER}", {"path": path}).fetchone()
     names = path.split("/")
     for depth in range(1, len(names)):

@@ -1,4 +1,4 @@
-"""The SQLite storage against the suite that every storage passes, and a run that is resumed from it."""
+"""The contract suite of storages for the SQLite storage, and a run that resumes from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line(nn.Module):
 
 
 def trained(storage: Storage, folder: Path, steps: int, resume: bool = False) -> dict[str, Tensor]:
-    """The weights after a run that saves every fifth step to `storage`."""
+    """Return the weights after a run that saves every fifth step to `storage`."""
     torch.manual_seed(0)
     rows = [{"x": torch.tensor([x / 8]), "labels": torch.tensor([x / 4 + 1])} for x in range(16)]
     arguments = TrainingArguments(
@@ -44,7 +44,7 @@ def trained(storage: Storage, folder: Path, steps: int, resume: bool = False) ->
 
 
 def test_a_run_goes_on_from_the_database(tmp_path: Path) -> None:
-    """Ten steps, saved and taken up again by another storage object, are the same as ten at once."""
+    """Ten steps, saved and resumed with another storage object, equal ten steps in one run."""
     whole = trained(SQLiteStorage(tmp_path / "whole.sqlite"), tmp_path, 10)
     trained(SQLiteStorage(tmp_path / "parts.sqlite"), tmp_path, 5)
     resumed = trained(SQLiteStorage(tmp_path / "parts.sqlite"), tmp_path, 10, resume=True)
@@ -52,14 +52,14 @@ def test_a_run_goes_on_from_the_database(tmp_path: Path) -> None:
 
 
 def test_a_file_can_be_written_from_one_that_is_being_read(tmp_path: Path) -> None:
-    """Reading does not hold up writing."""
+    """Reading does not block writing."""
     storage = SQLiteStorage(tmp_path / "checkpoints.sqlite")
     storage.write("one", [b"some", b"bytes"])
     assert storage.write("other", storage.read("one")) == storage.digest("one")
 
 
 def test_a_full_database_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room left the error is the one of a full storage, and what was there stays."""
+    """A full disk raises StorageFullError and leaves existing files intact."""
     storage = SQLiteStorage(tmp_path / "small.sqlite")
     storage.write("first", [b"here"])
     connect = sqlite3.connect

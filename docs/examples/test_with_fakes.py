@@ -1,4 +1,4 @@
-"""Tests of training code with fakes: the loop is the real one; the model, the disk and the other processes are not.
+"""Tests of training code with fakes: the loop is real; the model, the disk and the other processes are fakes.
 
 Nothing here imports a framework, and all of it takes milliseconds.
 """
@@ -42,7 +42,7 @@ EVERY_STEP = Trigger(Interval.STEPS, 1)
 
 
 def until_loss(run: Run, wanted: float) -> Iterator[AnyEvent]:
-    """The code under test: it drives a run until a logged loss is as low as wanted."""
+    """Drive a run until a logged loss is low enough. This is the code under test."""
     for event in train(run):
         yield event
         if isinstance(event, Logged) and event.values.get("loss", wanted) < wanted:
@@ -50,7 +50,7 @@ def until_loss(run: Run, wanted: float) -> Iterator[AnyEvent]:
 
 
 def test_the_run_ends_when_the_loss_is_low_enough() -> None:
-    """Of 1,000 epochs only as many are trained as are needed."""
+    """Training stops long before 1,000 epochs."""
     run = simulated_run(ROWS, epochs=1000, triggers=Triggers(log=EVERY_STEP))
     *_, last = until_loss(run, 0.01)
     assert isinstance(last, TrainEnded)
@@ -59,7 +59,7 @@ def test_the_run_ends_when_the_loss_is_low_enough() -> None:
 
 
 def trained(storage: FaultyStorage | MemoryStorage) -> LeastSquares:
-    """A model trained for 12 steps with a save at each, from the newest checkpoint on `storage` on."""
+    """Train for 12 steps with a save at each, resuming from the newest checkpoint on `storage`; return the model."""
     model, losses = least_squares(), PlainLosses()
     contents = CheckpointContents({"model": model.model, "optimizer": model.optimizer, "losses": losses})
     store = CheckpointStore(storage, contents)
@@ -78,7 +78,7 @@ def trained(storage: FaultyStorage | MemoryStorage) -> LeastSquares:
 
 
 def test_a_crash_at_any_moment_changes_nothing() -> None:
-    """Wherever the process dies while it uses the disk, the run goes on to the same weights."""
+    """Wherever the process dies during a disk operation, the resumed run reaches the same weights."""
     whole = FaultyStorage(MemoryStorage())
     expected = trained(whole).model.parameters
     for operation in range(1, len(whole.operations) + 1, 23):
@@ -90,7 +90,7 @@ def test_a_crash_at_any_moment_changes_nothing() -> None:
 
 
 def test_a_save_that_fails_does_not_end_the_run() -> None:
-    """A write that fails is told as an event, and the run comes to its end."""
+    """A failed write is reported as an event, and the run finishes."""
     storage = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, operation="write")])
     model = least_squares()
     store = CheckpointStore(storage, CheckpointContents({"model": model.model}))
@@ -102,7 +102,7 @@ def test_a_save_that_fails_does_not_end_the_run() -> None:
 
 
 def test_all_processes_stop_at_one_step() -> None:
-    """A stop that one of four processes is asked for ends all of them at the same step."""
+    """A stop requested in one of four processes ends all of them at the same step."""
 
     def run_process(process: Collectives) -> int:
         requests = Requests()
@@ -118,7 +118,7 @@ def test_all_processes_stop_at_one_step() -> None:
 
 
 def test_a_process_that_dies_is_named() -> None:
-    """The others learn who is missing instead of waiting for ever: the world's clock needs no real time."""
+    """The other processes report the missing rank instead of waiting forever; simulated time needs no real time."""
     world = SimulatedWorld(3, faults=[Kill(rank=1, operation=1)], timeout=600)
     first, killed, last = world.outcomes(lambda process: process.barrier("start"))
     assert isinstance(killed.error, RankKilled)
@@ -128,5 +128,5 @@ def test_a_process_that_dies_is_named() -> None:
 
 
 def test_no_framework_was_needed() -> None:
-    """Everything above ran on Python alone."""
+    """None of the tests above imported torch."""
     assert "torch" not in sys.modules

@@ -12,22 +12,22 @@ import re
 from pydoc_data.topics import topics
 
 BLOCK = 4_000
-"""Bytes of consecutive paragraphs that go to one part together, so that held-out text reads as text."""
+"""Bytes of consecutive paragraphs that stay together, so that held-out text is coherent."""
 
 HELD_OUT_EVERY = 10
-"""One block of so many is held out."""
+"""One in this many blocks is held out."""
 
 NO_ENGLISH = re.compile(r"^\s*(\+[-=]{3}|\|\s)|::=", re.MULTILINE)
-"""The rules and rows of tables, and the alternatives and definitions of grammars."""
+"""Matches table rules and rows, and grammar definitions."""
 
 
 def corpus() -> str:
-    """All the topics, in the order of their names, as they stand."""
+    """Return all topics in alphabetical order."""
     return "\n\n".join(text.strip("\n") for _, text in sorted(topics.items()))
 
 
 def unique_paragraphs(text: str) -> list[str]:
-    """The English paragraphs of `text` in order, each one only the first time, however its lines are broken."""
+    """Yield the English paragraphs of `text` in order, without duplicates that differ only in line breaks."""
     first_seen: dict[str, str] = {}
     for paragraph in re.split(r"\n(?:[ \t]*\n)+", text.strip("\n")):
         words = " ".join(paragraph.split())
@@ -37,7 +37,7 @@ def unique_paragraphs(text: str) -> list[str]:
 
 
 def split(text: str, block: int = BLOCK, held_out_every: int = HELD_OUT_EVERY) -> tuple[str, str]:
-    """The training part and the held-out part of `text`: the last of every `held_out_every` blocks is held out.
+    """Split `text` into training and held-out parts: the last of every `held_out_every` blocks is held out.
 
     A block is a run of whole paragraphs that begin within the same `block` bytes of the text.
     """
@@ -53,10 +53,10 @@ def split(text: str, block: int = BLOCK, held_out_every: int = HELD_OUT_EVERY) -
 
 
 def training_text() -> str:
-    """The part to learn from."""
+    """Return the training part."""
     return split(corpus())[0]
 
 
 def held_out_text() -> str:
-    """The part to be judged by."""
+    """Return the held-out part."""
     return split(corpus())[1]

@@ -1,4 +1,4 @@
-"""The byte n-gram model that the language model has to beat: interpolated Kneser-Ney.
+"""The n-gram baseline of the language model: interpolated Kneser-Ney over bytes.
 
 Source: Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling", section 4.1.6.
 """
@@ -13,7 +13,7 @@ SYMBOLS = 256
 
 
 class NGram:
-    """The chance of each byte after the `order - 1` bytes before it.
+    """The probability of each byte given the `order - 1` bytes before it.
 
     What was seen `count` times after a context of `total` bytes gets `(count - discount) / total`; what the discounts
     free is spread as the model of one order less says, and below the lowest order evenly over all 256 bytes. Lower
@@ -30,7 +30,7 @@ class NGram:
             self.levels.append(_Level(counts, discount))
 
     def probability(self, byte: int, context: bytes) -> float:
-        """The chance of `byte` (0 to 255) after `context`, of which the last `order - 1` bytes count."""
+        """Return the probability of `byte` (0 to 255) after `context`, of which the last `order - 1` bytes count."""
         order = len(self.levels)
         chance = 1 / SYMBOLS
         for level, length in zip(reversed(self.levels), range(min(order, len(context) + 1)), strict=False):
@@ -38,7 +38,7 @@ class NGram:
         return chance
 
     def bits_per_byte(self, text: bytes) -> float:
-        """The mean of -log2(probability) over all bytes of `text` but the first, each after all bytes before it."""
+        """Return the mean of -log2(probability) over all bytes of `text` except the first."""
         reach = len(self.levels) - 1
         bits = (-math.log2(self.probability(text[at], text[max(0, at - reach) : at])) for at in range(1, len(text)))
         return sum(bits) / (len(text) - 1)
@@ -55,7 +55,7 @@ class _Level:
         self.kinds = Counter(sequence[:-1] for sequence in counts)
 
     def probability(self, byte: int, context: bytes, lower_order: float) -> float:
-        """The chance of `byte` after `context`, given its chance by the order below; that itself for a new context."""
+        """Return the probability of `byte` after `context`, or that of the lower order if the context is new."""
         total = self.totals[context]
         if total == 0:
             return lower_order
@@ -64,7 +64,7 @@ class _Level:
 
 
 def tuned(text: str, order: int = 3, discounts: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9)) -> NGram:
-    """The model of the whole text, with the discount that predicts the last tenth best from the rest."""
+    """Fit the model to the whole text, with the discount that best predicts the last tenth from the rest."""
     data = text.encode()
     cut = len(data) * 9 // 10
     best = min(discounts, key=lambda discount: NGram(data[:cut], order, discount).bits_per_byte(data[cut:]))

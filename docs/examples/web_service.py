@@ -1,4 +1,4 @@
-"""A web service that trains: start, watch, pause, save and stop a run over HTTP.
+"""A training web service: start, watch, pause, save and stop a run over HTTP.
 
     python docs/examples/web_service.py
 
@@ -23,7 +23,7 @@ from hexloop.domain.events import AnyEvent, Logged, Paused, StepEnded, TrainBega
 
 
 class Training:
-    """One run at a time, each on a Trainer that `make_trainer` makes.
+    """Runs one Trainer at a time, created by `make_trainer`.
 
     Every `next` of the run happens on the one thread of `worker`, so that the event loop only ever waits for it. All
     else here happens in the event loop, so that nothing needs a lock.
@@ -39,16 +39,16 @@ class Training:
         self.progress: dict[str, Any] = {"state": "idle", "step": 0, "loss": None, "error": None}
 
     def start(self, resume: bool) -> None:
-        """Begin a run; with `resume`, where the newest checkpoint left off."""
+        """Start a run; with `resume`, from the newest checkpoint."""
         self.progress |= {"state": "starting", "step": 0, "loss": None, "error": None}
         self.task = asyncio.create_task(self._drive(resume))
 
     def is_live(self) -> bool:
-        """Whether a run has begun and not ended."""
+        """Whether a run is live."""
         return self.task is not None and not self.task.done()
 
     def ask(self, request: Callable[[], Any]) -> Any:
-        """Pass a request on to the run, and wake it up where it is paused."""
+        """Pass a request to the run, and wake it up if it is paused."""
         answer = request()
         self.asked.set()
         return answer
@@ -63,7 +63,7 @@ class Training:
         self.worker.shutdown()
 
     async def _drive(self, resume: bool) -> None:
-        """Take the run from event to event; it has ended for those who ask when another may begin."""
+        """Drive the run event by event, and mark it as ended when another one may start."""
         end: dict[str, Any] = {}
         in_worker = asyncio.get_running_loop().run_in_executor
         try:
@@ -88,7 +88,7 @@ class Training:
             self.progress |= end
 
     def _note(self, event: AnyEvent) -> None:
-        """Bring what an event tells into the progress."""
+        """Update the progress from an event."""
         match event:
             case TrainBegan(step=step) | StepEnded(step=step):
                 self.progress |= {"state": "running", "step": step}
@@ -103,7 +103,7 @@ routes = web.RouteTableDef()
 
 
 def live_trainer(request: web.Request) -> Trainer:
-    """The Trainer of the run that is live; answers 409 where there is none."""
+    """Return the Trainer of the live run; responds with 409 if there is none."""
     trainer = request.app[TRAINING].trainer
     if trainer is None:
         raise web.HTTPConflict(text="no run is live; POST /start begins one")
@@ -112,7 +112,7 @@ def live_trainer(request: web.Request) -> Trainer:
 
 @routes.post("/start")
 async def start(request: web.Request) -> web.Response:
-    """Begin a run."""
+    """Start a run."""
     training = request.app[TRAINING]
     wishes = await request.json() if request.can_read_body else {}
     if training.is_live():
@@ -123,13 +123,13 @@ async def start(request: web.Request) -> web.Response:
 
 @routes.get("/progress")
 async def progress(request: web.Request) -> web.Response:
-    """Where the run stands."""
+    """Return the progress of the run."""
     return web.json_response(request.app[TRAINING].progress)
 
 
 @routes.post("/{action:pause|resume|stop}")
 async def control(request: web.Request) -> web.Response:
-    """Pass a request on to the run, which heeds it at its next step."""
+    """Pass a request to the run, which applies it at its next step."""
     trainer, training = live_trainer(request), request.app[TRAINING]
     actions = {"pause": trainer.pause, "resume": trainer.resume, "stop": trainer.request_stop}
     training.ask(actions[request.match_info["action"]])
@@ -138,7 +138,7 @@ async def control(request: web.Request) -> web.Response:
 
 @routes.post("/save")
 async def save(request: web.Request) -> web.Response:
-    """Save, and answer with the checkpoint's name once it is there for good."""
+    """Save, and respond with the name of the checkpoint once it is durable."""
     saving = request.app[TRAINING].ask(live_trainer(request).request_save)
     try:
         name = await asyncio.to_thread(saving.wait)
@@ -148,7 +148,7 @@ async def save(request: web.Request) -> web.Response:
 
 
 def make_app(make_trainer: Callable[[], Trainer]) -> web.Application:
-    """The web application around the runs of `make_trainer`."""
+    """Return the web application for the runs of `make_trainer`."""
 
     async def training(app: web.Application) -> AsyncIterator[None]:
         app[TRAINING] = Training(make_trainer)
@@ -162,7 +162,7 @@ def make_app(make_trainer: Callable[[], Trainer]) -> web.Application:
 
 
 class Curve(nn.Module):
-    """Learns a curve: x (rows, 1) to y (rows, 1)."""
+    """Fits a curve: x (rows, 1) to y (rows, 1)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Curve(nn.Module):
 
 
 def curve_trainer(folder: str = "runs/web_service") -> Trainer:
-    """A Trainer that says nothing: whoever asks is told over HTTP."""
+    """Return a Trainer that prints nothing; its progress is available over HTTP."""
     points = torch.linspace(-3, 3, 256).unsqueeze(-1)
     rows = [{"x": x, "labels": x.sin()} for x in points]
     arguments = TrainingArguments(
