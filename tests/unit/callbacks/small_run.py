@@ -1,4 +1,4 @@
-"""A real run of the domain's loop on one number: gradient descent on w**2, with momentum nowhere and torch nowhere."""
+"""A real run of the domain's loop on one number: gradient descent on w**2 without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hexloop.ports.state import Part
 
 
 class Stateless:
-    """Keeps nothing that a checkpoint needs."""
+    """Has no state to save in a checkpoint."""
 
     def export(self) -> Iterator[Part]:
         return iter(())
@@ -48,7 +48,7 @@ class Descent:
 
 
 class Numbers(Stateless):
-    """The batches 1, 2, ... of one sample each."""
+    """Yields the batches 1, 2, ... of one sample each."""
 
     def __init__(self, batches: int) -> None:
         self._batches = batches
@@ -67,7 +67,7 @@ class Numbers(Stateless):
 
 
 class Sum(Stateless):
-    """Adds losses up."""
+    """Sums losses."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -81,7 +81,7 @@ class Sum(Stateless):
 
 
 class Constant(Stateless):
-    """One rate throughout."""
+    """A constant learning rate."""
 
     def __init__(self, learner: Descent) -> None:
         self._learner = learner
@@ -100,7 +100,7 @@ class Constant(Stateless):
 
 
 class Ticks:
-    """A clock on which each look takes a second."""
+    """A clock that advances by one second at each reading."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -116,7 +116,7 @@ class Ticks:
 
 
 class Measure:
-    """Evaluates w on as many batches as it is told."""
+    """Evaluates w on the given number of batches."""
 
     def __init__(self, learner: Descent, batches: int) -> None:
         self._learner, self._batches = learner, batches
@@ -138,7 +138,7 @@ class Measure:
 
 
 class NamedCheckpoints(NoCheckpoints):
-    """Says which checkpoint it takes, and keeps none."""
+    """Returns the path of each checkpoint and saves nothing."""
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         yield Saved(state.step, f"checkpoint-{state.step}")
@@ -153,7 +153,7 @@ def small_run(
     report: Callable[[dict[str, float]], None] = lambda values: None,
     **parts: Any,
 ) -> Run[float, float]:
-    """A run over `batches` batches an epoch, which evaluates on two batches when it is due."""
+    """Return a run with `batches` batches an epoch that evaluates on two batches when due."""
     learner, clock = Descent(), Ticks()
 
     def evaluation() -> Evaluation:

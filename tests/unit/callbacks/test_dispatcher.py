@@ -1,4 +1,4 @@
-"""EventDispatcher tells callbacks of what happens in the domain's loop."""
+"""EventDispatcher forwards events of the domain's loop to callbacks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERY_SECOND = Trigger(Interval.STEPS, 2)
 
 
 def recording(trace: list[Any], *events: str) -> TrainerCallback:
-    """A callback that notes event, step and switches that are on, at `events`."""
+    """Return a callback that records event, step and active switches at `events`."""
 
     def note(event: str) -> Any:
         def on_event(self: Any, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def recording(trace: list[Any], *events: str) -> TrainerCallback:
 
 
 def driven(run: Run[float, float], *callbacks: TrainerCallback) -> EventDispatcher:
-    """Drive `run` to its end, telling `callbacks` of it."""
+    """Drive `run` to its end and forward its events to `callbacks`."""
     state, control = TrainerState(), TrainerControl()
     state.follow(run)
     run.control = control
@@ -63,8 +63,8 @@ def driven(run: Run[float, float], *callbacks: TrainerCallback) -> EventDispatch
     return dispatcher
 
 
-def test_callbacks_hear_a_run_in_its_order() -> None:
-    """Of a real run with accumulation, evaluation and a save, every event of the loop comes in its place."""
+def test_callbacks_receive_events_in_order() -> None:
+    """A run with accumulation, evaluation and a save sends every event in order."""
     trace: list[Any] = []
     driven(
         small_run(Triggers(EVERY_SECOND, EVERY_SECOND, Trigger(Interval.EPOCH)), batches=5, accumulation=2),
@@ -93,8 +93,8 @@ def test_callbacks_hear_a_run_in_its_order() -> None:
     ]
 
 
-def test_callbacks_steer_the_run() -> None:
-    """A switch that a callback sets at a step's end is acted on at once, and a stop ends the run there."""
+def test_callbacks_control_the_run() -> None:
+    """A switch set at a step's end takes effect immediately, and a stop ends the run there."""
     trace: list[Any] = []
 
     class Steering(TrainerCallback):
@@ -108,8 +108,8 @@ def test_callbacks_steer_the_run() -> None:
     assert run.state.step == 3
 
 
-def test_a_rhythm_that_a_callback_writes_takes_effect_in_the_run() -> None:
-    """A callback that writes `state.save_steps` at step 4 makes the run save every third step from then on."""
+def test_interval_set_by_a_callback_takes_effect() -> None:
+    """After a callback sets `state.save_steps` at step 4, the run saves every third step."""
     trace: list[Any] = []
 
     class Rescheduling(TrainerCallback):
@@ -122,8 +122,8 @@ def test_a_rhythm_that_a_callback_writes_takes_effect_in_the_run() -> None:
     assert [step for _event, step, *_switches in trace] == [6, 9, 11]
 
 
-def test_a_callback_that_writes_max_steps_moves_the_end() -> None:
-    """A run of 11 steps that is told at step 4 to have 6 ends after step 6."""
+def test_max_steps_set_by_a_callback_takes_effect() -> None:
+    """A run of 11 steps ends after step 6 if a callback sets max_steps to 6 at step 4."""
 
     class Shortening(TrainerCallback):
         def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -136,7 +136,7 @@ def test_a_callback_that_writes_max_steps_moves_the_end() -> None:
 
 
 def test_early_stopping_ends_a_run() -> None:
-    """With a threshold that no evaluation can beat, the run ends at its second evaluation."""
+    """With a threshold that no evaluation can exceed, the run ends at its second evaluation."""
 
     class Arguments:
         metric_for_best_model, greater_is_better = "loss", False
@@ -156,8 +156,8 @@ def test_early_stopping_ends_a_run() -> None:
     assert run.state.step == 2
 
 
-def test_the_metrics_come_with_on_evaluate() -> None:
-    """`metrics` is the very mapping of the event, and no evaluation is due any more, whether anybody listens or not."""
+def test_on_evaluate_receives_the_metrics() -> None:
+    """`metrics` is the event's own mapping, and the evaluate switch is cleared even without listeners."""
     seen: list[Any] = []
     kind: type[TrainerCallback] = type(
         "Seeing", (TrainerCallback,), {"on_evaluate": lambda *args, **kwargs: seen.append(kwargs["metrics"])}
@@ -176,16 +176,16 @@ def test_the_metrics_come_with_on_evaluate() -> None:
 
 
 @pytest.mark.parametrize("event", [Logged(1, {}), EvaluationBegan(1), CheckpointPublished(1, "name"), Paused(1)])
-def test_what_callbacks_have_no_name_for_is_passed_over(event: Any) -> None:
-    """Events of the loop alone reach no callback."""
+def test_internal_events_are_not_forwarded(event: Any) -> None:
+    """Events that callbacks have no method for are ignored."""
     trace: list[Any] = []
     handler = CallbackHandler([recording(trace, *EVENTS)])
     EventDispatcher(handler, None, TrainerState(), TrainerControl()).dispatch(event)
     assert trace == []
 
 
-def test_events_are_called_by_name_with_what_they_come_with() -> None:
-    """`call` reaches those who listen, with args, state, control and the keywords given; without listeners nothing."""
+def test_call_passes_keywords_to_listeners() -> None:
+    """`call` passes args, state, control and the keywords to listeners."""
     seen: list[Any] = []
     kind = type("Seeing", (TrainerCallback,), {"on_log": lambda self, *given, **kwargs: seen.append((given, kwargs))})
     state, control = TrainerState(), TrainerControl()
@@ -197,8 +197,8 @@ def test_events_are_called_by_name_with_what_they_come_with() -> None:
     assert (extras["logs"], extras["model"]) == ({"loss": 1.0}, "model")
 
 
-def test_callbacks_that_come_and_go_are_heard_and_unheard() -> None:
-    """A change of the handler's callbacks takes effect at the next event."""
+def test_added_and_removed_callbacks_take_effect_at_the_next_event() -> None:
+    """Adding or removing a callback takes effect at the next event."""
     trace: list[Any] = []
     handler = CallbackHandler([])
     dispatcher = EventDispatcher(handler, None, TrainerState(), TrainerControl())
@@ -211,8 +211,8 @@ def test_callbacks_that_come_and_go_are_heard_and_unheard() -> None:
     assert trace == [("step_begin", 0)]
 
 
-def test_a_method_put_onto_a_callback_before_the_run_is_heard() -> None:
-    """The beginning of a run looks anew at what each callback overrides, its own event included."""
+def test_method_patched_before_the_run_is_called() -> None:
+    """Overridden methods are looked up again when a run starts."""
     heard: list[str] = []
     callback = TrainerCallback()
     dispatcher = EventDispatcher(CallbackHandler([callback]), None, TrainerState(), TrainerControl())
@@ -223,8 +223,8 @@ def test_a_method_put_onto_a_callback_before_the_run_is_heard() -> None:
     assert heard == ["on_train_begin", "on_step_end"]
 
 
-def test_an_event_without_listeners_costs_one_look() -> None:
-    """Telling nobody of the events of a step calls no function but `dispatch` and one look into a dictionary."""
+def test_event_without_listeners_costs_one_lookup() -> None:
+    """Without listeners, an event costs one call of `dispatch` and one dictionary lookup."""
     dispatcher = EventDispatcher(CallbackHandler([TrainerCallback]), None, TrainerState(), TrainerControl())
     calls: list[str] = []
     events: list[AnyEvent] = [StepBegan(0), MicroStepEnded(0, 0.0), StepEnded(1, [], None, True)]
@@ -239,8 +239,8 @@ def test_an_event_without_listeners_costs_one_look() -> None:
     assert len(calls) == 2 * len(events) + 1  # the last is setprofile itself
 
 
-def test_an_abandoned_dispatcher_is_told_no_more() -> None:
-    """The handler holds no dispatcher alive."""
+def test_handler_keeps_no_reference_to_a_dispatcher() -> None:
+    """The handler does not keep a dispatcher alive."""
     handler = CallbackHandler([])
     dispatcher = EventDispatcher(handler, None, TrainerState(), TrainerControl())
     assert len(handler._audience) == 1
@@ -249,8 +249,8 @@ def test_an_abandoned_dispatcher_is_told_no_more() -> None:
     assert len(handler._audience) == 0
 
 
-def test_every_name_in_the_table_is_an_event() -> None:
-    """The loop's events are called by names that callbacks have, each once."""
+def test_every_mapped_name_is_a_callback_event() -> None:
+    """Each loop event maps to one callback event, and no two map to the same."""
     names = list(CALLBACK_EVENTS.values())
     assert len(set(names)) == len(names)
     assert set(names) < set(EVENTS)

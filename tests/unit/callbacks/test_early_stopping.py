@@ -1,4 +1,4 @@
-"""EarlyStoppingCallback ends a run when evaluations no longer get better."""
+"""EarlyStoppingCallback ends a run when evaluations stop improving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments(**changes: Any) -> SimpleNamespace:
 
 
 def stopped_at(callback: EarlyStoppingCallback, values: list[float], args: SimpleNamespace) -> int | None:
-    """The number of the evaluation that ends a run which measures `values`, with the best noted after each."""
+    """Return the number of the evaluation that ends a run with the metrics `values`."""
     state, run_state = TrainerState(), RunState()
     best = BestMetric(args.metric_for_best_model, args.greater_is_better)
     for number, value in enumerate(values):
@@ -49,10 +49,10 @@ def stopped_at(callback: EarlyStoppingCallback, values: list[float], args: Simpl
         (1, [1.0], None),
     ],
 )
-def test_it_ends_the_run_after_that_many_evaluations_without_improvement(
+def test_run_stops_after_patience_evaluations_without_improvement(
     patience: int, values: list[float], expected: int | None
 ) -> None:
-    """The run ends at the evaluation that is the patience-th in a row to improve nothing, and not before."""
+    """The run stops at the first evaluation that completes `patience` evaluations without improvement."""
     assert stopped_at(EarlyStoppingCallback(patience), values, arguments()) == expected
 
 
@@ -60,10 +60,10 @@ def test_it_ends_the_run_after_that_many_evaluations_without_improvement(
 @given(
     st.lists(st.integers(0, 6).map(float), max_size=20), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 1.0])
 )
-def test_any_run_ends_where_the_definition_says(
+def test_any_run_stops_where_the_definition_says(
     values: list[float], patience: int, greater_is_better: bool, threshold: float
 ) -> None:
-    """The end is at the first evaluation such that it and those just before it, `patience` in all, improved nothing."""
+    """The run stops at the first of `patience` consecutive evaluations without improvement to complete them."""
     args = arguments(greater_is_better=greater_is_better)
     sign = 1 if greater_is_better else -1
     improved = [
@@ -77,14 +77,14 @@ def test_any_run_ends_where_the_definition_says(
 
 
 @pytest.mark.parametrize("name", ["accuracy", "eval_accuracy"])
-def test_the_metric_may_be_named_with_or_without_its_prefix(name: str) -> None:
-    """`accuracy` and `eval_accuracy` are the same metric, and greater may be better."""
+def test_metric_prefix_is_optional(name: str) -> None:
+    """`accuracy` and `eval_accuracy` are the same metric, also if greater is better."""
     args = arguments(metric_for_best_model=name, greater_is_better=True)
     assert stopped_at(EarlyStoppingCallback(), [0.5, 0.6, 0.55], args) == 2
 
 
-def test_a_metric_that_was_not_measured_is_warned_of_and_not_counted() -> None:
-    """Such an evaluation changes nothing; the warning names what was looked for and what there was."""
+def test_missing_metric_is_warned_about_and_not_counted() -> None:
+    """A missing metric changes nothing, and the warning lists the available metrics."""
     callback, control = EarlyStoppingCallback(), TrainerControl()
     with pytest.warns(UserWarning, match=r"'eval_loss'.*eval_f1"):
         callback.on_evaluate(arguments(), TrainerState(best_metric=1.0), control, metrics={"eval_f1": 0.5})
@@ -92,16 +92,16 @@ def test_a_metric_that_was_not_measured_is_warned_of_and_not_counted() -> None:
     assert control == TrainerControl()
 
 
-def test_an_evaluation_outside_a_run_without_a_metric_is_passed_over() -> None:
-    """Evaluating by hand works where metric_for_best_model is not set."""
+def test_evaluation_outside_a_run_is_ignored_without_a_metric() -> None:
+    """Evaluating outside a run works if metric_for_best_model is not set."""
     control = TrainerControl()
     args = arguments(metric_for_best_model=None)
     EarlyStoppingCallback().on_evaluate(args, TrainerState(), control, metrics={"eval_loss": 1.0})
     assert control == TrainerControl()
 
 
-def test_what_cannot_work_is_refused_before_the_run_all_at_once() -> None:
-    """Neither a metric nor evaluations: both are named in one error."""
+def test_missing_requirements_are_reported_in_one_error() -> None:
+    """One error before the run reports a missing metric and missing evaluations."""
     args = arguments(metric_for_best_model=None, eval_strategy="no")
     with pytest.raises(ConfigurationError) as caught:
         EarlyStoppingCallback().on_train_begin(args, TrainerState(), TrainerControl())
@@ -110,8 +110,8 @@ def test_what_cannot_work_is_refused_before_the_run_all_at_once() -> None:
     assert "eval_strategy" in second
 
 
-def test_ending_with_the_last_weights_is_warned_of() -> None:
-    """Without load_best_model_at_end the run starts, with a warning; with it, without one."""
+def test_missing_load_best_model_is_warned_about() -> None:
+    """Without load_best_model_at_end the run starts with a warning."""
     EarlyStoppingCallback().on_train_begin(arguments(), TrainerState(), TrainerControl())
     with pytest.warns(UserWarning, match="load_best_model_at_end"):
         EarlyStoppingCallback().on_train_begin(
@@ -119,8 +119,8 @@ def test_ending_with_the_last_weights_is_warned_of() -> None:
         )
 
 
-def test_a_restored_callback_goes_on_counting() -> None:
-    """A callback made from an exported state ends the run where the first one would have."""
+def test_restored_callback_continues_counting() -> None:
+    """A callback restored from exported state stops the run where the original would."""
     callback = EarlyStoppingCallback(2, 0.25)
     assert stopped_at(callback, [1.0, 1.1], arguments()) is None
     restored = EarlyStoppingCallback.from_state(callback.state())

@@ -1,4 +1,4 @@
-"""What callbacks keep goes into a checkpoint and comes back."""
+"""Saving and restoring the state of callbacks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def counter(first: int, count: int) -> Counter:
     return made
 
 
-def test_the_layout_is_the_reference_librarys() -> None:
-    """States stand under the name of their class, several of one class in a list; who keeps nothing is left out."""
+def test_layout_equals_that_of_transformers() -> None:
+    """States are keyed by class name, several of one class in a list; stateless callbacks are omitted."""
     stopping = EarlyStoppingCallback(2, 0.5)
     stopping.early_stopping_patience_counter = 1
     exported = export_states([stopping, TrainerCallback(), counter(1, 5), counter(2, 6), TrainerControl(True)])
@@ -61,8 +61,8 @@ def test_the_layout_is_the_reference_librarys() -> None:
     }
 
 
-def test_restoring_makes_each_callback_anew_in_its_place() -> None:
-    """Those of one class take their states in turn, the others stay the objects that they were."""
+def test_restoring_replaces_stateful_callbacks() -> None:
+    """Callbacks of one class take their states in order; other callbacks stay the same objects."""
     idle = TrainerCallback()
     exported = export_states([counter(1, 5), counter(2, 6), EarlyStoppingCallback(7)])
     first, same, second, stopping = restore_states([Counter(), idle, Counter(), EarlyStoppingCallback()], exported)
@@ -72,29 +72,29 @@ def test_restoring_makes_each_callback_anew_in_its_place() -> None:
     assert stopping.early_stopping_patience == 7
 
 
-def test_one_more_callback_than_states_keeps_its_own() -> None:
-    """A callback for which no state is left stays the object that it was, without a warning."""
+def test_callback_without_a_saved_state_is_kept() -> None:
+    """A callback without a saved state stays the same object, without a warning."""
     second = counter(8, 9)
     assert restore_states([Counter(), second], export_states([counter(1, 5)]))[1] is second
 
 
-def test_states_that_nobody_takes_are_named() -> None:
-    """A checkpoint of a run with more callbacks is read, and the warning names them."""
+def test_unused_states_are_warned_about() -> None:
+    """Saved states without a matching callback give a warning that names them."""
     exported = export_states([counter(1, 5), counter(2, 6), EarlyStoppingCallback()])
     with pytest.warns(UserWarning, match="Counter, EarlyStoppingCallback"):
         [restored] = restore_states([Counter()], exported)
     assert vars(restored) == {"first": 1, "count": 5}
 
 
-def test_a_class_of_the_same_name_that_keeps_nothing_is_left_alone() -> None:
-    """A callback that cannot be made from a state stays as it is, and the state is reported."""
+def test_stateless_class_of_the_same_name_is_kept() -> None:
+    """A callback that cannot be restored is kept, and its state is reported."""
     namesake = type("Counter", (TrainerCallback,), {})()
     with pytest.warns(UserWarning, match="Counter"):
         assert restore_states([namesake], export_states([Counter()])) == [namesake]
 
 
-def test_a_class_that_does_not_say_what_it_keeps_is_an_error() -> None:
-    """Deriving from ExportableState without a state() fails with the class's name."""
+def test_exportable_class_without_state_is_an_error() -> None:
+    """Deriving from ExportableState without a state() raises an error that names the class."""
     silent = type("Silent", (TrainerCallback, ExportableState), {})()
     with pytest.raises(NotImplementedError, match=r"Silent.*state\(\)"):
         export_states([silent])

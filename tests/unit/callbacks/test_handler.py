@@ -1,4 +1,4 @@
-"""CallbackHandler calls who overrides an event, in order, with everything that the event comes with."""
+"""CallbackHandler calls the callbacks that override an event, in order, with the event's arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXTRAS = {"model", "processing_class", "optimizer", "lr_scheduler", "train_datal
 
 
 class Diary(TrainerCallback):
-    """Notes every step's end."""
+    """Records the end of every step."""
 
     def __init__(self, notes: list[Any] | None = None, name: str = "diary") -> None:
         self.notes: list[Any] = [] if notes is None else notes
@@ -40,8 +40,8 @@ def call(handler: CallbackHandler, event: str = "on_step_end", **extras: Any) ->
     return handler.call_event(event, ARGS, STATE, TrainerControl(), **extras)
 
 
-def test_callbacks_are_called_in_order_with_what_the_event_comes_with() -> None:
-    """Each gets args, state and control by place, the Trainer's parts by name, and what is special to the event."""
+def test_callbacks_are_called_in_order_with_the_event_arguments() -> None:
+    """Callbacks get args, state and control by position, and everything else by keyword."""
     notes: list[Any] = []
     handler = CallbackHandler([Diary(notes, "first"), Sibling(notes, "second")], "model", "tokenizer", "adam", "linear")
     handler.train_dataloader, handler.eval_dataloader = "train", "eval"
@@ -62,8 +62,8 @@ def test_callbacks_are_called_in_order_with_what_the_event_comes_with() -> None:
         }
 
 
-def test_parts_that_are_exchanged_are_seen() -> None:
-    """A callback is given the optimizer that the handler has when the event comes, not the one it began with."""
+def test_replaced_optimizer_is_passed() -> None:
+    """Callbacks receive the optimizer that the handler has at the time of the event."""
     diary = Diary()
     handler = CallbackHandler([diary], optimizer="old")
     handler.optimizer = "new"
@@ -72,7 +72,7 @@ def test_parts_that_are_exchanged_are_seen() -> None:
 
 
 def test_there_are_sixteen_events() -> None:
-    """The events are the reference library's."""
+    """The events are those of transformers."""
     assert set(EVENTS) == {
         *("on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin"),
         *("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end", "on_evaluate", "on_predict"),
@@ -81,8 +81,8 @@ def test_there_are_sixteen_events() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_the_base_class_is_never_called_and_does_nothing(event: str) -> None:
-    """A callback that overrides nothing listens to nothing, and calling its method by hand changes nothing."""
+def test_base_class_methods_are_no_ops(event: str) -> None:
+    """A callback without overridden methods is never called, and the base methods change nothing."""
     handler, control = CallbackHandler([TrainerCallback, DefaultFlowCallback]), TrainerControl()
     assert handler.overriding(event) == ()
     assert getattr(TrainerCallback(), event)(ARGS, STATE, control, metrics={}) is None
@@ -90,8 +90,8 @@ def test_the_base_class_is_never_called_and_does_nothing(event: str) -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_an_overridden_method_is_called_at_its_event_alone(event: str) -> None:
-    """Of sixteen events a callback hears the one that it overrides."""
+def test_overridden_method_is_called_for_its_event_only(event: str) -> None:
+    """A callback receives only the event that it overrides."""
     heard: list[str] = []
     kind = type("One", (TrainerCallback,), {event: lambda *args, **kwargs: heard.append(event)})
     handler = CallbackHandler([kind])
@@ -101,8 +101,8 @@ def test_an_overridden_method_is_called_at_its_event_alone(event: str) -> None:
     assert [name for name in EVENTS if handler.overriding(name)] == [event]
 
 
-def test_inherited_methods_instance_attributes_and_plain_objects_count() -> None:
-    """A listener may be inherited, put onto the instance, or a method of an object of any class."""
+def test_any_object_with_event_methods_is_a_listener() -> None:
+    """Methods may be inherited, set on the instance, or belong to an object of any class."""
 
     class Inheriting(Diary):
         pass
@@ -122,8 +122,8 @@ def test_inherited_methods_instance_attributes_and_plain_objects_count() -> None
     assert len(inheriting.notes) == 1
 
 
-def test_a_method_put_onto_a_callback_later_is_heard_after_a_refresh() -> None:
-    """`refresh`, which every run begins with, finds what was patched since the callback was added."""
+def test_patched_method_is_found_by_refresh() -> None:
+    """`refresh`, which every run calls at its start, finds methods patched after the callback was added."""
     heard: list[str] = []
     callback = TrainerCallback()
     handler = CallbackHandler([callback])
@@ -133,8 +133,8 @@ def test_a_method_put_onto_a_callback_later_is_heard_after_a_refresh() -> None:
     assert heard == ["log"]
 
 
-def test_a_control_that_is_returned_replaces_the_switches_of_the_live_one() -> None:
-    """The live control takes over all five switches, and the next callback sees them."""
+def test_returned_control_updates_the_live_control() -> None:
+    """The live control copies all five switches, and the next callback sees them."""
 
     class Returning(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
@@ -148,8 +148,8 @@ def test_a_control_that_is_returned_replaces_the_switches_of_the_live_one() -> N
     assert diary.notes[0][3] is control
 
 
-def test_a_control_that_is_set_in_place_or_returned_itself_stays() -> None:
-    """Setting a switch is enough; returning the same object changes nothing more."""
+def test_control_may_be_changed_in_place() -> None:
+    """Setting a switch is enough; returning the same control object changes nothing more."""
 
     class Setting(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
@@ -159,8 +159,8 @@ def test_a_control_that_is_set_in_place_or_returned_itself_stays() -> None:
     assert call(CallbackHandler([Setting, Diary])) == TrainerControl(should_log=True)
 
 
-def test_returning_anything_else_is_an_error_that_shows_it() -> None:
-    """A callback that returns something without the five switches is told so."""
+def test_other_return_values_are_an_error() -> None:
+    """Returning an object without the five switches raises an error that shows it."""
 
     class Confused(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> Any:
@@ -170,8 +170,8 @@ def test_returning_anything_else_is_an_error_that_shows_it() -> None:
         call(CallbackHandler([Confused]))
 
 
-def test_callbacks_are_added_as_instance_or_class() -> None:
-    """A class stands for an instance made without arguments."""
+def test_callback_may_be_an_instance_or_a_class() -> None:
+    """A class is instantiated without arguments."""
     diary = Diary()
     handler = CallbackHandler([DefaultFlowCallback])
     handler.add_callback(diary)
@@ -180,8 +180,8 @@ def test_callbacks_are_added_as_instance_or_class() -> None:
     assert handler.callbacks[1] is diary
 
 
-def test_a_second_one_of_a_class_is_warned_of_and_called() -> None:
-    """Two of one exact class are both called, after a warning; a subclass is none of its parent's."""
+def test_second_callback_of_a_class_is_warned_about() -> None:
+    """Two callbacks of one exact class are both called after a warning; subclasses give no warning."""
     notes: list[Any] = []
     handler = CallbackHandler([Diary(notes), Sibling(notes)])
     with pytest.warns(UserWarning, match="Diary"):
@@ -190,8 +190,8 @@ def test_a_second_one_of_a_class_is_warned_of_and_called() -> None:
     assert len(notes) == 3
 
 
-def test_pop_gives_back_the_first_match_by_class_or_instance() -> None:
-    """A class finds its first instance, subclasses included; what is not there gives None."""
+def test_pop_returns_the_first_match() -> None:
+    """`pop` finds an instance or the first instance of a class, and returns None without a match."""
     sibling, diary = Sibling(), Diary()
     handler = CallbackHandler([sibling, diary])
     assert handler.pop_callback(Diary) is sibling
@@ -203,8 +203,8 @@ def test_pop_gives_back_the_first_match_by_class_or_instance() -> None:
     assert diary.notes == sibling.notes == []
 
 
-def test_remove_takes_out_by_class_or_instance() -> None:
-    """A class that has no instance is passed over; an instance that is not there is an error naming those that are."""
+def test_remove_accepts_a_class_or_an_instance() -> None:
+    """A class without instances is ignored; an unknown instance raises an error that lists the callbacks."""
     diary = Diary()
     handler = CallbackHandler([DefaultFlowCallback, diary])
     assert handler.has_default_flow
@@ -217,7 +217,7 @@ def test_remove_takes_out_by_class_or_instance() -> None:
     assert handler.callback_list == ""
 
 
-def test_changing_the_list_itself_changes_who_is_called() -> None:
+def test_changes_of_the_list_take_effect_at_the_next_event() -> None:
     """Inserting, deleting and replacing in `callbacks` takes effect at the next event."""
     notes: list[Any] = []
     first, second, third = Diary(notes, "1"), Diary(notes, "2"), Diary(notes, "3")
@@ -232,8 +232,8 @@ def test_changing_the_list_itself_changes_who_is_called() -> None:
     assert [note[0] for note in notes] == [*"213", *"23", *"1"]
 
 
-def test_a_callback_may_take_itself_out_while_it_is_called() -> None:
-    """Everybody hears the event at hand; from the next on the one that left hears nothing."""
+def test_callback_may_remove_itself() -> None:
+    """All callbacks receive the current event; the removed one receives none of the next."""
     diary = Diary()
 
     class Once(TrainerCallback):
@@ -268,8 +268,8 @@ def test_a_callback_may_take_itself_out_while_it_is_called() -> None:
         lambda items: items.__imul__(2),
     ],
 )
-def test_a_watched_list_tells_of_every_change(change: Any) -> None:
-    """Each way of changing a list calls back once, after the change, with a plain list's result."""
+def test_watched_list_reports_every_change(change: Any) -> None:
+    """Every change of the list calls back once afterwards and returns what a plain list returns."""
     seen: list[list[int]] = []
     plain, watched = [7, 3], WatchedList[int](lambda: seen.append(list(watched)))
     list.extend(watched, plain)
@@ -277,8 +277,8 @@ def test_a_watched_list_tells_of_every_change(change: Any) -> None:
     assert seen == [plain]
 
 
-def test_a_watched_list_is_silent_when_it_is_read() -> None:
-    """Reading, copying and adding up tell nothing."""
+def test_watched_list_does_not_report_reads() -> None:
+    """Reading, copying and concatenating do not call back."""
     watched = WatchedList[int](lambda: pytest.fail("nothing changed"))
     assert ([*watched, 1], watched.copy(), watched + watched, 1 in watched) == ([1], [], [], False)
 
@@ -304,8 +304,8 @@ def test_a_watched_list_is_silent_when_it_is_read() -> None:
         ("on_push_begin", {}, set()),
     ],
 )
-def test_events_can_be_announced_by_their_own_method(event: str, positional: dict[str, Any], cleared: set[str]) -> None:
-    """`handler.on_log(args, state, control, logs)` and the like clear the switch that they answer, then call."""
+def test_each_event_has_a_method_on_the_handler(event: str, positional: dict[str, Any], cleared: set[str]) -> None:
+    """`handler.on_log(args, state, control, logs)` and the like clear the event's switch, then call."""
     heard: list[dict[str, Any]] = []
     kind = type("One", (TrainerCallback,), {event: lambda self, *given, **kwargs: heard.append(kwargs)})
     handler = CallbackHandler([kind])

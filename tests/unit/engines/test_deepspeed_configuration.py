@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, completed from the arguments and compared with them."""
+"""Completing DeepSpeed's configuration from the training arguments and checking it against them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def zero(stage: int, **further: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage}, **further}
 
 
-def test_without_an_argument_or_a_launcher_there_is_none() -> None:
-    """DeepSpeed is never turned on unasked."""
+def test_deepspeed_is_off_by_default() -> None:
+    """DeepSpeed is off unless an argument or the launcher turns it on."""
     assert deepspeed_configuration(TrainingArguments("out", use_cpu=True)) is None
 
 
@@ -83,16 +83,16 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", FILLED)
-def test_an_entry_that_is_left_to_the_arguments_is_what_they_say(path: str) -> None:
-    """Each of them."""
+def test_auto_entries_are_filled_from_arguments(path: str) -> None:
+    """Each "auto" entry takes its value from the arguments."""
     found = configured(nested({path: AUTO}) | {"zero_optimization": {"stage": 2}}, **ARGUMENTS)
     assert not found.problems
     assert entry(found.values, path) == FILLED[path]
 
 
 @pytest.mark.parametrize("left_out", ["train_batch_size", "gradient_clipping", "bf16.enabled"])
-def test_an_entry_that_is_left_out_is_what_the_arguments_say_too(left_out: str) -> None:
-    """As an engine has one value of it, whoever names it."""
+def test_missing_entries_are_filled_from_arguments(left_out: str) -> None:
+    """Entries that are missing take their values from the arguments."""
     assert entry(configured(zero(1), **ARGUMENTS).values, left_out) == FILLED[left_out]
 
 
@@ -112,8 +112,8 @@ OTHERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", OTHERS)
-def test_an_entry_that_says_something_else_than_the_arguments_is_refused(path: str) -> None:
-    """The sentence names both values, and the way out."""
+def test_entry_contradicting_an_argument_is_rejected(path: str) -> None:
+    """The error names both values and how to fix the contradiction."""
     found = configured(nested({path: OTHERS[path]}), **ARGUMENTS)
     sentence = next(each for each in found.problems if f"{path}=" in each)
     assert f"{path}={OTHERS[path]!r}" in sentence
@@ -121,41 +121,41 @@ def test_an_entry_that_says_something_else_than_the_arguments_is_refused(path: s
     assert "'auto'" in sentence
 
 
-def test_all_contradictions_are_told_at_once() -> None:
-    """One after the other would take as many starts as there are."""
+def test_all_contradictions_are_reported_in_one_error() -> None:
+    """One error lists every contradiction."""
     found = configured(nested(OTHERS), **ARGUMENTS)
     assert sum(any(f"{path}=" in problem for problem in found.problems) for path in OTHERS) == len(OTHERS)
 
 
-def test_values_that_are_the_same_are_accepted() -> None:
-    """A configuration may repeat what the arguments say."""
+def test_entries_equal_to_the_arguments_are_accepted() -> None:
+    """A configuration may repeat the values of the arguments."""
     assert not configured(nested(FILLED), **ARGUMENTS).problems
 
 
-def test_the_engine_measures_no_speed_unasked() -> None:
-    """It waits for the device at every step to do so; who has it print, or says how it is to measure, gets that."""
+def test_throughput_timer_is_off_by_default() -> None:
+    """The throughput timer, which synchronizes the device at every step, is off unless it is configured."""
     quiet, asked = {"throughput": {"enabled": False}}, {"throughput": {"enabled": True, "synchronized": False}}
     assert configured(zero(2)).values["timers"] == quiet
     assert configured(zero(2, timers=asked)).values["timers"] == asked
     assert "timers" not in configured(zero(2, steps_per_print=100)).values
 
 
-def test_the_given_mapping_is_left_alone() -> None:
-    """It is the user's, and may be used again."""
+def test_given_mapping_is_not_modified() -> None:
+    """The user's mapping is not modified."""
     given = zero(2, train_batch_size=AUTO)
     configured(given)
     assert given == zero(2, train_batch_size=AUTO)
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    """As a mapping in its place."""
+def test_configuration_file_is_read(tmp_path: Path) -> None:
+    """A path to a JSON file is accepted in place of a mapping."""
     path = tmp_path / "zero.json"
     path.write_text(json.dumps(zero(3)), encoding="utf-8")
     assert configured(str(path)).values == configured(zero(3)).values
 
 
-def test_an_entry_that_no_argument_speaks_for_cannot_be_left_to_them() -> None:
-    """It would reach DeepSpeed as the word."""
+def test_auto_without_a_matching_argument_is_rejected() -> None:
+    """An entry without a corresponding argument cannot be "auto"."""
     (problem,) = configured(zero(2, communication_data_type=AUTO)).problems
     assert "communication_data_type='auto'" in problem
 
@@ -167,8 +167,8 @@ def model_of(size: int) -> Any:
 SIZES = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
 
-def test_sizes_follow_from_the_models_hidden_states() -> None:
-    """size², 0.9 size², 10 size; the last two in stage 3 alone."""
+def test_auto_sizes_follow_from_the_hidden_size() -> None:
+    """Sizes are size², 0.9 size² and 10 size; the last two are set in stage 3 only."""
     given = {"zero_optimization": {"stage": 3, **dict.fromkeys(SIZES, AUTO)}}
     values, problems = configured(given).for_model(model_of(64))
     assert not problems
@@ -179,24 +179,24 @@ def test_sizes_follow_from_the_models_hidden_states() -> None:
     assert not list(autos_in(values))
 
 
-def test_a_model_may_have_several_sizes_or_a_text_part() -> None:
-    """Of several the largest counts."""
+def test_hidden_size_of_composite_models() -> None:
+    """The largest of several hidden sizes counts, and that of a text configuration is found."""
     given = {"zero_optimization": {"stage": 2, "reduce_bucket_size": AUTO}}
     for config in (SimpleNamespace(hidden_sizes=[8, 16]), SimpleNamespace(text_config=SimpleNamespace(hidden_size=16))):
         values, _ = configured(given).for_model(SimpleNamespace(config=config))
         assert values["zero_optimization"]["reduce_bucket_size"] == 256
 
 
-def test_a_model_that_names_no_size_leaves_nothing_to_follow_from() -> None:
-    """Numbers are asked for; where none are left to it, nothing is."""
+def test_auto_sizes_need_a_hidden_size() -> None:
+    """Without a hidden size, "auto" sizes are rejected and explicit numbers are accepted."""
     given = {"zero_optimization": {"stage": 2, "reduce_bucket_size": AUTO}}
     (problem,) = configured(given).for_model(object())[1]
     assert "zero_optimization.reduce_bucket_size='auto'" in problem
     assert not configured(zero(2)).for_model(object())[1]
 
 
-def test_a_schedule_gets_the_length_of_the_run() -> None:
-    """A warm-up of no step is one step, as DeepSpeed takes no less; other numbers contradict."""
+def test_scheduler_gets_the_number_of_steps() -> None:
+    """The scheduler gets the run's number of steps, at least one warm-up step, and rejects other numbers."""
     section = {"type": "WarmupDecayLR", "params": {"total_num_steps": AUTO, "warmup_num_steps": AUTO}}
     values, problems = configured(zero(2, scheduler=section)).for_length(RunLength(total=90, warmup=0))
     assert (values["params"], problems) == ({"total_num_steps": 90, "warmup_num_steps": 1}, [])
@@ -225,27 +225,27 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", IMPOSSIBLE)
-def test_what_cannot_work_is_refused(said: str) -> None:
-    """With its reason, before DeepSpeed is asked."""
+def test_unsupported_settings_are_rejected(said: str) -> None:
+    """Unsupported settings are rejected with the reason before DeepSpeed is called."""
     assert any(said in problem for problem in configured(IMPOSSIBLE[said]).problems)
 
 
-def test_nvme_with_a_folder_works_in_stage_3() -> None:
-    """For the optimizer and for the weights."""
+def test_nvme_offload_works_in_stage_3() -> None:
+    """The optimizer and the weights can be offloaded to NVMe when a folder is given."""
     disk = {"device": "nvme", "nvme_path": "/local_nvme"}
     assert not configured(
         {"zero_optimization": {"stage": 3, "offload_optimizer": disk, "offload_param": disk}}
     ).problems
 
 
-def test_the_half_format_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the arguments, though the configuration has no section of it."""
+def test_half_precision_section_follows_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments select half precision even if the configuration has no section for it."""
     assert configured(zero(2), bf16=True).half == "bf16"
     assert configured(zero(2)).half is None
 
 
-def test_the_launcher_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `accelerate launch --use_deepspeed` sets its variables."""
+def test_launcher_variables_configure_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables set by `accelerate launch --use_deepspeed` configure DeepSpeed."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     assert configured().stage == 2
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
@@ -259,8 +259,8 @@ def test_the_launcher_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gradient_accumulation_steps=4" in configured(gradient_accumulation_steps=2).problems[0]
 
 
-def test_the_launcher_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It comes before the launcher's other variables, and after the argument."""
+def test_configuration_file_of_the_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The launcher's file overrides its other variables and is overridden by the argument."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     path = tmp_path / "zero.json"

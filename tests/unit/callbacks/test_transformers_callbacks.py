@@ -1,4 +1,4 @@
-"""Callbacks that were written for the reference library work as they are."""
+"""Callbacks written for transformers work unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hexloop.domain.loop import train
 from hexloop.domain.triggers import Triggers
 from tests.unit.callbacks.small_run import small_run
 
-reference = pytest.importorskip("transformers.trainer_callback")
+transformers_callback = pytest.importorskip("transformers.trainer_callback")
 
 ARGS = SimpleNamespace(
     metric_for_best_model="loss",
@@ -38,34 +38,34 @@ ARGS = SimpleNamespace(
 )
 
 
-def test_what_it_does_not_override_is_not_called() -> None:
-    """A subclass of the reference's base class listens to its own events and to no other."""
+def test_only_overridden_methods_are_called() -> None:
+    """A subclass of transformers' base class receives only the events that it overrides."""
     heard: list[Any] = []
 
-    class Theirs(reference.TrainerCallback):  # type: ignore[misc, name-defined]
+    class Theirs(transformers_callback.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             heard.append((state.global_step, logs, kwargs["model"]))
 
-    handler = CallbackHandler([Theirs, reference.TrainerCallback()], model="model")
+    handler = CallbackHandler([Theirs, transformers_callback.TrainerCallback()], model="model")
     assert [event for event in EVENTS if handler.overriding(event)] == ["on_log"]
     handler.call_event("on_log", ARGS, TrainerState(global_step=3), TrainerControl(), logs={"loss": 1.0})
     assert heard == [(3, {"loss": 1.0}, "model")]
 
 
-def test_its_control_is_taken_over() -> None:
-    """A callback may return the reference's own control object."""
+def test_control_of_transformers_is_accepted() -> None:
+    """A callback may return transformers' own control object."""
 
-    class Theirs(reference.TrainerCallback):  # type: ignore[misc, name-defined]
+    class Theirs(transformers_callback.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            return reference.TrainerControl(should_evaluate=True)
+            return transformers_callback.TrainerControl(should_evaluate=True)
 
     control = TrainerControl(should_log=True)
     CallbackHandler([Theirs]).call_event("on_step_end", ARGS, TrainerState(), control)
     assert control == TrainerControl(should_evaluate=True)
 
 
-def test_its_default_flow_drives_a_run() -> None:
-    """The reference's own DefaultFlowCallback, on the live view, logs, evaluates, saves and ends a run of the loop."""
+def test_default_flow_of_transformers_drives_a_run() -> None:
+    """DefaultFlowCallback of transformers logs, evaluates, saves and ends a run on the live state."""
     run = small_run(Triggers(), batches=7)
     state, control = TrainerState(), TrainerControl()
     state.follow(run)
@@ -73,11 +73,11 @@ def test_its_default_flow_drives_a_run() -> None:
     run.control = control
     acted: list[tuple[str, int]] = []
 
-    class Acting(reference.TrainerCallback):  # type: ignore[misc, name-defined]
+    class Acting(transformers_callback.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             acted.extend((name, state.global_step) for name, on in vars(control).items() if on)
 
-    handler = CallbackHandler([reference.DefaultFlowCallback, Acting])
+    handler = CallbackHandler([transformers_callback.DefaultFlowCallback, Acting])
     dispatcher = EventDispatcher(handler, ARGS, state, control)
     for event in train(run):
         dispatcher.dispatch(event)
@@ -96,12 +96,13 @@ def test_its_default_flow_drives_a_run() -> None:
     st.sampled_from([0.0, 0.5]),
     st.booleans(),
 )
-def test_early_stopping_counts_as_theirs(
+def test_early_stopping_equals_transformers(
     values: list[float], patience: int, threshold: float, greater_is_better: bool
 ) -> None:
-    """Over any metrics, NaN included, both callbacks have the same count, the same decision and the same export."""
+    """For any metrics, NaN included, both callbacks have equal counts, decisions and exported states."""
     args = SimpleNamespace(**vars(ARGS) | {"greater_is_better": greater_is_better})
-    ours, theirs = EarlyStoppingCallback(patience, threshold), reference.EarlyStoppingCallback(patience, threshold)
+    ours = EarlyStoppingCallback(patience, threshold)
+    theirs = transformers_callback.EarlyStoppingCallback(patience, threshold)
     state = TrainerState()
     for value in values:
         controls = TrainerControl(), TrainerControl()
@@ -113,21 +114,21 @@ def test_early_stopping_counts_as_theirs(
             state.best_metric = value
 
 
-def test_its_stateful_callbacks_are_exported_and_restored() -> None:
-    """The reference's EarlyStoppingCallback goes into a checkpoint and comes back with its count."""
-    theirs = reference.EarlyStoppingCallback(4)
+def test_stateful_callbacks_of_transformers_are_restored() -> None:
+    """EarlyStoppingCallback of transformers is saved in a checkpoint and restored with its count."""
+    theirs = transformers_callback.EarlyStoppingCallback(4)
     theirs.early_stopping_patience_counter = 2
-    [restored] = restore_states([reference.EarlyStoppingCallback()], export_states([theirs]))
+    [restored] = restore_states([transformers_callback.EarlyStoppingCallback()], export_states([theirs]))
     assert vars(restored) == vars(theirs)
 
 
-def test_states_are_read_across_the_libraries(tmp_path: Any) -> None:
-    """Each library loads the trainer_state.json of the other, and both have the same fields and defaults."""
+def test_trainer_state_is_exchanged_with_transformers(tmp_path: Any) -> None:
+    """Each library loads the trainer_state.json of the other; fields and defaults are equal."""
     path = str(tmp_path / "trainer_state.json")
-    assert vars(reference.TrainerState()) == asdict(TrainerState())
+    assert vars(transformers_callback.TrainerState()) == asdict(TrainerState())
     ours = TrainerState(global_step=3, log_history=[{"loss": 1.0}], stateful_callbacks=[EarlyStoppingCallback()])
     ours.save_to_json(path)
-    theirs = reference.TrainerState.load_from_json(path)
+    theirs = transformers_callback.TrainerState.load_from_json(path)
     assert (theirs.global_step, theirs.log_history) == (3, [{"loss": 1.0}])
     theirs.best_metric = 0.5
     theirs.save_to_json(path)

@@ -1,7 +1,7 @@
-"""One process with several GPUs, each of which computes a part of every batch.
+"""Data parallelism in one process with several GPUs, each of which computes a part of every batch.
 
-Without GPUs, torch's four operations between devices are those between parts of memory: rows are dealt out and put
-together again, and every copy of the model is the model itself. All else is what runs on GPUs.
+Without GPUs, torch's four operations between devices are replaced: rows are split and concatenated on the CPU, and
+every replica of the model is the model itself. All other code is the same as on GPUs.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ CPU = torch.device("cpu")
 FUNCTIONS = sys.modules[TorchDataParallel.__module__]
 
 
-def dealt(value: Any, count: int) -> list[Any]:
-    """A value's part for each device: rows of a tensor, else the value itself."""
+def split(value: Any, count: int) -> list[Any]:
+    """Return a value's part for each device: rows of a tensor, otherwise the value itself."""
     return list(value.chunk(count)) if isinstance(value, Tensor) else [value] * count
 
 
 def scattered(inputs: Any, kwargs: dict[str, Any], devices: Sequence[int], dim: int) -> Any:
-    """As torch's scatter_kwargs."""
-    parts = zip(*(dealt(value, len(devices)) for value in kwargs.values()), strict=False)  # fewer rows than devices
+    """Replacement for torch's scatter_kwargs."""
+    parts = zip(*(split(value, len(devices)) for value in kwargs.values()), strict=False)  # fewer rows than devices
     named = [dict(zip(kwargs, part, strict=True)) for part in parts]
     return tuple(() for _ in named), tuple(named)
 
 
 def applied(replicas: Sequence[Any], inputs: Any, kwargs: Any, devices: Any) -> list[Any]:
-    """As torch's parallel_apply."""
+    """Replacement for torch's parallel_apply."""
     return [replica(*args, **named) for replica, args, named in zip(replicas, inputs, kwargs, strict=True)]
 
 
 def gathered(outputs: Sequence[Any], device: Any, dim: int) -> Any:
-    """As torch's gather, which refuses nothing but takes single numbers for rows of one."""
+    """Replacement for torch's gather, which accepts any value and treats scalars as rows of one."""
     if isinstance(outputs[0], dict):
         return {name: gathered([each[name] for each in outputs], device, dim) for name in outputs[0]}
     if isinstance(outputs[0], tuple):
@@ -58,7 +58,7 @@ def gathered(outputs: Sequence[Any], device: Any, dim: int) -> Any:
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every copy of a model lies in the memory of the processor."""
+    """Run data parallelism on two devices that are both the CPU."""
     monkeypatch.setattr(FUNCTIONS, "scatter_kwargs", scattered)
     monkeypatch.setattr(FUNCTIONS, "replicate", lambda module, devices, _detach: [module] * len(devices))
     monkeypatch.setattr(FUNCTIONS, "parallel_apply", applied)
@@ -73,7 +73,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counting(Reader):
-    """Divides its loss by the count that it is told."""
+    """Divides its loss by the item count that it is given."""
 
     def forward(self, words: Tensor, labels: Tensor | None = None, num_items_in_batch: Any = None) -> dict[str, Tensor]:
         """As `Reader`."""
@@ -93,7 +93,7 @@ class InTuples(Reader):
 
 
 def batch(rows: int) -> dict[str, Tensor]:
-    """Rows of different lengths; the last has no label."""
+    """Return rows of different lengths; the last has no label."""
     data = Sentences(rows)
     made = padded([data[index] for index in range(rows)])
     made["labels"][-1] = -100
@@ -103,8 +103,8 @@ def batch(rows: int) -> dict[str, Tensor]:
 @pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("kind", [Reader, InTuples, Counting])
-def test_the_loss_is_that_of_one_device(kind: type[Any], rows: int) -> None:
-    """And so are its gradients, where parts have other numbers of labels than others, or none."""
+def test_loss_and_gradients_equal_one_device(kind: type[Any], rows: int) -> None:
+    """Loss and gradients equal those of one device, even if parts have different numbers of labels."""
     model, parallelism = kind(), DataParallel([0, 1], LABELS)
     given: dict[str, Any] = batch(rows + 1)
     if kind is Counting:
@@ -126,8 +126,8 @@ def test_the_loss_is_that_of_one_device(kind: type[Any], rows: int) -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_without_a_count_parts_weigh_the_same() -> None:
-    """As in the reference library, whose loss is the mean of those of the devices."""
+def test_parts_are_weighted_equally_without_a_count() -> None:
+    """Without an item count, the loss is the mean over devices, as in transformers."""
     wrapped, _ = DataParallel([0, 1]).prepare(Reader(), lambda wrapped: wrapped)
     made = batch(4)
     parts = [wrapped.module(made["words"][rows], made["labels"][rows])["loss"] for rows in (slice(0, 2), slice(2, 4))]
@@ -135,8 +135,8 @@ def test_without_a_count_parts_weigh_the_same() -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_what_is_no_loss_stays_as_it_is() -> None:
-    """A row of numbers, one for each row of the batch, is not added up."""
+def test_per_row_outputs_are_not_summed() -> None:
+    """A vector with one number for each row of the batch is not summed."""
 
     class Heights(nn.Module):
         def forward(self, x: Tensor) -> Any:
@@ -147,22 +147,22 @@ def test_what_is_no_loss_stays_as_it_is() -> None:
 
 
 def arguments(folder: Path, **given: Any) -> TrainingArguments:
-    """Short runs."""
+    """Return arguments of a short run."""
     return TrainingArguments(
         str(folder), use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=0.01, logging_steps=1, **given
     )
 
 
 def trained(args: TrainingArguments, resume: str | None = None, **injected: Any) -> Any:
-    """A run of three steps, and its evaluation."""
+    """Train three steps and evaluate."""
     trainer = Trainer(Reader(), args, padded, Sentences(24), Sentences(7), **injected)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_a_run_is_that_of_one_device(tmp_path: Path) -> None:
-    """Trained, saved, resumed and evaluated: the same losses and weights, under the names of the user's model."""
+def test_run_equals_one_device(tmp_path: Path) -> None:
+    """Training, resuming and evaluating give the losses, weights and parameter names of one device."""
     given = {"per_device_train_batch_size": 8, "save_steps": 2, "eval_strategy": "epoch", "num_train_epochs": 1}
     alone = trained(arguments(tmp_path / "one", **given))
     both = trained(arguments(tmp_path / "two", **given), parallelism=DataParallel([0, 1], LABELS))
@@ -175,8 +175,8 @@ def test_a_run_is_that_of_one_device(tmp_path: Path) -> None:
         assert other.evaluate()["eval_loss"] == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-5)
 
 
-def test_a_process_alone_takes_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A batch of the process is one for each of them; one of several processes takes its own, and a named one is it."""
+def test_single_process_uses_all_visible_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One process uses all visible GPUs; one of several processes, or a named device, uses one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     args = TrainingArguments(str(tmp_path), per_device_train_batch_size=2)
@@ -187,8 +187,8 @@ def test_a_process_alone_takes_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyP
     assert TrainingArguments(str(tmp_path)).n_gpu == 1
 
 
-def test_who_brings_another_parallelism_computes_on_one_device(tmp_path: Path) -> None:
-    """The batch is not multiplied by GPUs that take no part."""
+def test_other_parallelism_uses_one_device(tmp_path: Path) -> None:
+    """With another parallelism the batch size is not multiplied by the number of GPUs."""
     args = arguments(tmp_path, per_device_train_batch_size=2)
     args.use_cpu = False
     args.surroundings = Surroundings(device="cpu", n_gpu=3)
@@ -197,8 +197,8 @@ def test_who_brings_another_parallelism_computes_on_one_device(tmp_path: Path) -
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus_train_as_one(tmp_path: Path) -> None:
-    """On real devices: the same weights as on the first alone."""
+def test_two_gpus_train_like_one(tmp_path: Path) -> None:
+    """On two real GPUs the weights equal those of training on one."""
     models = []
     for surroundings in (Surroundings(device="cuda:0", n_gpu=1), Surroundings()):
         args = arguments(tmp_path, per_device_train_batch_size=8 // max(1, surroundings.n_gpu or 2), save_strategy="no")

@@ -1,4 +1,4 @@
-"""When DeepSpeed's engine is told to add gradients up, and to leave them where they lie."""
+"""When DeepSpeed sums gradients, and where ZeRO-3 keeps them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def zero(stage: int, **further: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_processes_that_have_shares_add_them_up(stage: int) -> None:
-    """Under the stages that can, in a format of full range, where nobody chose anything else."""
+def test_gradients_are_summed(stage: int) -> None:
+    """Gradients are summed in stages and formats that allow it, unless the user configured the reduction."""
     config = {**zero(stage), "bf16": {"enabled": True}, "fp16": {"enabled": False}}
     where = {"reduce_scatter": False} if stage else {}
     assert with_gradient_sum(config, nn.Linear(2, 2)) == {
@@ -28,8 +28,8 @@ def test_processes_that_have_shares_add_them_up(stage: int) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"reduce_scatter": True}, {"use_multi_rank_bucket_allreduce": False}])
-def test_a_way_of_reducing_that_is_chosen_stays(chosen: dict[str, bool]) -> None:
-    """How gradients travel is the user's to say."""
+def test_configured_reduction_is_kept(chosen: dict[str, bool]) -> None:
+    """A reduction that the user configured is kept."""
     config = zero(2, **chosen)
     assert with_gradient_sum(config, nn.Linear(2, 2)) == {**config, "gradient_allreduce_op": "sum"}
 
@@ -47,20 +47,20 @@ def test_a_way_of_reducing_that_is_chosen_stays(chosen: dict[str, bool]) -> None
         {**zero(2), "torch_autocast": {"enabled": True, "dtype": "float16"}},
     ],
 )
-def test_a_mean_is_taken_where_a_sum_is_refused_or_too_small_or_not_theirs_to_choose(config: dict[str, Any]) -> None:
-    """DeepSpeed would not begin, a gradient would be 0 in half precision, or the user's own scale would change."""
+def test_gradients_are_averaged_if_a_sum_is_not_possible(config: dict[str, Any]) -> None:
+    """Gradients are averaged if DeepSpeed rejects a sum, half precision underflows, or the user sets a scale."""
     assert with_gradient_sum(config, nn.Linear(2, 2)) is None
 
 
-def test_a_mean_is_taken_of_experts() -> None:
-    """Each is met by some of the processes alone, so that the sum over these is another number."""
+def test_gradients_of_experts_are_averaged() -> None:
+    """Gradients of experts are averaged, because only some processes compute each expert."""
     model = nn.Linear(2, 2)
     model.bias.allreduce = False  # type: ignore[attr-defined]
     assert with_gradient_sum(zero(2), model) is None
 
 
-def test_zero_3_takes_gradients_from_where_they_lie_in_a_processors_memory() -> None:
-    """The rest of the section stays, and the user's own mapping is not written to."""
+def test_zero_3_reduces_without_a_contiguous_buffer_on_the_cpu() -> None:
+    """On the CPU, contiguous gradients are turned off in a copy of the user's mapping."""
     config = {**zero(3, reduce_bucket_size=1000), "gradient_clipping": 1.0}
     inner = {"stage": 3, "reduce_bucket_size": 1000, "contiguous_gradients": False}
     assert with_gradients_in_place(config, "cpu") == {"zero_optimization": inner, "gradient_clipping": 1.0}
@@ -78,6 +78,6 @@ def test_zero_3_takes_gradients_from_where_they_lie_in_a_processors_memory() -> 
         (zero(3, zenflow={}), "cpu"),
     ],
 )
-def test_elsewhere_gradients_go_through_the_buffer_of_deepspeed(config: dict[str, Any], device: str) -> None:
-    """Where it keeps memory in one piece, where it is what is reduced, or where somebody chose it."""
+def test_contiguous_buffer_is_kept_elsewhere(config: dict[str, Any], device: str) -> None:
+    """DeepSpeed's buffer is kept on GPUs, in other stages, and if the user configured it."""
     assert with_gradients_in_place(config, device) == config

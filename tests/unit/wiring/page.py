@@ -1,6 +1,6 @@
-"""The page of compatibility, generated from the table by which the wiring refuses.
+"""The compatibility page, generated from the rules that the wiring enforces.
 
-`python -m tests.unit.combinations.page` rewrites it.
+`python -m tests.unit.wiring.page` regenerates it.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ model, the data or an engine's own settings are reported in the same way; see th
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     features = _table(["", *ENGINES], ([name, *_cells(chosen)] for name, chosen in FEATURES.items()))
     return OPENING + features + REFUSED + _table(["", "choice", "problem", "remedy"], _numbered())
 
 
 def _cells(chosen: Chosen) -> Iterator[str]:
-    """For each engine "yes", or the numbers of the rows by which it is refused."""
+    """Return for each engine "yes", or the numbers of the rules that reject it."""
     for processes, asked in ENGINES.values():
         numbers = [str(REFUSALS.index(row) + 1) for row in _refusals(processes, {**asked, **chosen})]
         yield f"no: {', '.join(numbers)}" if numbers else "yes"

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told about the process that it runs in."""
+"""The environment variables that DeepSpeed reads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ from hexloop.adapters.engines.deepspeed.launcher import local_rank_for
         ("cuda:0", {"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, "3"),
     ],
 )
-def test_the_number_that_says_the_device_is_the_device_s(device: str, environment: dict[str, str], number: str) -> None:
-    """Also where each process sees one GPU alone; under Open MPI it is the process's, on which DeepSpeed insists."""
+def test_local_rank_is_the_device_index(device: str, environment: dict[str, str], number: str) -> None:
+    """LOCAL_RANK is the device index, except under Open MPI, where DeepSpeed requires the local rank."""
     assert local_rank_for(torch.device(device), 3, environment) == number

@@ -1,4 +1,4 @@
-"""What FSDP is asked to do, in every way in which it may be said."""
+"""Reading FSDP options from the arguments and from the launcher's variables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hexloop.domain.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
-def nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of accelerate's is set."""
+def no_launcher_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset every variable of accelerate."""
     for name in list(os.environ):
         if name.startswith(("FSDP_", "ACCELERATE_")):
             monkeypatch.delenv(name)
 
 
 def read(folder: Path, **given: Any) -> FsdpOptions:
-    """The settings of some arguments."""
+    """Return the settings for the given arguments."""
     return read_options(TrainingArguments(str(folder), use_cpu=True, report_to=[], **given))
 
 
 def problems(folder: Path, **given: Any) -> list[str]:
-    """What is wrong with some arguments."""
+    """Return the problems of the given arguments."""
     with pytest.raises(ConfigurationError) as refused:
         read(folder, **given)
     return list(refused.value.problems)
@@ -66,14 +66,16 @@ SAID: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), SAID)
-def test_what_is_said_is_meant(tmp_path: Path, given: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Words, keys with and without their prefix, numbers and texts all come to the same settings."""
+def test_equivalent_options_give_equal_settings(
+    tmp_path: Path, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Options, keys with and without prefix, numbers and strings give the same settings."""
     settings = read(tmp_path, **given)
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
-def test_fairscales_words_are_taken_with_a_warning(tmp_path: Path) -> None:
-    """Each stands for one of torch's own."""
+def test_fairscale_names_are_accepted_with_a_warning(tmp_path: Path) -> None:
+    """Each FairScale name maps to one of torch's names, with a warning."""
     with pytest.warns(FutureWarning, match="sharded_ddp"):
         settings = read(tmp_path, sharded_ddp="zero_dp_2 offload auto_wrap")
     assert (settings.strategy, settings.offload) == ("shard_grad_op", True)
@@ -98,10 +100,10 @@ LAUNCHED: list[tuple[dict[str, str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("variables", "expected"), LAUNCHED)
-def test_accelerates_launcher_is_heeded(
+def test_accelerate_launcher_variables_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    """Its variables say how where the arguments do not turn FSDP on."""
+    """The launcher's variables configure FSDP if the arguments do not turn it on."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     for name, value in variables.items():
         monkeypatch.setenv(f"FSDP_{name}", value)
@@ -138,8 +140,8 @@ SAID_OF_IT = (
 )
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    """Unknown keys, values that make no sense, and settings that contradict each other."""
+def test_all_problems_are_reported_in_one_error(tmp_path: Path) -> None:
+    """One error lists unknown keys, invalid values and contradictions."""
     said = problems(
         tmp_path,
         fsdp="shard_grad_op no_shard",
@@ -151,8 +153,8 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert len(said) == 11
 
 
-def test_contradictions_within_the_configuration_are_refused(tmp_path: Path) -> None:
-    """A strategy that is said twice and differently, a key in two spellings, a mesh of other processes."""
+def test_contradictory_options_are_rejected(tmp_path: Path) -> None:
+    """Two strategies, a key in two spellings, or a mesh of another size are rejected."""
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"sharding_strategy": 1, "reshard_after_forward": False})
     assert "contradict" in said
     (said,) = problems(tmp_path, fsdp=True, fsdp_config={"cpu_offload": True, "fsdp_offload_params": False})
@@ -176,10 +178,10 @@ BY_MACHINE: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("launcher", BY_MACHINE)
-def test_the_processes_of_a_machine_share_a_copy_under_any_launcher(
+def test_hybrid_sharding_has_one_replica_per_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:
-    """Two machines with eight processes each have two copies; one copy where nobody says how many a machine has."""
+    """Each machine holds one replica; without a local world size there is one replica in all."""
     for name, value in BY_MACHINE[launcher].items():
         monkeypatch.setenv(name, value)
     assert read(tmp_path, fsdp="hybrid_shard").mesh == (2, 8)
@@ -187,15 +189,15 @@ def test_the_processes_of_a_machine_share_a_copy_under_any_launcher(
     assert read(tmp_path, fsdp="hybrid_shard").mesh == (1, 16)
 
 
-def test_processes_that_no_launcher_counted_share_one_copy(tmp_path: Path) -> None:
-    """Where the arguments were told of others, nothing is known about machines."""
+def test_hybrid_sharding_without_a_launcher_has_one_replica(tmp_path: Path) -> None:
+    """If only the arguments give the world size, all processes share one replica."""
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], fsdp="hybrid_shard")
     arguments.surroundings = Surroundings(world_size=4)
     assert read_options(arguments).mesh == (1, 4)
 
 
-def test_what_has_no_effect_is_warned_of(tmp_path: Path) -> None:
-    """Settings of the other generation, and one that hexloop always has its way with."""
+def test_ineffective_options_are_warned_about(tmp_path: Path) -> None:
+    """Options of the other FSDP version, and one that hexloop always sets itself, give a warning."""
     with pytest.warns(UserWarning, match="does not use use_orig_params"):
         read(tmp_path, fsdp=True, fsdp_config={"use_orig_params": False})
     with pytest.warns(UserWarning, match="keeps the model's own parameters"):
