@@ -63,7 +63,7 @@ class RunHost:
     prepare: Callable[[Any, int], Any]
     forget_run: Callable[[], None]
     attach: Callable[[Session | None], None]
-    set_outcome: Callable[[Outcome | None], None]
+    set_outcome: Callable[[RunOutcome | None], None]
     set_train_batch_size: Callable[[int], None]
 
 
@@ -77,7 +77,7 @@ STOPPED = 3
 
 
 @frozen
-class Outcome:
+class RunOutcome:
     """How a run ended.
 
     step: optimizer steps done. stopped: whether a request ended it before its last step; `reasons`: of all requests.
@@ -100,7 +100,7 @@ class Outcome:
 
 
 def watch_outcome(
-    set_outcome: Callable[[Outcome | None], None], note_finished: Callable[[], None]
+    set_outcome: Callable[[RunOutcome | None], None], note_finished: Callable[[], None]
 ) -> dict[type[AnyEvent], Callable[[Any], None]]:
     """Return the event handlers that find out how the run ended; `set_outcome` gets None until then.
 
@@ -117,7 +117,7 @@ def watch_outcome(
     def on_end(event: TrainEnded) -> None:
         last = checkpoint_name(event.step)
         checkpoint = last if last in published else None
-        set_outcome(Outcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed)))
+        set_outcome(RunOutcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed)))
         if not event.stopped and published and not failed:
             note_finished()
 

@@ -12,7 +12,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.run.determinism import seeded
 from hexloop.app.run.memory_metrics import MemoryStages
-from hexloop.app.run.session import Outcome, Session
+from hexloop.app.run.session import RunOutcome, Session
 from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.losses import smoother_for
@@ -68,7 +68,7 @@ class TrainerBase:
     state: TrainerState
     callback_handler: CallbackHandler
 
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
     """How the last run ended; None while one is live, and after one that raised."""
 
     _memory: MemoryStages
