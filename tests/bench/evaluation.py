@@ -1,4 +1,4 @@
-"""What an evaluation costs a row, and how much memory it takes, beside the reference library.
+"""What an evaluation costs a row, and how much memory it takes, beside transformers.
 
 Run as `python -m tests.bench.evaluation`. Rounds are interleaved, each evaluation in a fresh process, after one of a
 few rows that is not counted. Time is that of `predict`, metrics included. Memory is the most that was resident while it
@@ -65,7 +65,7 @@ class WideRows(Dataset[dict[str, Tensor]]):
 
 
 class Stream(IterableDataset[dict[str, Tensor]]):
-    """The same rows, of which nobody knows how many there will be."""
+    """The same rows as a stream of unknown length."""
 
     def __init__(self, length: int) -> None:
         self.rows = WideRows(length)
@@ -94,7 +94,7 @@ WORKLOADS = {
 }
 
 GOALS = {"1,000 logits, 200,000 rows": 10.0, "TinyMLP, 100,000 rows": 1.1, "GPT, 400 rows": 1.0}
-"""At least so many times the reference's rows a second."""
+"""At least so many times transformers' rows a second."""
 
 MOST_MEMORY, STEADY = 1.2, 0.9
 """The peak as a multiple of the result; rows a second at 200,000 rows as a part of those at 20,000."""

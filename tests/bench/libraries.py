@@ -27,7 +27,7 @@ def bare(model: nn.Module, dataset: Any, steps: int) -> None:
 
 
 def trainer_arguments(folder: str, steps: int) -> dict[str, Any]:
-    """What hexloop's arguments and the reference's have in common."""
+    """What hexloop's arguments and transformers' have in common."""
     return {
         "output_dir": folder,
         "per_device_train_batch_size": BATCH,
@@ -50,7 +50,7 @@ def by_hexloop(model: nn.Module, dataset: Any, steps: int) -> None:
 
 
 def by_reference(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The Trainer of the reference library."""
+    """The Trainer of transformers."""
     from transformers import Trainer, TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:

@@ -81,7 +81,7 @@ def zero3() -> dict[str, Any]:
 
 
 def by_hexloop(engine: str, folder: str, layers: int, resumes: bool) -> dict[str, float]:
-    """The Trainer, which saves behind the loop."""
+    """The Trainer, which saves in the background."""
     from hexloop import Trainer, TrainerCallback, TrainingArguments
 
     class Watch(TrainerCallback):

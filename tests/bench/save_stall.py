@@ -1,4 +1,4 @@
-"""What a save costs training: a 124-million-parameter transformer with AdamW on the CPU, beside the reference library.
+"""What a save costs training: a 124-million-parameter transformer with AdamW on the CPU, beside transformers.
 
 Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Each run is in a fresh process, and each round goes
 through the kinds of run in the reverse of the order of the one before it.
@@ -9,7 +9,7 @@ save of a run, the first and the later ones, the median over the rounds counts, 
 what is found around the same steps of runs that save nothing. The cost is the wall time of a run with saves less that
 of the one without beside it, a save: the median over the rounds, as machines drift by more than that from one round to
 the next; the last save is in it up to its last byte, as `train` returns only then. Garbage is collected before the
-first step, as the reference's `train` does by itself: else Python goes through all that was imported, for a quarter of
+first step, as transformers' `train` does by itself: else Python goes through all that was imported, for a quarter of
 a second, at some later step. How fast a save is written is told of the last, which nothing is computed beside: before,
 the writer stands back behind the steps. What the disk alone takes from training is measured beside it: a run of
 hexloop's that saves nothing, while a process of its own writes as many bytes at the same steps.

@@ -90,7 +90,7 @@ LIBRARIES: dict[str, Loop] = {
     "reference Trainer": by_reference,
 }
 """`equal weights`: the mean of the processes' means, as by hand, where hexloop by itself adds up the items of all.
-`looking`: for parameters without gradient, as hexloop and the reference Trainer do by default."""
+`looking`: for parameters without gradient, as hexloop and the transformers Trainer do by default."""
 
 
 ENGINES = ("ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3")

@@ -37,7 +37,7 @@ def refused_by_verify(checkpoint: Path) -> str:
 
 
 def refused_by_resume(checkpoint: Path, output: Path) -> str:
-    """The error with which a run refuses to go on from the checkpoint; its weights have not changed then."""
+    """Return the error raised when the run cannot resume from the checkpoint; its weights have not changed."""
     trainer = small_trainer(output, max_steps=STEP + 1)
     before = weights(trainer)
     with pytest.raises(HexloopError) as raised:

@@ -1,4 +1,4 @@
-"""What a hook written for the reference library finds under `trainer.accelerator`."""
+"""What a hook written for transformers finds under `trainer.accelerator`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
 class OwnStep(Trainer):
-    """Overrides the step as scripts for the reference library do."""
+    """Overrides the step as scripts for transformers do."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         with self.accelerator.autocast():

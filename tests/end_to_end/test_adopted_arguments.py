@@ -1,4 +1,4 @@
-"""A Trainer takes the reference library's own arguments."""
+"""A Trainer takes transformers' own arguments."""
 
 from __future__ import annotations
 

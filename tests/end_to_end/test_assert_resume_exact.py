@@ -27,7 +27,7 @@ def pure_fakes(folder: str) -> Any:
 
 
 class Drawing:
-    """Rows with noise from a generator that nobody keeps."""
+    """Rows with noise from a generator that is not checkpointed."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(3)

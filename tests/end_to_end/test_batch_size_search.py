@@ -82,7 +82,7 @@ def test_a_size_that_fits_is_kept(tmp_path: Path) -> None:
 
 
 def test_each_step_down_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The logger tells of every size that did not fit, and the next one."""
+    """The logger reports every batch size that did not fit, and the next one tried."""
     searching(tmp_path, hungry(room=6)).train()
 
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -93,14 +93,14 @@ def test_each_step_down_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_stream_tells_of_every_beginning(tmp_path: Path) -> None:
-    """Whoever drives the run sees it begin once for each size."""
+    """The event stream shows one start per batch size."""
     events = list(searching(tmp_path, hungry(room=6)).stream())
 
     assert [type(event) for event in events if isinstance(event, TrainBegan)] == [TrainBegan] * 3
     assert [event.step for event in events if isinstance(event, StepBegan)] == [0, 0, 0, 1, 2]
 
 
-def test_an_own_optimizer_begins_anew(tmp_path: Path) -> None:
+def test_a_custom_optimizer_starts_fresh(tmp_path: Path) -> None:
     """The moments of the steps that are forgotten are forgotten as well."""
     trained = []
     for model, size in ((hungry(room=6, patience=2), 8), (net(), 6)):
@@ -229,7 +229,7 @@ def test_the_device_says_what_want_of_memory_is(tmp_path: Path) -> None:
     assert trainer.state.train_batch_size == 6
 
 
-def test_callbacks_begin_anew(tmp_path: Path) -> None:
+def test_callbacks_start_fresh(tmp_path: Path) -> None:
     """What a stateful callback remembers of the forgotten steps is forgotten."""
 
     class Counting(TrainerCallback):

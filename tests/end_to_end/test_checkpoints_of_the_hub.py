@@ -50,7 +50,7 @@ def flip_a_bit(hub: HubServer, path: str) -> None:
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_the_hub(hub: HubServer, whole: Any, tmp_path: Path) -> None:
-    """It ends bit for bit as the run that was never cut, and nothing is written to the hub."""
+    """The resumed run is bitwise equal to an uninterrupted one, and nothing is written to the hub."""
     assert verify(storage_for(URL), "checkpoint-4").manifest.step == 4
     resumed = small_trainer(tmp_path, **SAVING, max_steps=6)
     resumed.train(resume_from_checkpoint=f"{URL}/checkpoint-4")

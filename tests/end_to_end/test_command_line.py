@@ -52,8 +52,8 @@ def stopped(process: subprocess.Popen[str], number: int, to_group: bool) -> tupl
     return process.returncode, "".join(seen) + rest, errors
 
 
-def test_sigterm_saves_and_resume_goes_on(folder: Path) -> None:
-    """A training process that gets SIGTERM exits with 3 and a checkpoint; the command that it shows goes on from it."""
+def test_sigterm_saves_and_the_run_resumes(folder: Path) -> None:
+    """On SIGTERM, training saves a checkpoint and exits with 3; the printed command resumes from it."""
     with started("train", "recipe.yaml", folder=folder) as process:
         code, output, errors = stopped(process, signal.SIGTERM, to_group=False)
     assert code == 3, errors
@@ -68,7 +68,7 @@ def test_sigterm_saves_and_resume_goes_on(folder: Path) -> None:
 
 
 def test_ctrl_c_reaches_the_loaders_workers_too_and_still_saves(folder: Path) -> None:
-    """A terminal sends Ctrl-C to every process of the run; the workers go on until the checkpoint is written."""
+    """On Ctrl-C, which reaches every process, the workers keep running until the checkpoint is written."""
     with started("train", "recipe.yaml", "--dataloader_num_workers", "1", folder=folder) as process:
         code, output, errors = stopped(process, signal.SIGINT, to_group=True)
     assert code == 3, errors

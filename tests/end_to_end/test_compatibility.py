@@ -42,7 +42,7 @@ class Wider(Net):
 
 
 def refusal(folder: Path, parts: dict[str, Any] | None = None, **given: Any) -> str:
-    """The error with which a run refuses to go on from the folder's checkpoint; nothing has changed then."""
+    """Return the error raised when the run cannot resume from the folder's checkpoint; nothing has changed."""
     trainer = small_trainer(folder, parts=parts, **{"max_steps": 5, **given})
     before = weights(trainer)
     with pytest.raises(CheckpointError) as raised:
@@ -83,7 +83,7 @@ def test_the_checkpoint_says_how_its_run_was_set_up(folder: Path) -> None:
 
 
 def test_an_optimizer_that_was_made_before_the_run_is_by_the_arguments(tmp_path: Path) -> None:
-    """Whoever called `create_optimizer` has what the run would have made."""
+    """`create_optimizer` returns the optimizer that the run would have created."""
     trainer = small_trainer(tmp_path, **SAVED)
     trainer.create_optimizer()
     trainer.train()
@@ -106,7 +106,7 @@ def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
         assert words in told
 
 
-def test_everything_that_differs_is_told_at_once(folder: Path) -> None:
+def test_all_differences_are_reported_at_once(folder: Path) -> None:
     """Precision, optimizer, data and batch size make one error of four, each with the name that accepts it."""
     told = refusal(folder, {"train_dataset": rows(20)}, bf16=True, optim="sgd", per_device_train_batch_size=8)
     assert "in 4 ways" in told
@@ -143,7 +143,7 @@ def test_what_a_run_may_change_is_not_refused(folder: Path, given: dict[str, Any
     assert trainer.state.global_step == given.get("max_steps", 4)
 
 
-def test_another_optimizer_begins_anew_where_it_is_accepted(folder: Path) -> None:
+def test_an_accepted_other_optimizer_starts_fresh(folder: Path) -> None:
     """A warning says so; weights and step are the checkpoint's."""
     with pytest.warns(UserWarning, match="optimizer starts without moments"):
         trainer = resumed(folder, optim="sgd", optim_args="momentum=0.9", max_steps=5, resume_despite=["optimizer"])
@@ -162,7 +162,7 @@ def test_other_options_are_this_runs_where_they_are_accepted(folder: Path) -> No
 
 
 def test_another_precision_is_gone_on_with_where_it_is_accepted(folder: Path) -> None:
-    """From float32 to fp16, whose loss scale begins anew."""
+    """A switch from float32 to fp16 starts with a fresh loss scale."""
     trainer = resumed(folder, weight_decay=0.1, fp16=True, max_steps=5, resume_despite=["precision"])
     assert trainer.state.global_step == 5
 

@@ -472,7 +472,7 @@ def test_adapters_may_be_injected(tmp_path: Path) -> None:
 
 
 def test_a_logger_that_fails_is_reported_once(tmp_path: Path) -> None:
-    """The run goes on without it, and warns once."""
+    """The run continues without it and warns once."""
     failing, sound = RecordingLogger(OSError("no route")), RecordingLogger()
     trainer = small_trainer(tmp_path, parts={"loggers": [failing, sound]})
     with pytest.warns(UserWarning, match="no route") as caught:

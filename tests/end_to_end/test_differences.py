@@ -1,4 +1,4 @@
-"""Where hexloop's Trainer differs from the reference's: what docs/differences.md says, on both sides."""
+"""Where hexloop's Trainer differs from transformers': what docs/differences.md says, on both sides."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BEST_OF_EVERY_STEP: dict[str, Any] = {
 
 
 def first_losses(folder: Path, model: nn.Module, data: Samples, **arguments: Any) -> tuple[float, float, float]:
-    """The loss of the first window: hexloop's, hexloop's with the reference's weighting, the reference's."""
+    """The loss of the first window: hexloop's, hexloop's with transformers' weighting, transformers'."""
     given = {**ONE_WINDOW, **arguments}
     exact = run_hexloop(folder / "exact", model, given, train_dataset=data)
     alike = run_hexloop(folder / "alike", model, {**given, "loss_weighting": "reference"}, train_dataset=data)
@@ -76,14 +76,14 @@ def means_and_counts(model: nn.Module, data: Samples) -> tuple[Tensor, Tensor]:
 
 
 def test_ragged_labels_weigh_by_their_number(tmp_path: Path) -> None:
-    """The reference takes the mean of means, hexloop the mean over all labels."""
+    """Transformers takes the mean of means, hexloop the mean over all labels."""
     model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
     means, counts = means_and_counts(model, data)
     assert_both(first_losses(tmp_path, model, data), float((means * counts).sum() / counts.sum()), float(means.mean()))
 
 
 def test_the_rows_of_a_small_last_batch_weigh_as_the_others(tmp_path: Path) -> None:
-    """Of 13 rows in batches of 4 the last one counts as much as four in the reference."""
+    """Of 13 rows in batches of 4 the last one counts as much as four in transformers."""
     model, data = make_model("convolution"), samples_for("convolution", 13)
     means, counts = means_and_counts(model, data)
     assert counts.tolist() == [4, 4, 4, 1]
@@ -100,7 +100,7 @@ class AnyKeyword(PlainGPT):
 
 
 def test_a_model_that_ignores_the_count_is_not_believed(tmp_path: Path) -> None:
-    """The reference adds up the means of a model that takes any keyword; hexloop weighs them."""
+    """Transformers adds up the means of a model that takes any keyword; hexloop weighs them."""
     torch.manual_seed(0)
     model, data = AnyKeyword(), samples_for("plain GPT", 16)
     means, counts = means_and_counts(model, data)
@@ -114,7 +114,7 @@ def smoothed_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def test_smoothed_losses_weigh_by_their_labels(tmp_path: Path) -> None:
-    """With label smoothing too the reference takes the mean of means."""
+    """With label smoothing too transformers takes the mean of means."""
     model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
     _, counts = means_and_counts(model, data)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_smoothed_losses_weigh_by_their_labels(tmp_path: Path) -> None:
 
 
 def test_labels_that_are_compared_with_nothing_are_not_counted(tmp_path: Path) -> None:
-    """GPT-2's loss leaves out each row's first label, which the reference counts all the same."""
+    """GPT-2's loss leaves out each row's first label, which transformers counts all the same."""
     model, data = make_model("GPT-2"), samples_for("GPT-2", 16)
     labels = data.columns["labels"]
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_labels_that_are_compared_with_nothing_are_not_counted(tmp_path: Path) -
 
 
 def test_a_loss_that_is_not_finite_is_logged_as_the_mean_of_the_others(tmp_path: Path) -> None:
-    """Of the losses 1, 2, nan, 4, 5 hexloop logs 3; the reference puts 1 in the place of nan."""
+    """Of the losses 1, 2, nan, 4, 5 hexloop logs 3; transformers puts 1 in the place of nan."""
 
     def counted() -> Callable[..., Tensor]:
         values = iter((1.0, 2.0, float("nan"), 4.0, 5.0))
@@ -181,7 +181,7 @@ def resumed(library: Any, folder: Path, step: int, **given: Any) -> tuple[Any, O
 
 
 def test_the_mean_loss_of_a_resumed_run_is_of_all_its_steps(tmp_path: Path) -> None:
-    """It is that of the run that was not interrupted; the reference's is of the steps since."""
+    """It is that of the run that was not interrupted; transformers' is of the steps since."""
     ours, _, ours_resumed = resumed(hexloop, tmp_path / "hexloop", 4)
     theirs, again, theirs_resumed = resumed(transformers, tmp_path / "reference", 4)
     assert ours_resumed.training_loss == pytest.approx(ours.training_loss, rel=1e-6)
@@ -191,7 +191,7 @@ def test_the_mean_loss_of_a_resumed_run_is_of_all_its_steps(tmp_path: Path) -> N
 
 
 def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None:
-    """From the checkpoint of an epoch's last step hexloop evaluates the epoch; the reference goes on without."""
+    """From the checkpoint of an epoch's last step hexloop evaluates the epoch; transformers goes on without."""
     told = {"on_epoch_begin", "on_epoch_end", "on_evaluate", "on_step_begin"}
     seen = []
     for library in (hexloop, transformers):
@@ -202,7 +202,7 @@ def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None
 
 
 def test_callbacks_have_their_attributes_back(tmp_path: Path) -> None:
-    """EarlyStoppingCallback goes on counting after a resume; the reference's begins at 0 unless told otherwise."""
+    """EarlyStoppingCallback goes on counting after a resume; transformers' begins at 0 unless told otherwise."""
     counters = []
     for library in (hexloop, transformers):
         began: list[int] = []
@@ -260,7 +260,7 @@ def stopped_within_a_step(library: Any, folder: Path, event: str, switch: str) -
 @pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end"])
 @pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
 def test_a_step_that_was_begun_is_completed(event: str, switch: str, tmp_path: Path) -> None:
-    """A stop within a window of batches is heeded after its update; the reference leaves the window as it is."""
+    """A stop within a window of batches is heeded after its update; transformers leaves the window as it is."""
     ours = stopped_within_a_step(hexloop, tmp_path / "hexloop", event, switch)
     theirs = stopped_within_a_step(transformers, tmp_path / "reference", event, switch)
     assert ours[:4] == [("on_step_begin", 1), ("on_substep_end", 1), ("on_step_end", 2), ("on_epoch_end", 2)]
@@ -268,7 +268,7 @@ def test_a_step_that_was_begun_is_completed(event: str, switch: str, tmp_path: P
 
 
 def test_a_run_that_is_stopped_as_it_begins_takes_no_step(tmp_path: Path) -> None:
-    """The reference computes one batch more."""
+    """Transformers computes one batch more."""
 
     def stop(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         control.should_training_stop = True
@@ -282,7 +282,7 @@ def test_a_run_that_is_stopped_as_it_begins_takes_no_step(tmp_path: Path) -> Non
 
 
 def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
-    """Without a DefaultFlowCallback too a run ends at max_steps; the reference's at the end of that epoch."""
+    """Without a DefaultFlowCallback too a run ends at max_steps; transformers' at the end of that epoch."""
     steps = []
     for library in (hexloop, transformers):
         trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), max_steps=7)
@@ -293,7 +293,7 @@ def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
 
 
 def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
-    """Both make callbacks anew from a checkpoint where that is asked for; the reference's then come last."""
+    """Both make callbacks anew from a checkpoint where that is asked for; transformers' then come last."""
     orders, counts = [], []
     for library in (hexloop, transformers):
         given = {**BEST_OF_EVERY_STEP, "restore_callback_states_from_checkpoint": True}
@@ -311,7 +311,7 @@ def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
 
 
 def test_a_new_epoch_is_a_whole_number(tmp_path: Path) -> None:
-    """After an epoch that was cut short the next begins at 1.0 in hexloop, and at 0.6 in the reference."""
+    """After an epoch that was cut short the next begins at 1.0 in hexloop, and at 0.6 in transformers."""
     assert epochs_at_begin(hexloop, tmp_path / "hexloop") == [0.0, 1.0]
     assert epochs_at_begin(transformers, tmp_path / "reference") == [0, 0.6]
 
@@ -333,7 +333,7 @@ def modes(library: Any, folder: Path, part: str) -> list[bool]:
 
 
 def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
-    """The reference's is in training mode in the next step. A whole model that was put to rest is in both."""
+    """Transformers' is in training mode in the next step. A whole model that was put to rest is in both."""
     assert modes(hexloop, tmp_path, "first") == [False, False]
     assert modes(transformers, tmp_path, "first") == [True, True]
     assert modes(hexloop, tmp_path, "") == modes(transformers, tmp_path, "") == [True, True]
@@ -341,7 +341,7 @@ def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("weight_decay", "ours", "theirs"), [(0.0, 1, 2), (0.1, 2, 2)])
 def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path: Path) -> None:
-    """Without decay one group holds all parameters; the reference keeps two."""
+    """Without decay one group holds all parameters; transformers keeps two."""
     groups = [
         len(make_trainer(library, tmp_path, Outcome(), weight_decay=weight_decay).create_optimizer().param_groups)
         for library in (hexloop, transformers)
@@ -350,7 +350,7 @@ def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path:
 
 
 def test_a_second_run_has_a_new_optimizer(tmp_path: Path) -> None:
-    """The reference's Adam has the steps of both runs behind it."""
+    """Transformers' Adam has the steps of both runs behind it."""
     steps: list[float] = []
     for library in (hexloop, transformers):
         trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), optim="adamw_torch", max_steps=3)
@@ -361,7 +361,7 @@ def test_a_second_run_has_a_new_optimizer(tmp_path: Path) -> None:
 
 
 def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
-    """An option that a schedule does not have is an error before the first step, and nothing to the reference."""
+    """An option that a schedule does not have is an error before the first step, and nothing to transformers."""
     given: dict[str, Any] = {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"power": 2}, "max_steps": 1}
     with pytest.raises(ConfigurationError, match="'power'"):
         make_trainer(hexloop, tmp_path, Outcome(), **given).train()
@@ -369,7 +369,7 @@ def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    """The best model without an evaluation is refused at once; the reference takes it."""
+    """The best model without an evaluation is refused at once; transformers takes it."""
     given: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "best", "metric_for_best_model": "loss"}
     with pytest.raises(ConfigurationError, match="only evaluation determines the best model"):
         hexloop.TrainingArguments(**given)
@@ -429,7 +429,7 @@ WAYS_TO_STOP: dict[str, Callable[[hexloop.Trainer], None]] = {
 
 @pytest.mark.parametrize(("way", "announced"), [("request_stop", False), ("should_training_stop", True)])
 def test_a_request_to_stop_leaves_the_end_of_the_epoch_for_later(way: str, announced: bool, tmp_path: Path) -> None:
-    """A stop by a callback announces the epoch's end, as the reference does; one that was asked for does not."""
+    """A stop by a callback announces the epoch's end, as transformers does; one that was asked for does not."""
     outcome = Outcome()
     trainer = make_trainer(hexloop, tmp_path, outcome)
     stop = WAYS_TO_STOP[way]
@@ -440,7 +440,7 @@ def test_a_request_to_stop_leaves_the_end_of_the_epoch_for_later(way: str, annou
 
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:
-    """A checkpoint is safetensors and JSON where the reference's holds pickles."""
+    """A checkpoint is safetensors and JSON where transformers' holds pickles."""
     endings = []
     for library in (hexloop, transformers):
         folder = tmp_path / library.__name__
@@ -535,7 +535,7 @@ def test_a_random_epoch_has_another_order(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_left_aside(tmp_path: Path) -> None:
-    """Where the newest is damaged hexloop goes on from the one before; the reference fails."""
+    """Where the newest is damaged hexloop goes on from the one before; transformers fails."""
     given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
     for library in (hexloop, transformers):
         folder = tmp_path / library.__name__
@@ -586,7 +586,7 @@ def first_sample_after(library: Any, folder: Path, accepted: list[str]) -> float
 
 
 def test_another_batch_size_is_refused_or_goes_on_at_the_same_sample(tmp_path: Path) -> None:
-    """The reference goes on at sample 16, as it counts two steps of eight; hexloop refuses, or goes on at sample 8."""
+    """Transformers goes on at sample 16, as it counts two steps of eight; hexloop refuses, or goes on at sample 8."""
     assert first_sample_after(transformers, tmp_path / "reference", []) == 16
     with pytest.raises(
         CheckpointError, match=r"had 4 samples, and those of this run have 8.*resume_despite=\['batch_size'\]"
@@ -596,7 +596,7 @@ def test_another_batch_size_is_refused_or_goes_on_at_the_same_sample(tmp_path: P
 
 
 def test_another_weight_decay_is_refused_or_in_force(tmp_path: Path) -> None:
-    """The reference goes on with the saved one; hexloop refuses, or goes on with the new one."""
+    """Transformers goes on with the saved one; hexloop refuses, or goes on with the new one."""
     kept: dict[str, float] = {}
     for library in (hexloop, transformers):
         given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}

@@ -44,7 +44,7 @@ def test_an_endless_run_ends_when_it_is_asked_to(tmp_path: Path) -> None:
 
 
 def test_a_run_in_a_thread_can_be_paused_saved_and_resumed(tmp_path: Path) -> None:
-    """A save that is asked for while the run stands still is made then, and the run goes on where it stood."""
+    """A save requested during a pause is written at once, and the run then continues."""
     trainer, output = small_trainer(tmp_path, **ENDLESS), list[Any]()
     wait = trainer._requests.wait_while_paused
     thread = start(trainer, output)
@@ -99,7 +99,7 @@ def test_several_who_ask_for_a_save_get_the_same(tmp_path: Path) -> None:
     assert saved == 1
 
 
-def test_requests_are_heeded_between_the_batches_of_an_evaluation(tmp_path: Path) -> None:
+def test_requests_are_handled_between_evaluation_batches(tmp_path: Path) -> None:
     """A save and a pause that are asked for within an evaluation do not wait for its end."""
     trainer = small_trainer(tmp_path, eval_strategy="epoch", parts={"eval_dataset": rows(16)})
     kinds = []
@@ -188,8 +188,8 @@ def test_a_signal_stops_a_run_that_asked_for_it(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Stop and save, then resume: the weights are those of the run that nobody stopped."""
+def test_a_stopped_run_resumes_where_it_stopped(tmp_path: Path) -> None:
+    """After stop, save and resume, the weights equal those of an uninterrupted run."""
     whole = small_trainer(tmp_path / "whole", num_train_epochs=2, parts={"model": net(0.3)})
     whole.train()
     first = small_trainer(tmp_path / "cut", num_train_epochs=2, parts={"model": net(0.3)})

@@ -75,7 +75,7 @@ def test_it_lies_within_its_bound(tmp_path: Path) -> None:
     assert len(set(noise.flatten().tolist())) > 0.9 * noise.numel()
 
 
-def test_it_is_the_reference_s(tmp_path: Path) -> None:
+def test_it_matches_transformers(tmp_path: Path) -> None:
     """From the same random stream the losses are the same."""
     common: dict[str, Any] = {"max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
     ours = noisy(tmp_path, loss_weighting="reference", **common)
@@ -125,7 +125,7 @@ def test_what_is_saved_knows_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_draws_the_same_noise(tmp_path: Path) -> None:
-    """Bit for bit the weights and logs of a run that was not interrupted."""
+    """A resumed run has bitwise the weights and logs of an uninterrupted run."""
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 2}
     whole = noisy(tmp_path, **saving)
     whole.train()

@@ -1,4 +1,4 @@
-"""Every argument of every release of the reference library: what a user sees of it, or the way out."""
+"""Every argument of every release of transformers: what a user sees of it, or the way out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLE = Path(__file__).parents[1] / "reference" / "arguments.tsv"
 
 
 def names() -> list[str]:
-    """The arguments of the table of the reference library's releases, in its order."""
+    """The arguments of the table of transformers' releases, in its order."""
     lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
     return [row["name"] for row in csv.DictReader(lines, delimiter="\t")]
 

@@ -58,7 +58,7 @@ def test_a_run_that_ended_early_trains_nothing_once_more(tmp_path: Path) -> None
 
 
 def test_a_finished_run_that_is_gone_on_with_is_none_until_it_ends_again(tmp_path: Path) -> None:
-    """Taken up at an earlier checkpoint and killed, it goes on from where it was killed, to its end."""
+    """A run resumed from an earlier checkpoint and then killed resumes where it was killed and finishes."""
     whole = trainer_in(tmp_path)
     whole.train()
     with pytest.raises(RuntimeError, match="gone"):

@@ -1,4 +1,4 @@
-"""Runs move between the reference library's Trainer and hexloop's, in both directions, and go on as if they had not."""
+"""Runs move between transformers' Trainer and hexloop's, in both directions, and go on as if they had not."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def imported(folder: Path, to: Path, **given: Any) -> str:
 
 
 @Named
-def test_hexloop_goes_on_with_a_run_of_the_reference(tmp_path: Path, name: str) -> None:
-    """Imported in the middle of the first and of the second epoch, the run ends as the reference's own ends."""
+def test_hexloop_goes_on_with_a_run_of_transformers(tmp_path: Path, name: str) -> None:
+    """Imported in the middle of the first and of the second epoch, the run ends as transformers' own ends."""
     case = CASES[name]
     reference = trained(transformers, tmp_path / "reference", case)
     accumulation = case[1].get("gradient_accumulation_steps", 1)
@@ -130,8 +130,8 @@ def test_hexloop_goes_on_with_a_run_of_the_reference(tmp_path: Path, name: str) 
 
 
 @Named
-def test_the_reference_goes_on_with_a_run_of_hexloop(tmp_path: Path, name: str) -> None:
-    """Exported in the middle of an epoch, the run ends with the reference as hexloop's own ends."""
+def test_transformers_goes_on_with_a_run_of_hexloop(tmp_path: Path, name: str) -> None:
+    """Exported in the middle of an epoch, the run ends with transformers as hexloop's own ends."""
     case = CASES[name]
     ours = trained(hexloop, tmp_path / "ours", case)
     checkpoint = min((tmp_path / "ours").glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
@@ -148,13 +148,13 @@ def test_older_files_are_read_too(tmp_path: Path) -> None:
     case = CASES["tied weights and accumulation with a partial window"]
     trained(transformers, tmp_path / "reference", case)
     source = tmp_path / "reference" / "checkpoint-2"
-    whole = torch.load(source / "optimizer.pt", weights_only=True)  # noqa: TID251 - what the reference wrote
+    whole = torch.load(source / "optimizer.pt", weights_only=True)  # noqa: TID251 - what transformers wrote
     assert whole["param_groups"]
     model = transformers.GPT2LMHeadModel.from_pretrained(source)
     (source / "model.safetensors").unlink()
     state = model.state_dict()
     assert {"lm_head.weight", "transformer.wte.weight"} <= state.keys()
-    torch.save(state, source / "pytorch_model.bin")  # noqa: TID251 - as the reference wrote it once
+    torch.save(state, source / "pytorch_model.bin")  # noqa: TID251 - as transformers wrote it once
     parts = tmp_path / "in_parts"
     shutil.copytree(source, parts)
     (parts / "pytorch_model.bin").unlink()
@@ -162,7 +162,7 @@ def test_older_files_are_read_too(tmp_path: Path) -> None:
     index: dict[str, str] = {}
     for number, half in enumerate((names[::2], names[1::2]), 1):
         file = f"pytorch_model-0000{number}-of-00002.bin"
-        torch.save({name: state[name] for name in half}, parts / file)  # noqa: TID251 - as the reference wrote it once
+        torch.save({name: state[name] for name in half}, parts / file)  # noqa: TID251 - as transformers wrote it once
         index |= dict.fromkeys(half, file)
     (parts / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
@@ -202,7 +202,7 @@ def test_loss_scale_and_streams_come_along(tmp_path: Path) -> None:
     assert losses(resumed)[-2:] == losses(whole)[-2:]
 
 
-def test_a_folder_of_the_reference_is_not_resumed_from_by_itself(tmp_path: Path) -> None:
+def test_a_folder_of_transformers_is_not_resumed_from_by_itself(tmp_path: Path) -> None:
     """The error names the command that reads it, and nothing of it is loaded."""
     case = CASES["AdamW with one kind of parameters"]
     trained(transformers, tmp_path, case)
@@ -251,15 +251,15 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 
 def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
-    """Parameters that come in another order than the reference's numbers say are noticed by their shapes."""
+    """Parameters that come in another order than transformers' numbers say are noticed by their shapes."""
     case = CASES["momentum"]
     ours = trained(transformers, tmp_path / "reference", case)
     source = tmp_path / "reference" / "checkpoint-3"
-    kept = torch.load(source / "optimizer.pt", weights_only=True)  # noqa: TID251 - what the reference wrote
+    kept = torch.load(source / "optimizer.pt", weights_only=True)  # noqa: TID251 - what transformers wrote
     first, second = deepcopy(kept["state"][0]), deepcopy(kept["state"][1])
     assert first["momentum_buffer"].shape != second["momentum_buffer"].shape
     kept["state"][0], kept["state"][1] = second, first
-    torch.save(kept, source / "optimizer.pt")  # noqa: TID251 - as the reference would have written it
+    torch.save(kept, source / "optimizer.pt")  # noqa: TID251 - as transformers would have written it
     folder = imported(source, tmp_path / "imported")
     with pytest.raises(CheckpointError, match="are in a different order"):
         trained(hexloop, tmp_path / "ours", case, folder)
@@ -291,7 +291,7 @@ def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_pa
     assert_same_run(ours, reference)
 
 
-def test_a_checkpoint_takes_no_more_room_than_the_references(tmp_path: Path) -> None:
+def test_a_checkpoint_takes_no_more_room_than_transformers(tmp_path: Path) -> None:
     """At most a hundredth more, and 64 KB for what is text here and binary there."""
     config = transformers.GPT2Config(vocab_size=512, n_positions=64, n_embd=128, n_layer=4, n_head=4)
     data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]

@@ -52,7 +52,7 @@ NOT_EXPORTED: Mapping[str, str] = {
         re.findall(r"\b(?!Trainer)\w+Callback\b", FACTS.split("logger integrations")[1].split("\n")[0]), LATER
     ),
 }
-"""Names of the reference's interface that `hexloop` does not offer, and why."""
+"""Names of transformers' interface that `hexloop` does not offer, and why."""
 
 FURTHER = (
     "set_seed",
@@ -76,7 +76,7 @@ def names_of_the_reference() -> set[str]:
     return headings | values | factories | collators | loggers | set(FURTHER)
 
 
-def test_every_public_name_of_the_reference_is_there() -> None:
+def test_every_public_name_of_transformers_is_there() -> None:
     """Each can be imported from hexloop, or is listed with the reason why not; none is both."""
     names = names_of_the_reference()
     assert len(names) > 50
@@ -133,8 +133,8 @@ ENUMERATIONS = (
 
 
 @pytest.mark.parametrize("name", ENUMERATIONS)
-def test_enumerations_are_the_reference_s(name: str) -> None:
-    """The members have the reference's names and values."""
+def test_enumerations_match_transformers(name: str) -> None:
+    """The members have transformers' names and values."""
     ours, theirs = getattr(hexloop, name), getattr(training_args, name, None) or getattr(trainer_utils, name)
     assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}
 
@@ -161,7 +161,7 @@ def drawn() -> tuple[Any, ...]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_seeds_are_the_reference_s() -> None:
+def test_seeds_match_transformers() -> None:
     """The same seed gives the same draws from python, numpy and torch."""
     hexloop.set_seed(11)
     ours = drawn()
@@ -189,7 +189,7 @@ print([os.environ.get(name) for name in names], torch.are_deterministic_algorith
         pytest.param("set_seed(5, deterministic=True)", marks=pytest.mark.matrix),
     ],
 )
-def test_determinism_is_the_reference_s(call: str) -> None:
+def test_determinism_matches_transformers(call: str) -> None:
     """In a process of its own, the environment, torch's switches and the first draw are the same."""
     printed = []
     for library in ("hexloop", "transformers"):
@@ -204,7 +204,7 @@ def test_determinism_is_the_reference_s(call: str) -> None:
 
 
 def test_the_last_checkpoint(tmp_path: Path) -> None:
-    """It is the folder with the highest step, as in the reference; files and other names are passed over."""
+    """It is the folder with the highest step, as in transformers; files and other names are passed over."""
     assert hexloop.get_last_checkpoint(tmp_path) is None
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-old", "xcheckpoint-99", "checkpoint-", "runs"):
         (tmp_path / name).mkdir()
@@ -248,7 +248,7 @@ ROWS: list[list[Any]] = [
 
 @pytest.mark.parametrize("rows", ROWS, ids=range(len(ROWS)))
 @pytest.mark.parametrize("kind", ["pt", "np"])
-def test_batches_are_the_reference_s(rows: list[Any], kind: str) -> None:
+def test_batches_match_transformers(rows: list[Any], kind: str) -> None:
     """The default collator, as a function and as an object, makes the same tensors or arrays."""
     theirs = transformers.default_data_collator(rows, return_tensors=kind)
     for ours in (

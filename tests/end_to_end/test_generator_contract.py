@@ -182,7 +182,7 @@ def test_a_stream_may_be_ended_at_every_event(tmp_path: Path, end: Callable[[Any
         assert list(events) == []
 
 
-def test_a_stream_that_nobody_holds_is_cleaned_up(tmp_path: Path) -> None:
+def test_an_unreferenced_stream_is_cleaned_up(tmp_path: Path) -> None:
     """Leaving a for loop by break ends the run as soon as the stream is dropped."""
     trainer = small_trainer(tmp_path)
     for event in trainer.stream():
@@ -238,7 +238,7 @@ def test_an_interrupt_in_a_step_saves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_paused_stream_returns_from_every_next(tmp_path: Path) -> None:
-    """While the run is paused each `next` gives Paused and trains nothing; after `resume` it goes on."""
+    """While the run is paused, each `next` returns Paused and trains nothing; `resume` continues the run."""
     trainer = small_trainer(tmp_path)
     events = trainer.stream()
     while type(next(events)) is not StepEnded:
@@ -256,7 +256,7 @@ def test_a_paused_stream_returns_from_every_next(tmp_path: Path) -> None:
 
 
 def test_train_waits_while_it_is_paused(tmp_path: Path) -> None:
-    """`train` blocks at a pause, and goes on to the end once another thread resumes."""
+    """`train` blocks at a pause and finishes once another thread resumes the run."""
     trainer = small_trainer(tmp_path)
     standing = threading.Event()
 
@@ -301,7 +301,7 @@ def test_a_save_can_be_asked_for_and_waited_on(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint-2" / "manifest.json").is_file()
 
 
-def test_a_stop_is_heeded_at_the_next_boundary(tmp_path: Path) -> None:
+def test_a_stop_is_handled_at_the_next_boundary(tmp_path: Path) -> None:
     """After `request_stop` the step under way is the last, and TrainEnded says that the run was stopped."""
     trainer = small_trainer(tmp_path)
     steps, ended = 0, None
@@ -386,7 +386,7 @@ def test_a_consumer_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
 
 
 def test_a_second_run_at_once_is_refused(tmp_path: Path) -> None:
-    """`train` and `stream` raise RunStateError while a run is live, and that run goes on."""
+    """`train` and `stream` raise RunStateError while a run is live, and that run continues."""
     trainer = small_trainer(tmp_path)
     events = trainer.stream()
     next(events)

@@ -1,4 +1,4 @@
-"""A subclass's override of an internal method of the reference library is called, or refused with what to use."""
+"""A subclass's override of an internal method of transformers is called, or refused with what to use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for seam in INTERNAL_HOOKS:
 # Which there are
 
 
-def test_every_internal_method_of_the_reference_is_known() -> None:
+def test_every_internal_method_of_transformers_is_known() -> None:
     """Each is a seam, or has a public way to the same end; nothing is both."""
     theirs = {
         name

@@ -85,7 +85,7 @@ def test_a_run_that_is_told_to_write_nothing_keeps_no_journal(tmp_path: Path) ->
 
 @pytest.mark.parametrize("journal", ["off", "events", "steps"])
 def test_noting_changes_nothing(tmp_path: Path, journal: str) -> None:
-    """The weights are the same, bit for bit, however much is noted."""
+    """The weights are bitwise equal at every journal level."""
     parts = {"model": net(0.3), "train_dataset": Noisy(16)}
     plain = small_trainer(tmp_path / "plain", parts=parts)
     plain.train()
@@ -95,7 +95,7 @@ def test_noting_changes_nothing(tmp_path: Path, journal: str) -> None:
 
 
 def test_data_that_cannot_be_fingerprinted_end_no_run(tmp_path: Path) -> None:
-    """It is told once, and the run goes on without its journal."""
+    """A journal failure is reported once, and the run continues without a journal."""
 
     class Odd(dict[str, Tensor]):
         def items(self) -> Any:

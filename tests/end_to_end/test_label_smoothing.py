@@ -1,4 +1,4 @@
-"""label_smoothing_factor gives the reference's losses for every kind of model that it handles."""
+"""label_smoothing_factor gives transformers' losses for every kind of model that it handles."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def both(
     kinds: tuple[Any, Any] = (hexloop.Trainer, transformers.Trainer),
     **given: Any,
 ) -> tuple[Any, Any]:
-    """Hexloop's Trainer and the reference's, of the same model and data in the same order."""
+    """Hexloop's Trainer and transformers', of the same model and data in the same order."""
     common = {"label_smoothing_factor": 0.1, "train_sampling_strategy": "sequential", **given}
     args = transformers.TrainingArguments(str(folder), **{**DEFAULTS, **common})
     torch.manual_seed(2)
@@ -86,7 +86,7 @@ def both(
 
 @pytest.mark.parametrize("make", [decoder, classifier, tagger, translator])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_losses_are_the_reference_s(tmp_path: Path, make: Any, accumulation: int) -> None:
+def test_losses_match_transformers(tmp_path: Path, make: Any, accumulation: int) -> None:
     """With labels of -100, shifted for a decoder and for nobody else."""
     ours, theirs = both(
         tmp_path, make, samples(make), gradient_accumulation_steps=accumulation, per_device_train_batch_size=2
@@ -96,7 +96,7 @@ def test_losses_are_the_reference_s(tmp_path: Path, make: Any, accumulation: int
 
 
 def test_labels_of_several_names_are_trained_on_as_they_are(tmp_path: Path) -> None:
-    """As by the reference, but with a warning."""
+    """As by transformers, but with a warning."""
     ours, theirs = both(tmp_path, reader, samples(reader))
     with pytest.warns(UserWarning, match="start_positions, end_positions belong to no single distribution"):
         told = losses(ours)
@@ -105,7 +105,7 @@ def test_labels_of_several_names_are_trained_on_as_they_are(tmp_path: Path) -> N
 
 
 def test_rows_with_several_labels_are_trained_on_as_they_are(tmp_path: Path) -> None:
-    """Multi-label classification, with a warning, as by the reference."""
+    """Multi-label classification, with a warning, as by transformers."""
 
     def make() -> Any:
         return classifier(problem_type="multi_label_classification")
@@ -119,7 +119,7 @@ def test_rows_with_several_labels_are_trained_on_as_they_are(tmp_path: Path) -> 
     assert told == pytest.approx(losses(theirs), rel=1e-5)
 
 
-def test_every_decoder_of_the_reference_is_known() -> None:
+def test_every_decoder_of_transformers_is_known() -> None:
     """By the names that its table of causal language models has."""
     listed = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     names = {name for each in listed for name in ([each] if isinstance(each, str) else each)}
@@ -139,7 +139,7 @@ def test_smoothing_changes_what_is_learned(tmp_path: Path) -> None:
 
 
 class BySmoother:
-    """Smooths labels itself, as overrides that were written for the reference do."""
+    """Smooths labels itself, as overrides that were written for transformers do."""
 
     label_smoother: Any
 
@@ -158,13 +158,13 @@ class Ours(BySmoother, hexloop.Trainer):
 
 
 class Theirs(BySmoother, transformers.Trainer):
-    """Of the reference."""
+    """Of transformers."""
 
 
 @pytest.mark.parametrize("make", [decoder, classifier, tagger])
 @pytest.mark.parametrize("factor", [0.0, 0.2])
 def test_an_override_may_call_the_smoother(tmp_path: Path, make: Any, factor: float) -> None:
-    """It gives the reference's losses, and is None in both where nothing is smoothed."""
+    """It gives transformers' losses, and is None in both where nothing is smoothed."""
     data = samples(make)
     ours, theirs = both(tmp_path, make, data, label_smoothing_factor=factor, kinds=(Ours, Theirs))
 
@@ -173,7 +173,7 @@ def test_an_override_may_call_the_smoother(tmp_path: Path, make: Any, factor: fl
 
 
 def test_nothing_smooths_several_labels_a_row(tmp_path: Path) -> None:
-    """An override finds None there, as with the reference."""
+    """An override finds None there, as with transformers."""
     parts = {"model": classifier(problem_type="multi_label_classification")}
 
     assert small_trainer(tmp_path, parts=parts, label_smoothing_factor=0.1).label_smoother is None

@@ -1,4 +1,4 @@
-"""A run whose last save fails has something left to do; a program may end with a run that nobody closed."""
+"""A run whose last save fails is unfinished; a program may exit with a run that was not closed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print("over")
 """
 
 
-def test_a_program_may_end_with_a_run_that_nobody_closed(tmp_path: Path) -> None:
+def test_a_program_may_exit_with_an_unclosed_run(tmp_path: Path) -> None:
     """It ends in silence, and what it was saving is whole."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path / "left"))],

@@ -332,7 +332,7 @@ def test_a_device_file_is_refused(whole: Path, tmp_path: Path) -> None:
 def test_pickles_are_not_loaded_from_a_folder_of_another_library(
     whole: Path, tmp_path: Path, trap: Path, archive: bool
 ) -> None:
-    """Under every name that the reference would load: the folder is refused, with the command that reads such."""
+    """Under every name that transformers would load: the folder is refused, with the command that reads such."""
     checkpoint = copy_of(whole, tmp_path / "spoiled")
     (checkpoint / "manifest.json").unlink()
     plant(checkpoint, trap, archive)
@@ -349,7 +349,7 @@ def plant(checkpoint: Path, trap: Path, archive: bool, names: tuple[str, ...] = 
 
 
 def test_pickles_beside_a_good_checkpoint_are_left_alone(whole: Path, tmp_path: Path, trap: Path) -> None:
-    """The manifest does not name them, so the run goes on, and nothing of them is loaded."""
+    """Files that the manifest does not name are not loaded, and the run continues."""
     checkpoint = copy_of(whole, tmp_path / "good")
     plant(checkpoint, trap, archive=True)
     small_trainer(tmp_path / "output", max_steps=STEP + 1).train(resume_from_checkpoint=str(checkpoint))
@@ -359,7 +359,7 @@ def test_pickles_beside_a_good_checkpoint_are_left_alone(whole: Path, tmp_path: 
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"])
 def test_an_import_runs_nothing(whole: Path, tmp_path: Path, trap: Path, name: str, archive: bool) -> None:
-    """One file of an otherwise good folder of the reference is a pickle that does something: refused by its name."""
+    """One file of an otherwise good folder of transformers is a pickle that does something: refused by its name."""
     folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
     if name == "pytorch_model.bin":
         (folder / "model.safetensors").unlink()
@@ -395,7 +395,7 @@ def test_an_import_follows_no_link_out_of_the_folder(whole: Path, tmp_path: Path
 
 
 def test_what_a_program_allows_torch_elsewhere_is_not_allowed_in_an_import(whole: Path, tmp_path: Path) -> None:
-    """A class that somebody added to torch's list stays outside, and on the list."""
+    """A class that the user added to torch's safe list is not loaded, and stays on the list."""
     import torch
 
     folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))

@@ -1,4 +1,4 @@
-"""With skip_memory_metrics=False the metrics tell how much memory each stage took, under the reference's names."""
+"""With skip_memory_metrics=False the metrics tell how much memory each stage took, under transformers' names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(trainer: Any, stages: tuple[str, ...]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("order", [("train", "evaluate", "predict"), ("evaluate", "train"), ("predict", "evaluate")])
-def test_the_names_are_those_of_the_reference(tmp_path: Path, order: tuple[str, ...]) -> None:
+def test_the_names_are_those_of_transformers(tmp_path: Path, order: tuple[str, ...]) -> None:
     """In whichever order the stages come, and those of the construction come with the first."""
     ours, theirs = (told(trainer, order) for trainer in (measuring(tmp_path), reference(tmp_path)))
 
@@ -52,7 +52,7 @@ def test_the_names_are_those_of_the_reference(tmp_path: Path, order: tuple[str, 
 
 
 def test_an_evaluation_within_training_is_part_of_it(tmp_path: Path) -> None:
-    """It tells nothing of its own; the training tells of both."""
+    """It reports no metrics of its own; the training reports both."""
     trainer = small_trainer(tmp_path, parts={"eval_dataset": rows(8)}, skip_memory_metrics=False, eval_strategy="epoch")
     metrics = trainer.train().metrics
 

@@ -1,4 +1,4 @@
-"""Every public method of the reference Trainer is there with its parameters, and works or is refused by name."""
+"""Every public method of the transformers Trainer is there with its parameters, and works or is refused by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROPERTIES = {"tokenizer"}
 
 
 @pytest.mark.parametrize(("name", "names"), methods("Trainer").items())
-def test_each_method_takes_what_the_reference_s_takes(name: str, names: list[str]) -> None:
+def test_each_method_takes_what_transformers_takes(name: str, names: list[str]) -> None:
     """The same parameters, by position and by name."""
     if name in PROPERTIES:
         assert isinstance(inspect.getattr_static(Trainer, name), property)
@@ -56,7 +56,7 @@ def test_each_method_takes_what_the_reference_s_takes(name: str, names: list[str
 
 
 @pytest.mark.parametrize("name", sorted(methods("Trainer")))
-def test_each_default_is_the_reference_s(name: str) -> None:
+def test_each_default_matches_transformers(name: str) -> None:
     """A call that leaves a parameter out means the same."""
     theirs = getattr(transformers.Trainer, name, None)
     if theirs is None or name in PROPERTIES:
@@ -146,7 +146,7 @@ def test_the_end_is_no_end_of_a_live_run(tmp_path: Path) -> None:
         {"per_device_train_batch_size": 5, "dataloader_drop_last": True},
     ],
 )
-def test_the_sizes_of_a_run_are_the_reference_s(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_the_sizes_of_a_run_match_transformers(tmp_path: Path, given: dict[str, Any]) -> None:
     """Epochs, steps, samples, in its order."""
     defaults: dict[str, Any] = {"use_cpu": True, "per_device_train_batch_size": 4, "num_train_epochs": 1, **given}
     args = transformers.TrainingArguments(str(tmp_path), report_to="none", **defaults)
@@ -159,8 +159,8 @@ def test_the_sizes_of_a_run_are_the_reference_s(tmp_path: Path, given: dict[str,
     assert [ours.get_sp_size(), ours.get_cp_size(), ours.get_tp_size()] == [1, 1, 1]
 
 
-def test_the_sizes_of_a_stream_are_the_reference_s(tmp_path: Path) -> None:
-    """Where nobody knows the length, it is counted by steps."""
+def test_the_sizes_of_a_stream_match_transformers(tmp_path: Path) -> None:
+    """If the length is unknown, training is counted in steps."""
     args = transformers.TrainingArguments(
         str(tmp_path), report_to="none", use_cpu=True, max_steps=5, per_device_train_batch_size=4
     )
@@ -264,7 +264,7 @@ def test_a_context_of_ones_own_is_around_every_loss(tmp_path: Path, name: str) -
 
 
 class WrittenOut(Trainer):
-    """The step of the reference library, written out."""
+    """The step of transformers, written out."""
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         model.train()
@@ -315,7 +315,7 @@ def test_a_step_of_ones_own_computes_in_the_run_s_format(tmp_path: Path, kind: t
 
 
 def test_what_subclasses_read_is_there(tmp_path: Path) -> None:
-    """The reference's attributes with its values."""
+    """Transformers' attributes with its values."""
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     theirs = transformers.Trainer(model=net(), args=args, train_dataset=rows(4))
     ours = small_trainer(tmp_path)

@@ -81,7 +81,7 @@ def test_a_run_is_saved_to_a_url_and_taken_up_from_it(url: str, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == [], "nothing of a run with a URL is written here"
 
 
-def test_a_run_elsewhere_goes_on_from_a_url(url: str, tmp_path: Path) -> None:
+def test_another_run_resumes_from_a_url(url: str, tmp_path: Path) -> None:
     """A run that writes to a folder may start from a checkpoint in a bucket."""
     cut_after(trainer_at(url), 2)
     resumed = small_trainer(tmp_path / "here", **SAVING)
@@ -90,7 +90,7 @@ def test_a_run_elsewhere_goes_on_from_a_url(url: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "here").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
 
 
-def test_a_checkpoint_that_is_not_there_is_told(url: str) -> None:
+def test_a_missing_checkpoint_is_reported(url: str) -> None:
     """The error names those that are good."""
     trainer_at(url, max_steps=2).train()
     with pytest.raises(CheckpointError, match="checkpoint-2"):
@@ -150,6 +150,6 @@ def test_a_run_with_two_tiers_goes_on_while_the_slow_one_is_away(url: str, addre
 
 
 def test_a_folder_needs_nothing_of_an_object_store() -> None:
-    """Nothing of an object store is loaded by whoever keeps checkpoints in a folder."""
+    """A run that saves to a local folder imports no object-store package."""
     code = "import sys, hexloop.app.wiring.storage as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -38,7 +38,7 @@ def watched(folder: Path, model: nn.Module, **given: Any) -> Any:
 
 
 def test_the_first_module_is_named_and_the_run_ends(tmp_path: Path) -> None:
-    """With its class, what in it is not finite, and the forward pass; an error of values as in the reference."""
+    """With its class, what in it is not finite, and the forward pass; an error of values as in transformers."""
     with pytest.raises(NotFiniteError) as raised:
         watched(tmp_path, exploding()).train()
 

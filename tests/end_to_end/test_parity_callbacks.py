@@ -1,4 +1,4 @@
-"""What callbacks see, what is logged, evaluated and saved: the same as in the reference library, in the same order."""
+"""What callbacks see, what is logged, evaluated and saved: the same as in transformers, in the same order."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def train_both(folder: Path, arguments: Mapping[str, Any], **parts: Any) -> tupl
 def assert_alike(ours: Outcome, reference: Outcome, folder: Path, cut_short: bool = False) -> None:
     """The same events with the same switches, the same log, the same state in the end, the same checkpoints.
 
-    cut_short: epochs were. Then `state.epoch` is that of the next epoch at once, in the reference from its first step
-    on; and after the last epoch `should_training_stop` is set, which the reference leaves as it is.
+    cut_short: epochs were. Then `state.epoch` is that of the next epoch at once, in transformers from its first step
+    on; and after the last epoch `should_training_stop` is set, which transformers leaves as it is.
     """
     if cut_short:
         for each in (ours, reference):
@@ -196,7 +196,7 @@ def library_of(trainer: Any) -> Any:
 
 
 def stopping_early(trainer: Any) -> Any:
-    """Trainers of a class with an EarlyStoppingCallback after all others, where the reference calls restored ones."""
+    """Trainers of a class with an EarlyStoppingCallback after all others, where transformers calls restored ones."""
 
     def make(**given: Any) -> Any:
         made = trainer(**given)
@@ -232,7 +232,7 @@ def test_resuming(saved: int, tmp_path: Path) -> None:
     assert saved < ended[0] == ended[1] < 54
 
 
-def test_a_callback_of_the_reference_is_told_the_same(tmp_path: Path) -> None:
+def test_a_callback_of_transformers_is_told_the_same(tmp_path: Path) -> None:
     """Derived from transformers' TrainerCallback it hears in hexloop what it hears there, with the same keywords."""
     heard: dict[str, Outcome] = {"hexloop": Outcome(), "transformers": Outcome()}
     train_both(

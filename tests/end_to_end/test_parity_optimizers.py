@@ -1,4 +1,4 @@
-"""Every optimizer that hexloop makes by name, beside the reference's: what it is made of, and what it learns."""
+"""Every optimizer that hexloop makes by name, beside transformers': what it is made of, and what it learns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_optimizer_is_compared() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_trains_alike(case: str, tmp_path: Path) -> None:
+def test_it_trains_identically(case: str, tmp_path: Path) -> None:
     """The same losses, norms and rates are logged, and the weights end the same."""
     model, data = make_model("convolution"), samples_for("convolution", 60)
     ours, reference = run_both(tmp_path, model, arguments_of(case), train_dataset=data)
@@ -63,7 +63,7 @@ def test_it_trains_alike(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_class_and_its_arguments(case: str, tmp_path: Path) -> None:
-    """What `get_optimizer_cls_and_kwargs` gives is what the reference gives."""
+    """What `get_optimizer_cls_and_kwargs` gives is what transformers gives."""
     given = arguments_of(case, output_dir=str(tmp_path), use_cpu=True, report_to="none")
     made, kwargs = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments(**given))
     theirs = transformers.Trainer.get_optimizer_cls_and_kwargs(transformers.TrainingArguments(**given))
@@ -79,7 +79,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("given", RESUMED.values(), ids=RESUMED)
-def test_a_run_goes_on_exactly(given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_resumes_exactly(given: dict[str, Any], tmp_path: Path) -> None:
     """A checkpoint without a pickle holds the optimizer's whole state: the rest of the run is the same, bit by bit."""
     saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 8, "num_train_epochs": 2, **given}
     whole = small_trainer(tmp_path / "whole", **saving)
@@ -94,7 +94,7 @@ def test_a_run_goes_on_exactly(given: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [member.value for member in hexloop.OptimizerNames])
 def test_every_name_is_known(name: str) -> None:
-    """Each of the reference's names is made, or refused with what to install or to choose instead."""
+    """Each of transformers' names is made, or refused with what to install or to choose instead."""
     if name in BUILT_IN:
         assert issubclass(choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, None, "cpu")[0], torch.optim.Optimizer)
         return
@@ -130,7 +130,7 @@ def test_adafactor_without_transformers() -> None:
     ],
 )
 def test_options_that_an_optimizer_does_not_have(name: str, text: str | None, wanted: str) -> None:
-    """They are refused, all at once, where the reference passes them over."""
+    """They are refused, all at once, where transformers passes them over."""
     with pytest.raises(ConfigurationError, match=f"(?s){wanted}"):
         choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, text, "cpu")
 
@@ -186,7 +186,7 @@ class OfMany(torch.optim.SGD):
 
 
 class Factory:
-    """What the reference calls a factory: made without arguments, then called with the model and the options."""
+    """What transformers calls a factory: made without arguments, then called with the model and the options."""
 
     def __call__(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(list(model.parameters())[:3], **options)
@@ -249,7 +249,7 @@ def test_a_scheduler_that_needs_metrics(metric: str | None, tmp_path: Path) -> N
 
 
 def test_adafactor_that_makes_its_own_rates(tmp_path: Path) -> None:
-    """With its schedule the rates are logged as in the reference; without one the way to it is shown."""
+    """With its schedule the rates are logged as in transformers; without one the way to it is shown."""
     logs = []
     for library in (hexloop, transformers):
         model = make_model("convolution")

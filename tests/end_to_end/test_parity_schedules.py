@@ -32,14 +32,14 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def test_every_schedule_is_compared() -> None:
-    """The schedules below are all that the reference has."""
+    """The schedules below are all that transformers has."""
     assert set(SCHEDULES) == {member.value for member in SchedulerType}
 
 
 @pytest.mark.parametrize("accumulation", [1, pytest.param(4, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rates_of_a_run(name: str, accumulation: int, tmp_path: Path) -> None:
-    """Every step logs the reference's learning rate, and trains with it."""
+    """Every step logs transformers' learning rate, and trains with it."""
     arguments = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": accumulation,

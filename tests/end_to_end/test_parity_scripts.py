@@ -1,4 +1,4 @@
-"""Scripts like the reference library's examples, run by both libraries: the same numbers, the same files."""
+"""Scripts like transformers' examples, run by both libraries: the same numbers, the same files."""
 
 from __future__ import annotations
 

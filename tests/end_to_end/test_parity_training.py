@@ -1,4 +1,4 @@
-"""hexloop's Trainer and the reference's, trained side by side: every logged number, the weights, the gradients."""
+"""hexloop's Trainer and transformers', trained side by side: every logged number, the weights, the gradients."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "optimizer", "arguments"), CASES)
-def test_both_train_alike(model: str, optimizer: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_both_train_identically(model: str, optimizer: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     """Over more than 60 updates the two libraries log the same numbers and end with the same weights."""
     arguments = {"per_device_train_batch_size": 4, **arguments}
     ours, reference = run_both(tmp_path, make_model(model), arguments, train_dataset=samples_for(model, SAMPLES))

@@ -71,7 +71,7 @@ def test_accumulation_is_a_larger_batch(model: str, loss: str, optim: str, tmp_p
 
 
 def test_means_of_means_are_something_else(tmp_path: Path) -> None:
-    """The comparison above tells weightings apart: with the reference's, the same two runs have other losses."""
+    """The comparison above tells weightings apart: with transformers', the same two runs have other losses."""
     accumulated, at_once = train_both_ways(tmp_path, "plain GPT", "reference", optim="sgd", learning_rate=0.1)
     with pytest.raises(AssertionError, match="loss at 1:"):
         assert_same_run(accumulated, at_once, Tolerance(logged=1e-3))
@@ -90,8 +90,8 @@ def test_labels_that_are_never_compared_are_not_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_a_users_loss_is_the_reference_s(bf16: bool, tmp_path: Path) -> None:
-    """A loss function is handed the same outputs, labels and counts as by the reference, in evaluation too."""
+def test_a_users_loss_matches_transformers(bf16: bool, tmp_path: Path) -> None:
+    """A loss function is handed the same outputs, labels and counts as by transformers, in evaluation too."""
     seen: dict[str, list[Any]] = {}
 
     def watched(library: str) -> Any:
@@ -127,8 +127,8 @@ def test_a_users_loss_is_the_reference_s(bf16: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"bf16": True}, {"gradient_accumulation_steps": 4}], ids=str)
-def test_an_overridden_loss_is_the_reference_s(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """A `compute_loss` written for the reference sees the same outputs and trains alike, once its base is changed."""
+def test_an_overridden_loss_matches_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """A `compute_loss` written for transformers sees the same outputs and trains alike, once its base is changed."""
 
     def derive(base: Any) -> Any:
         class Weighted(base):  # type: ignore[misc]  # either library's Trainer

@@ -1,4 +1,4 @@
-"""With past_index a model's memory goes from each batch to the next, as in the reference's earlier releases."""
+"""With past_index a model's memory goes from each batch to the next, as in transformers' earlier releases."""
 
 from __future__ import annotations
 

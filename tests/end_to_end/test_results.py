@@ -1,4 +1,4 @@
-"""What scripts leave behind: metrics on the console and in files, beside what the reference library leaves."""
+"""What scripts leave behind: metrics on the console and in files, beside what transformers leaves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def results_of(trainer: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_metrics_are_shown_and_saved_as_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Texts on the console, names of files and every byte in them are the reference library's."""
+    """Texts on the console, names of files and every byte in them are those of transformers."""
     ours = results_of(small_trainer(tmp_path / "ours"), tmp_path / "ours", capsys)
     theirs = results_of(reference_trainer(tmp_path / "theirs"), tmp_path / "theirs", capsys)
     assert ours == theirs
@@ -59,7 +59,7 @@ def test_metrics_are_shown_and_saved_as_there(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_metrics_that_are_lists_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A metric for each class, at which the reference library's method fails, is a line like any other."""
+    """A metric for each class, at which transformers' method fails, is a line like any other."""
     small_trainer(tmp_path).log_metrics("eval", {"eval_per_class": [0.5, 0.25], "eval_loss": 1.0})
     assert capsys.readouterr().out.splitlines()[1:] == [
         "  eval_loss      =         1.0",
@@ -81,7 +81,7 @@ NUMBERS = st.integers(-(10**15), 10**15) | st.floats(-1e9, 1e9)
         }
     )
 )
-def test_readable_metrics_are_those_of_the_reference(metrics: dict[str, Any]) -> None:
+def test_readable_metrics_are_those_of_transformers(metrics: dict[str, Any]) -> None:
     """Any numbers read as they do there."""
     assert hexloop.Trainer.metrics_format(metrics) == metrics_format(metrics)
 
@@ -127,7 +127,7 @@ def test_only_the_first_process_tells_its_results(tmp_path: Path, capsys: pytest
 
 
 def test_the_saved_state_is_the_trainers(tmp_path: Path) -> None:
-    """trainer_state.json has the fields that the reference library reads, with what the run came to."""
+    """trainer_state.json has the fields that transformers reads, with what the run came to."""
     trainer = small_trainer(tmp_path)
     trainer.train()
     trainer.save_state()

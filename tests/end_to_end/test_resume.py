@@ -1,4 +1,4 @@
-"""A run that was interrupted and resumed equals the one that was not, bit for bit."""
+"""A resumed run is bitwise equal to an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Collating:
 
 
 def test_skipped_rows_are_not_collated_and_a_bar_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Iterable data are passed over row by row; with `disable_tqdm=False` a progress bar counts them."""
+    """Iterable data is skipped row by row; with `disable_tqdm=False` a progress bar counts the rows."""
     storage, collate = MemoryStorage(), Collating()
     make = making(tmp_path, lambda: Streamed("none"), parts=lambda: {"data_collator": collate}, max_steps=5)
     record_run(make(storage), cut=step_is(3))
@@ -158,7 +158,7 @@ class Shuffled(IterableDataset[Any]):
 
 @pytest.mark.parametrize("step", [1, 3, 5, 6])
 def test_a_stream_that_shuffles_by_a_global_stream_resumes_exactly(tmp_path: Path, step: int) -> None:
-    """The order is drawn again as it was, and the noise goes on where the run left it."""
+    """A resumed run repeats the order and continues the noise stream."""
     assert_exact(making(tmp_path, Shuffled, max_steps=9), step)
 
 
@@ -225,7 +225,7 @@ def test_batches_of_fewer_rows_than_were_read_resume_exactly(tmp_path: Path, dat
 
 
 def test_reading_lengths_leaves_the_random_streams_alone(tmp_path: Path) -> None:
-    """Grouped by length, an augmented data set whose lengths are read once more on a resume goes on exactly."""
+    """An augmented data set grouped by length resumes exactly, although its lengths are read again."""
 
     class Noisy(Dataset[Any]):
         def __len__(self) -> int:
@@ -320,7 +320,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
 
 @pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: GoesOnFromItsEnd("none")])
 def test_with_ignore_data_skip_the_epoch_begins_again(tmp_path: Path, data: Any) -> None:
-    """As with the reference, the run goes on with the first sample of the epoch that it was in."""
+    """As with transformers, the run goes on with the first sample of the epoch that it was in."""
     storage, collate = MemoryStorage(), Collating()
     given: dict[str, Any] = {"max_steps": 9, "train_sampling_strategy": "sequential"}
     record_run(making(tmp_path, data, **given)(storage), cut=step_is(3))

@@ -42,7 +42,7 @@ def saved(folder: Path, processes: int, samples: int, asked: int = 1) -> Any:
 
 
 def resumed(folder: Path, **given: Any) -> Any:
-    """A run of one process that goes on from it."""
+    """Resume from it in one process."""
     trainer = small_trainer(folder, **{"max_steps": 4, **given})
     trainer.train(resume_from_checkpoint=str(folder / NAME))
     return trainer

@@ -1,4 +1,4 @@
-"""The schedule factories beside the reference library's, in a loop written by hand."""
+"""The schedule factories beside transformers', in a loop written by hand."""
 
 from __future__ import annotations
 
@@ -93,26 +93,26 @@ def assert_close(ours: list[list[float]], reference: list[list[float]]) -> None:
     ("name", "options"), [pytest.param(name, each, id=name) for name, calls in CALLS.items() for each in calls]
 )
 def test_rates_at_every_step(name: str, options: dict[str, Any]) -> None:
-    """The scheduler sets the reference's rates at every step, in each group, for whole and broken counts of steps."""
+    """The scheduler sets transformers' rates at every step, in each group, for whole and broken counts of steps."""
     assert_close(series(hexloop, name, options), series(optimization, name, options))
 
 
 @pytest.mark.parametrize("name", [*CALLS, "get_scheduler", "get_adafactor_schedule"])
-def test_signatures_are_the_reference_s(name: str) -> None:
+def test_signatures_match_transformers(name: str) -> None:
     """Arguments have the same names, order and defaults, so that calls by position mean the same."""
     ours, reference = (inspect.signature(getattr(library, name)).parameters for library in (hexloop, optimization))
     assert [(each, of.default) for each, of in ours.items()] == [(each, of.default) for each, of in reference.items()]
 
 
 def test_every_factory_is_compared() -> None:
-    """The module exports what the reference's has, and each is compared here."""
+    """The module exports what transformers' has, and each is compared here."""
     reference = {name for name in vars(optimization) if name.startswith("get_")}
     followers = {"get_scheduler", "get_greedy_schedule", "get_reduce_on_plateau_schedule", "get_adafactor_schedule"}
     assert {name for name in schedules.__all__ if name.startswith("get_")} == reference == CALLS.keys() | followers
 
 
 def test_by_name() -> None:
-    """get_scheduler takes the reference's enumeration, hexloop's and plain text alike."""
+    """get_scheduler takes transformers' enumeration, hexloop's and plain text alike."""
     for name in (transformers.SchedulerType.COSINE, hexloop.SchedulerType.COSINE, "cosine"):
         made = hexloop.get_scheduler(name, optimizer_of(0.1), 5, 40, {"num_cycles": 2})
         assert made.lr_lambdas[0](5) == 1.0
@@ -121,7 +121,7 @@ def test_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["get_reduce_on_plateau_schedule", "get_greedy_schedule"])
 def test_schedulers_that_take_a_metric(name: str) -> None:
-    """After every metric the groups have the reference's rates, across a state dict that goes through JSON."""
+    """After every metric the groups have transformers' rates, across a state dict that goes through JSON."""
     options = {"factor": 0.7, "patience": 1, "min_lr": 1e-5}
     ours, reference = optimizer_of(0.05, 0.002), optimizer_of(0.05, 0.002)
     scheduler: Any = getattr(hexloop, name)(ours, **options)
@@ -140,7 +140,7 @@ def test_schedulers_that_take_a_metric(name: str) -> None:
 
 
 def test_rates_that_adafactor_makes_for_itself() -> None:
-    """The scheduler shows the reference's rates after each step, and the initial one before."""
+    """The scheduler shows transformers' rates after each step, and the initial one before."""
     shown, adafactor = [], cast(Any, transformers.Adafactor)
     for library in (hexloop, optimization):
         torch.manual_seed(0)
@@ -171,7 +171,7 @@ def test_going_on_from_a_step() -> None:
 
 
 def test_state_dicts_cross_over() -> None:
-    """A scheduler's state loads into the reference's of the same kind, and back."""
+    """A scheduler's state loads into transformers' of the same kind, and back."""
     states = []
     for one, other in ((hexloop, optimization), (optimization, hexloop)):
         first, second = optimizer_of(0.1), optimizer_of(0.1)

@@ -1,4 +1,4 @@
-"""Every learning-rate schedule against the reference library's own scheduler, which drives a torch optimizer."""
+"""Every learning-rate schedule against transformers' own scheduler, which drives a torch optimizer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIONS: Mapping[str, list[dict[str, Any]]] = {
     ],
 }
 
-# The reference divides by the length of the decay, which is 0 at the one step of these where it is asked for.
+# transformers divides by the length of the decay, which is 0 at the one step of these where it is asked for.
 UNDEFINED_IN_REFERENCE = {("polynomial", 50, 50)}
 
 SHAPE_CASES = [
@@ -74,8 +74,8 @@ def assert_equal(ours: Iterable[float], reference: Iterable[float], where: str) 
         assert math.isclose(one, other, rel_tol=1e-12, abs_tol=0.0), f"{where}: {one!r}, the reference {other!r}"
 
 
-def test_the_names_are_the_reference_s() -> None:
-    """The two tables together hold the reference's schedules, all of them, and these tests go through all."""
+def test_the_names_match_transformers() -> None:
+    """The two tables together hold transformers' schedules, all of them, and these tests go through all."""
     assert {*SHAPES, *ADAPTIVE} == {member.value for member in SchedulerType}
     assert set(OPTIONS) == set(SHAPES)
 
@@ -85,7 +85,7 @@ def test_the_names_are_the_reference_s() -> None:
 def test_rates_at_every_step(
     name: str, warmup: int, total: int, options: dict[str, Any], rates: tuple[float, ...]
 ) -> None:
-    """Each group's rate is the reference's at every step of the run and for some steps after it."""
+    """Each group's rate is transformers' at every step of the run and for some steps after it."""
     optimizer = make_optimizer(rates)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Both num_training_steps and num_stable_steps are specified")
@@ -99,7 +99,7 @@ def test_rates_at_every_step(
 
 
 def test_stages_of_known_length_need_no_length_of_the_run() -> None:
-    """warmup_stable_decay without num_training_steps is the reference's as well."""
+    """warmup_stable_decay without num_training_steps is that of transformers as well."""
     options = {"num_decay_steps": 20, "num_stable_steps": 30}
     optimizer = make_optimizer(TWO_GROUPS)
     scheduler: Any = get_scheduler("warmup_stable_decay", optimizer, 10, None, scheduler_specific_kwargs=options)
@@ -189,7 +189,7 @@ ADAPTIVE_CASES = [
 @pytest.mark.parametrize("metrics", METRICS)
 @pytest.mark.parametrize(("name", "rates", "options"), ADAPTIVE_CASES)
 def test_rates_after_every_metric(name: str, rates: tuple[float, ...], options: dict[str, Any], metrics: str) -> None:
-    """Each group's rate is the reference's after every metric, over a state that goes through JSON each time."""
+    """Each group's rate is transformers' after every metric, over a state that goes through JSON each time."""
     for seed in range(3):
         optimizer = make_optimizer(rates)
         scheduler: Any = get_scheduler(name, optimizer, scheduler_specific_kwargs=options)

@@ -36,7 +36,7 @@ def alone(folder: Path, seed: int, **given: Any) -> Trainer:
 
 @pytest.mark.parametrize("first_goes_ahead_by", [0, 1, 5])
 def test_alternating_runs_equal_each_alone(tmp_path: Path, first_goes_ahead_by: int) -> None:
-    """Stepped in turn, an event each, both have bit for bit the weights and the log that each has alone."""
+    """Two interleaved runs have bitwise the weights and logs that each has alone."""
     trainers = [random_trainer(tmp_path / "both", seed) for seed in SEEDS]
     streams = [trainer.stream() for trainer in trainers]
     for _ in range(first_goes_ahead_by):
@@ -62,7 +62,7 @@ def test_a_run_within_another_changes_nothing_about_it(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_given_up_within_another_changes_nothing_about_it(tmp_path: Path) -> None:
-    """The streams of a run go on where they were although another run took control and was closed."""
+    """A run's random streams continue after another run was started and closed."""
     outer = random_trainer(tmp_path / "outer", 1)
     events = outer.stream()
     for _ in range(6):

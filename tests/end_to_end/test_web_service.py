@@ -77,7 +77,7 @@ def serve(make_trainer: Callable[[], Trainer], use: Callable[[Client], Awaitable
 
 
 def test_a_run_is_started_watched_and_stopped(tmp_path: Path) -> None:
-    """The step and the loss come to the client while the run goes on, and a stop ends it."""
+    """The client receives the step and the loss while the run continues, and a stop ends it."""
 
     async def use(client: Client) -> None:
         assert (await client.progress())["state"] == "idle"
@@ -120,7 +120,7 @@ def test_a_paused_run_stands_still_until_it_is_resumed(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_asked_for_can_be_resumed(tmp_path: Path) -> None:
-    """The checkpoint is on the disk when the answer comes, and a run of another service goes on from it."""
+    """The checkpoint is on disk when the response arrives, and a run of another service resumes from it."""
     steps: list[int] = []
 
     async def save(client: Client) -> None:
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_was_asked_for_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_the_event_loop_answers_while_a_step_takes_its_time(tmp_path: Path) -> None:
-    """Progress is told while the model is in the middle of a forward pass."""
+    """Progress is reported during a forward pass."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow_trainer() -> Trainer:
@@ -189,7 +189,7 @@ def test_no_signal_handler_is_touched(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
-    """The error of a run that cannot begin reaches the client, and the service goes on."""
+    """The error of a run that cannot start reaches the client, and the service keeps running."""
 
     async def use(client: Client) -> None:
         await client.post("/start", {"resume": True})

@@ -119,7 +119,7 @@ class HubHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """No-op."""
 
 
 @contextmanager

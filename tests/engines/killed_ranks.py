@@ -72,7 +72,7 @@ class Launched:
         return found
 
     def notes(self) -> list[dict[str, Any]]:
-        """What the journal tells of saves."""
+        """Return the journal's save entries."""
         journal = self.folder / "run" / "journal.jsonl"
         return [note for note in read(journal) if note["kind"] == "save"] if journal.exists() else []
 
@@ -110,7 +110,7 @@ class Launched:
 
 
 def check(folder: Path, kills: int, processes: int, seed: int, steps: int = 24, width: int = 400) -> Counts:
-    """Kill until there were `kills`; each run ends as the one that nobody killed."""
+    """Kill `kills` times; each run ends like one that was not killed."""
     moments, counts = random.Random(seed), Counts()
     expected = _whole(Launched(folder / "whole", processes, steps, width))
     while counts.kills < kills:

@@ -104,7 +104,7 @@ def make_trainer(folder: Path, job: Job) -> Trainer:
 
 
 def live(folder: Path, job: Job, temporary: str) -> None:
-    """Start the run in `folder`/run, or go on with it, to its end, and note in `folder`/end.json what came of it.
+    """Start or resume the run in `folder`/run, train to the end, and note in `folder`/end.json what came of it.
 
     Any warning is an error: none of what a killed process leaves may trouble the next. The process and its workers are
     a group of their own. temporary: the folder for what is usually left behind in the system's.

@@ -45,7 +45,7 @@ def options_for(address: str, **client: Any) -> dict[str, Any]:
 
 
 def new_bucket(address: str) -> str:
-    """A bucket that nobody else uses."""
+    """Return a bucket of its own for the test."""
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     host = address.removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=30)
@@ -182,7 +182,7 @@ class FlakyHandler(BaseHTTPRequestHandler):
         self.wfile.write(body[: int(len(body) * share)])
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """No-op."""
 
 
 _OF_A_CONNECTION = frozenset({"connection", "content-length", "transfer-encoding", "expect", "keep-alive"})

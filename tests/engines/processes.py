@@ -32,7 +32,7 @@ PATIENCE = 60
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a local port without a listener."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]

@@ -100,7 +100,7 @@ class OwnPart(Stream):
 
 
 class WithoutLength(Stream):
-    """A stream of which nobody knows the end."""
+    """A stream of unknown length."""
 
     def __len__(self) -> int:
         raise TypeError("It has no length.")

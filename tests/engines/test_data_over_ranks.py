@@ -244,8 +244,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(world: int, tmp_path
 
 
 @pytest.mark.matrix
-def test_a_run_goes_on_with_the_same_rows_on_other_processes(tmp_path: Path) -> None:
-    """A checkpoint of two processes goes on in four and in one."""
+def test_a_run_resumes_with_the_same_rows_on_other_processes(tmp_path: Path) -> None:
+    """A checkpoint of two processes resumes in four and in one."""
     names = [name for name in RESUMED if "loader" not in name]
     stopped = {name: RESUMED[name] | {"stop_at": 4} for name in names}
     before = launch(2, stopped, tmp_path / "two")

@@ -185,7 +185,7 @@ EXACT: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", EXACT)
 def test_a_resumed_run_ends_as_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    """Bit for bit, whatever the engine keeps beside the weights, and wherever it keeps it."""
+    """Resume is bitwise exact, whatever the engine stores besides the weights and wherever it stores it."""
     processes, configuration, arguments = EXACT[name]
     whole, resumed = run(
         [

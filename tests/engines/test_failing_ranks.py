@@ -176,7 +176,7 @@ WAYS: dict[type[OnRank1], tuple[str, str]] = {
 @pytest.mark.matrix
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_is_lost_is_named(tmp_path: Path, way: type[OnRank1]) -> None:
-    """Rank 0 says which rank and why, and the run goes on from what is saved."""
+    """Rank 0 reports which rank failed and why, and the run resumes from the last checkpoint."""
     told, own = WAYS[way]
     training = Training(processes=2, callbacks=(way,), arguments={**AT_ONCE, "ddp_timeout": 6})
     first, second = ended(training, fresh(tmp_path / "run"))
@@ -228,7 +228,7 @@ def test_the_third_save_that_one_rank_cannot_write_ends_all(tmp_path: Path) -> N
 
 
 @pytest.mark.matrix
-def test_processes_that_are_not_alike_are_refused(tmp_path: Path) -> None:
+def test_mismatched_processes_are_refused(tmp_path: Path) -> None:
     """Every rank says which of them has which argument otherwise, before the first step."""
     training = Training(processes=2, of_rank_1={"learning_rate": 0.5, "seed": 7})
     for said in ended(training, fresh(tmp_path / "run")):

@@ -106,7 +106,7 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> int:
 
 
 def check_the_end(folder: Path) -> None:
-    """A process that is left alone goes on, and cleans up after those that were not."""
+    """A surviving process continues and cleans up after the killed ones."""
     subprocess.run([sys.executable, __file__, str(folder), "2"], check=True, stdout=subprocess.DEVNULL)
     assert unfinished(folder) == []
     assert len(list(folder.iterdir())) == LIMIT

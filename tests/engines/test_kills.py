@@ -25,7 +25,7 @@ def test_a_run_that_is_killed_at_random_instants_ends_as_one_that_is_not(tmp_pat
 
 
 def test_workers_of_a_fork_server_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
-    """Nobody is left waiting for somebody to work for, the server included."""
+    """No process is left behind, the server included."""
     run = KilledRun(tmp_path / "run", Job(width=8, steps=400, start_method="forkserver"), Counts())
     assert run.kill(Aim(save=1, seconds=0, group=False))
     wait_for_the_end_of(run.counts.started)

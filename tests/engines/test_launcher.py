@@ -167,7 +167,7 @@ def test_the_end_of_a_launch_on_another_machine_is_told_of(launches: Launches, t
 
 
 @pytest.mark.matrix
-def test_a_machine_that_is_not_there_is_told_of(launches: Launches) -> None:
+def test_a_missing_machine_is_reported(launches: Launches) -> None:
     """After the time that it was given, the error says where the machines were to meet."""
     outcome = launches(
         "--processes", "1", "--nodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1", "--join-timeout", "1",

@@ -52,7 +52,7 @@ def _look(address: str, port: int, rank: int, world_size: int, writer: Any) -> N
 
 @pytest.fixture
 def port() -> int:
-    """A port that nobody has."""
+    """Return a free port."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         return int(tried.getsockname()[1])
@@ -81,7 +81,7 @@ def test_others_that_do_not_come_are_told_of(address: str, rank: int, port: int)
 
 
 @pytest.mark.matrix
-def test_a_port_that_somebody_has_is_told_of() -> None:
+def test_a_port_in_use_is_reported() -> None:
     """The first process cannot listen there."""
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))

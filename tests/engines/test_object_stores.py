@@ -170,7 +170,7 @@ def test_a_server_that_keeps_failing_is_reported(address: str, bucket: str) -> N
     assert calm.list("") == (Entry("kept", False),)
 
 
-def test_nobody_there_is_reported(address: str, bucket: str) -> None:
+def test_an_unreachable_store_is_reported(address: str, bucket: str) -> None:
     """Where no server answers at all, that is a StorageError."""
     with flaky(address, lambda *_: None) as server:
         gone = server.address

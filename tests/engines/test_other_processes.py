@@ -1,4 +1,4 @@
-"""A run that fewer or more real processes take up, with the same arguments, goes on as if nothing had changed."""
+"""A run resumed with the same arguments in fewer or more processes continues unchanged."""
 
 from __future__ import annotations
 

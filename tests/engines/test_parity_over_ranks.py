@@ -1,4 +1,4 @@
-"""hexloop's Trainer and the reference's under torchrun, in two processes: every logged number, weights, gradients."""
+"""hexloop's Trainer and transformers' under torchrun, in two processes: every logged number, weights, gradients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def set_apart(name: str, *both: Outcome) -> None:
 @pytest.mark.parametrize(
     ("engine", "cases"), [("ddp", OF_DDP), ("fsdp1", SHARDED), ("fsdp2", SHARDED), ("zero", OF_DEEPSPEED)]
 )
-def test_both_train_alike(engine: str, cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_both_train_identically(engine: str, cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """Over more than 50 updates they log the same and end with the same weights; the first gradients are the same."""
     if engine == "zero":
         pytest.importorskip("deepspeed")

@@ -1,4 +1,4 @@
-"""Runs that are stopped by real signals, in processes of their own: each is saved, and goes on bit for bit."""
+"""Runs stopped by real signals, in separate processes, are saved and resume bitwise."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def assert_saved_and_stopped(folder: Path, scenario: Scenario, step: int) -> Non
 
 @pytest.mark.parametrize("name", EVERY_SIGNAL)
 def test_a_signal_lets_the_step_end_saves_and_stops(tmp_path: Path, whole: Whole, name: str) -> None:
-    """The run ends at the very step, and goes on from there exactly."""
+    """The run stops at that step and resumes exactly."""
     assert_saved_and_stopped(tmp_path, Scenario((name,), "step"), 4)
     assert_goes_on(tmp_path, whole)
 

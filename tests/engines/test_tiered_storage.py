@@ -180,7 +180,7 @@ def test_a_slow_tier_that_fails_for_good_is_reported_and_nothing_is_lost(fast: L
     assert_same(slow, fast)
 
 
-def test_another_machine_goes_on_from_the_slow_tier(tmp_path: Path) -> None:
+def test_another_machine_resumes_from_the_slow_tier(tmp_path: Path) -> None:
     """With an empty fast tier, checkpoints are read from the slow one, and rotated there."""
     slow = LocalStorage(tmp_path / "slow")
     first = TieredStorage(LocalStorage(tmp_path / "one"), slow)

@@ -37,7 +37,7 @@ class Bench:
     _count: int = 0
 
     def new_folder(self) -> Path:
-        """A folder that nobody has written to."""
+        """Return an empty folder."""
         self._count += 1
         return self.folder / str(self._count)
 

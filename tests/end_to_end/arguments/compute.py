@@ -87,7 +87,7 @@ def _sentences() -> list[dict[str, Tensor]]:
 
 
 def _asked_of_the_model(bench: Bench, **given: Any) -> list[Any]:
-    """What a transformers model is told about keeping activations."""
+    """Return the activation-checkpointing setting of a transformers model."""
     model, asked = _gpt(), list[Any]()
     bench.patch.setattr(
         model,

@@ -1,4 +1,4 @@
-"""Checkpoints, and what a run that goes on takes from them."""
+"""Checkpoints, and what a resumed run takes from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _(bench: Bench) -> None:
 
 @shows("resume_from_checkpoint")
 def _(bench: Bench) -> None:
-    """A script hands it to `train`, as the reference library's scripts do."""
+    """A script hands it to `train`, as transformers' scripts do."""
     folder = str(bench.new_folder())
     bench.trained(output_dir=folder, save_strategy="steps", save_steps=2, max_steps=2)
     made = bench.trainer(output_dir=folder, resume_from_checkpoint=f"{folder}/checkpoint-2", max_steps=4)
@@ -114,7 +114,7 @@ class Patient(TrainerCallback, ExportableState):
 
 @shows("restore_callback_states_from_checkpoint")
 def _(bench: Bench) -> None:
-    """A callback is made anew as the one in the checkpoint was."""
+    """A callback is rebuilt from its state in the checkpoint."""
     folder = str(bench.new_folder())
     bench.trained({"callbacks": [Patient(3)]}, output_dir=folder, save_strategy="steps", save_steps=2, max_steps=2)
     for restored, patience in ((True, 3), (False, 5)):

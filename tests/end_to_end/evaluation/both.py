@@ -1,4 +1,4 @@
-"""The same evaluation by hexloop's Trainer and by the reference's."""
+"""The same evaluation by hexloop's Trainer and by transformers'."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOCK_READINGS = ("runtime", "per_second", "preparation_time")
 
 @contextmanager
 def lenient(library: Any) -> Iterator[None]:
-    """The warnings of the reference are its own business."""
+    """The warnings of transformers are its own business."""
     with warnings.catch_warnings():
         if library is transformers:
             warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ def trainer_of(library: Any, folder: Path, model: Any, arguments: dict[str, Any]
 def by_both(
     folder: Path, model: Any, arguments: dict[str, Any], ask: Callable[[Any], Any], **parts: Any
 ) -> tuple[Any, Any]:
-    """What `ask` gets of a Trainer of hexloop, and of one of the reference; drawn from the same random streams."""
+    """What `ask` gets of a Trainer of hexloop, and of one of transformers; drawn from the same random streams."""
     answers = []
     for library in (hexloop, transformers):
         with lenient(library):

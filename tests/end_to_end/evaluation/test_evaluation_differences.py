@@ -1,4 +1,4 @@
-"""Where evaluation differs from the reference's: what docs/differences.md says, on both sides."""
+"""Where evaluation differs from transformers': what docs/differences.md says, on both sides."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Noisy(Points):
 
 
 @pytest.mark.parametrize("library", [hexloop, transformers])
-def test_only_the_reference_s_training_notices_an_evaluation(library: Any, tmp_path: Path) -> None:
+def test_only_transformers_training_is_changed_by_an_evaluation(library: Any, tmp_path: Path) -> None:
     """A run that evaluates on data with noise in them, and one that does not."""
     evaluating = trained(library, tmp_path / "evaluating", eval_strategy="steps", eval_steps=1)
     without = trained(library, tmp_path / "without")
@@ -58,7 +58,7 @@ def test_only_the_reference_s_training_notices_an_evaluation(library: Any, tmp_p
 
 
 def test_the_loss_is_the_mean_over_the_rows_of_any_loader(tmp_path: Path) -> None:
-    """Of batches of 4, 4 and 2 rows, from a loader of the user's, the reference counts the last as full."""
+    """Of batches of 4, 4 and 2 rows, from a loader of the user's, transformers counts the last as full."""
 
     def derive(kind: Any) -> Any:
         class Own(kind):  # type: ignore[misc]
@@ -83,7 +83,7 @@ def test_only_samples_that_were_predicted_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_number_of_a_single_batch_is_a_row(tmp_path: Path) -> None:
-    """The reference gives no dimension to a number that came once."""
+    """Transformers gives no dimension to a number that came once."""
     model = Giving(FORMS["a number a batch"])
     ours, theirs = by_both(tmp_path, model, {}, lambda trainer: trainer.predict(Points(4)).predictions[1])
 
@@ -92,7 +92,7 @@ def test_a_number_of_a_single_batch_is_a_row(tmp_path: Path) -> None:
 
 
 def test_a_tensor_by_itself_is_the_predictions(tmp_path: Path) -> None:
-    """Of a batch of one row the reference takes the row's first dimension away."""
+    """Of a batch of one row transformers takes the row's first dimension away."""
 
     class Bare(nn.Module):
         def __init__(self) -> None:
@@ -109,7 +109,7 @@ def test_a_tensor_by_itself_is_the_predictions(tmp_path: Path) -> None:
 
 
 def test_texts_can_be_predicted(tmp_path: Path) -> None:
-    """A list of them a batch becomes one list; the reference cannot join them."""
+    """A list of them a batch becomes one list; transformers cannot join them."""
 
     class Speaking(Giving):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
@@ -125,7 +125,7 @@ def test_texts_can_be_predicted(tmp_path: Path) -> None:
 
 
 def test_metrics_are_plain_at_any_depth(tmp_path: Path) -> None:
-    """Arrays become lists, which can be written to a file; the reference leaves them as they are."""
+    """Arrays become lists, which can be written to a file; transformers leaves them as they are."""
 
     def compute(found: Any) -> dict[str, Any]:
         return {"matrix": np.eye(2), "deep": {"pair": (np.float32(1), torch.ones(2))}}

@@ -1,4 +1,4 @@
-"""Evaluations and predictions against the reference's: arrays, metrics, their names and their order."""
+"""Evaluations and predictions against transformers': arrays, metrics, their names and their order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def measure(found: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_predictions_come_in_the_reference_s_arrays(form: str, tmp_path: Path) -> None:
+def test_predictions_come_in_transformers_arrays(form: str, tmp_path: Path) -> None:
     """Whatever the model returns: the same nesting, shapes, types, padding and bits."""
     assert_equal(*by_both(tmp_path, Giving(FORMS[form]), {}, predicted))
 
@@ -71,15 +71,15 @@ def test_predictions_come_in_the_reference_s_arrays(form: str, tmp_path: Path) -
     ],
     ids=str,
 )
-def test_predictions_come_in_the_reference_s_arrays_with_every_argument(
+def test_predictions_come_in_transformers_arrays_with_every_argument(
     form: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
     """The same with arguments that say how predictions are kept."""
     if form == "bytes of many widths" and "eval_accumulation_steps" in arguments:
-        return  # the reference cannot pad unsigned bytes in numpy
+        return  # transformers cannot pad unsigned bytes in numpy
     apart = arguments.get("per_device_eval_batch_size") == 10 or "eval_do_concat_batches" in arguments
     if form == "a number a batch" and apart:
-        return  # the reference gives such numbers no dimension, see test_evaluation_differences
+        return  # transformers gives such numbers no dimension, see test_evaluation_differences
     assert_equal(*by_both(tmp_path, Giving(FORMS[form]), arguments, predicted))
 
 
@@ -95,7 +95,7 @@ def test_predictions_come_in_the_reference_s_arrays_with_every_argument(
     ],
     ids=str,
 )
-def test_metrics_are_the_reference_s(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_metrics_match_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
     """The same names in the same order, the same values, and the same entry in the history."""
 
     def ask(trainer: Any) -> Any:
@@ -105,7 +105,7 @@ def test_metrics_are_the_reference_s(arguments: dict[str, Any], tmp_path: Path) 
     assert_equal(*by_both(tmp_path, PLAIN, arguments, ask, compute_metrics=measure))
 
 
-def test_what_metrics_are_given_is_what_the_reference_gives_them(tmp_path: Path) -> None:
+def test_what_metrics_are_given_is_what_transformers_gives_them(tmp_path: Path) -> None:
     """Predictions, labels, inputs and every row's loss, as arrays, and as lists of them where batches stay apart."""
     seen: list[Any] = []
 
@@ -123,7 +123,7 @@ def test_what_metrics_are_given_is_what_the_reference_gives_them(tmp_path: Path)
         assert_equal(ours, theirs)
 
 
-def test_batchwise_metrics_are_given_what_the_reference_gives_them(tmp_path: Path) -> None:
+def test_batchwise_metrics_are_given_what_transformers_gives_them(tmp_path: Path) -> None:
     """Tensors of a batch, its inputs, its rows' losses; the result is wanted at the last; `predict` still predicts."""
     calls: list[Any] = []
 
@@ -148,7 +148,7 @@ def test_batchwise_metrics_are_given_what_the_reference_gives_them(tmp_path: Pat
     ids=str,
 )
 def test_labels_go_by_their_names(names: tuple[str, ...], asked: list[str] | None, tmp_path: Path) -> None:
-    """One name, several, another; none in the data; none asked for. The loss and the labels are as in the reference."""
+    """One name, several, another; none in the data; none asked for. The loss and the labels are as in transformers."""
 
     class Two(Giving):
         def forward(self, x: Tensor, labels: Any = None, target: Any = None, more: Any = None) -> Any:
@@ -160,7 +160,7 @@ def test_labels_go_by_their_names(names: tuple[str, ...], asked: list[str] | Non
     assert_equal(ours, theirs)
 
 
-def test_a_loss_without_labels_is_the_reference_s(tmp_path: Path) -> None:
+def test_a_loss_without_labels_matches_transformers(tmp_path: Path) -> None:
     """Where forward's `return_loss` is on, or a batch says so, the loss is measured, and the labels are none."""
 
     class Unasked(Giving):
@@ -184,7 +184,7 @@ def test_a_loss_without_labels_is_the_reference_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ignored", [None, [], ["hidden"]], ids=str)
-def test_outputs_are_left_out_as_in_the_reference(ignored: list[str] | None, tmp_path: Path) -> None:
+def test_outputs_are_left_out_as_in_transformers(ignored: list[str] | None, tmp_path: Path) -> None:
     """By `ignore_keys`, by the configuration where there is one, and not at all without one; also of tuples."""
 
     def ask(trainer: Any) -> Any:
@@ -205,7 +205,7 @@ def test_outputs_are_left_out_as_in_the_reference(ignored: list[str] | None, tmp
         assert_equal(*by_both(tmp_path, model, {}, ask))
 
 
-def test_several_sets_are_evaluated_as_in_the_reference(tmp_path: Path) -> None:
+def test_several_sets_are_evaluated_as_in_transformers(tmp_path: Path) -> None:
     """Dictionaries of sets, the Trainer's own or given, and a set by its name: the same names and values."""
 
     def ask(trainer: Any) -> Any:
@@ -216,7 +216,7 @@ def test_several_sets_are_evaluated_as_in_the_reference(tmp_path: Path) -> None:
     assert_equal(*by_both(tmp_path, PLAIN, {}, ask, compute_metrics=measure, eval_dataset=sets))
 
 
-def test_a_stream_is_evaluated_as_in_the_reference(tmp_path: Path) -> None:
+def test_a_stream_is_evaluated_as_in_transformers(tmp_path: Path) -> None:
     """Data without a length give the same predictions and the same number of samples."""
 
     def ask(trainer: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_stream_is_evaluated_as_in_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "both"])
-def test_names_of_metrics_around_training_are_the_reference_s(when: str, tmp_path: Path) -> None:
+def test_names_of_metrics_around_training_match_transformers(when: str, tmp_path: Path) -> None:
     """Evaluated before a run, in it and after it: the time that preparing the model took is told when it is there."""
 
     def ask(trainer: Any) -> Any:
@@ -257,7 +257,7 @@ def test_names_of_metrics_around_training_are_the_reference_s(when: str, tmp_pat
     ],
     ids=str,
 )
-def test_evaluations_come_when_the_reference_s_do(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_evaluations_come_when_transformers_do(arguments: dict[str, Any], tmp_path: Path) -> None:
     """By steps, by epochs, by a ratio, late, and before the first step."""
 
     def ask(trainer: Any) -> Any:
@@ -269,7 +269,7 @@ def test_evaluations_come_when_the_reference_s_do(arguments: dict[str, Any], tmp
     assert ours == theirs != []
 
 
-def test_logits_and_labels_are_worked_on_as_in_the_reference(tmp_path: Path) -> None:
+def test_logits_and_labels_are_worked_on_as_in_transformers(tmp_path: Path) -> None:
     """`preprocess_logits_for_metrics` is given the same, and predictions are what it returns, of whatever form."""
 
     def work(logits: Any, labels: Any) -> Any:
@@ -279,7 +279,7 @@ def test_logits_and_labels_are_worked_on_as_in_the_reference(tmp_path: Path) -> 
     assert_equal(ours, theirs)
 
 
-def test_a_step_of_one_s_own_is_used_as_in_the_reference(tmp_path: Path) -> None:
+def test_a_step_of_one_s_own_is_used_as_in_transformers(tmp_path: Path) -> None:
     """`prediction_step` may return anything in tensors, and no loss or no labels."""
 
     def derive(kind: Any) -> Any:
@@ -293,7 +293,7 @@ def test_a_step_of_one_s_own_is_used_as_in_the_reference(tmp_path: Path) -> None
     assert_equal(*by_both(tmp_path, PLAIN, {}, predicted, derive=derive))
 
 
-def test_a_loader_of_one_s_own_is_used_as_in_the_reference(tmp_path: Path) -> None:
+def test_a_loader_of_one_s_own_is_used_as_in_transformers(tmp_path: Path) -> None:
     """Batches of another size, from the user's own loader, give the same predictions and as many samples."""
 
     def derive(kind: Any) -> Any:
@@ -312,7 +312,7 @@ def test_a_loader_of_one_s_own_is_used_as_in_the_reference(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("filtered", [True, False])
-def test_a_loss_that_is_not_finite_counts_as_in_the_reference(filtered: bool, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_counts_as_in_transformers(filtered: bool, tmp_path: Path) -> None:
     """Left out of the mean, or not, as `logging_nan_inf_filter` says."""
 
     class Broken(Giving):

@@ -1,4 +1,4 @@
-"""An evaluation in the middle of training leaves training as it was, bit for bit."""
+"""An evaluation during training leaves training bitwise unchanged."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_logs_after_an_evaluation_are_written_in_evaluation_mode(tmp_path: Path,
 
 
 def test_a_model_that_is_evaluated_outside_of_a_run_stays_at_rest(tmp_path: Path) -> None:
-    """As in the reference, whoever calls the model after `evaluate` or `predict` calls it without dropout."""
+    """As in transformers, whoever calls the model after `evaluate` or `predict` calls it without dropout."""
     for method in ("evaluate", "predict"):
         trainer = small_trainer(tmp_path, parts={"model": net(0.3).train()})
         getattr(trainer, method)(rows(4))
@@ -253,7 +253,7 @@ def test_a_model_that_is_evaluated_outside_of_a_run_stays_at_rest(tmp_path: Path
 
 
 def test_what_is_drawn_outside_of_a_run_goes_on(tmp_path: Path) -> None:
-    """Without a run, two predictions with dropout on differ, as the streams are nobody's."""
+    """Outside a run, two predictions with dropout differ, because no run restores the random state."""
 
     class Sampling(Trainer):
         def prediction_step(self, model: Any, inputs: Any, *given: Any, **further: Any) -> Any:
@@ -267,7 +267,7 @@ def test_what_is_drawn_outside_of_a_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_breaks_leaves_streams_and_modes(tmp_path: Path) -> None:
-    """An error in it, caught by whoever asked, changes nothing in the run."""
+    """An evaluation error that the caller catches does not change the run."""
 
     def broken(found: Any) -> dict[str, float]:
         drawing(found)

@@ -1,4 +1,4 @@
-"""Every kind of model, trained, evaluated and predicted beside the reference library."""
+"""Every kind of model, trained, evaluated and predicted beside transformers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(library: Any, folder: Path, name: str) -> tuple[Any, Any]:
 def test_a_kind_of_model_gives_what_it_gives_there(name: str, tmp_path: Path) -> None:
     """Logs, metrics, weights, predictions and labels are equal."""
     (ours, predicted), (theirs, expected) = (run(library, tmp_path, name) for library in (hexloop, transformers))
-    if not hasattr(ours.model, "config"):  # the reference counts the operations of transformers' models alone
+    if not hasattr(ours.model, "config"):  # transformers counts the operations of transformers' models alone
         assert ours.state.log_history[-1].pop("total_flos") > 0 == theirs.state.log_history[-1].pop("total_flos")
     assert_same_log(ours.state.log_history, theirs.state.log_history, 1e-5)
     weights, others = ({key: each.detach() for key, each in run.model.named_parameters()} for run in (ours, theirs))

@@ -198,7 +198,7 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
-    """They are one parameter to the optimizer, saved once, and one again in a resumed run, which goes on alike."""
+    """Tied weights are one optimizer parameter, are saved once, and stay tied in a resumed run."""
     rows = [{"x": torch.tensor([n, n + 1]), "labels": torch.tensor([n + 1, n + 2])} for n in range(6)]
 
     def trainer_of(steps: int) -> hexloop.Trainer:
@@ -248,7 +248,7 @@ class Bare(Backbone):
         return super().forward(x)
 
 
-def test_a_loss_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_loss_is_reported(tmp_path: Path) -> None:
     """The error names what came, what the batch held, and the ways to a loss."""
     for model, came in (
         (Forgetful(), "the keys logits"),
@@ -261,7 +261,7 @@ def test_a_loss_that_is_missing_is_told(tmp_path: Path) -> None:
             trainer.train()
 
 
-def test_tensors_that_nobody_takes_are_told(tmp_path: Path) -> None:
+def test_unused_tensors_are_reported(tmp_path: Path) -> None:
     """More tensors than forward has parameters are an error that names both, and the ways out."""
     trainer = hexloop.Trainer(Autoencoder(), arguments(tmp_path), train_dataset=TensorDataset(*points()), loggers=[])
     with pytest.raises(DataError, match=r"2 tensors .* Autoencoder takes 1 by name \(x\); .* compute_loss_func"):

@@ -16,7 +16,7 @@ TIMES = ("_runtime", "_per_second")
 """What ends so depends on the clock."""
 
 OPERATIONS = "total_flos"
-"""Where a model does not say how many operations a batch takes, hexloop measures them, and the reference has 0."""
+"""Where a model does not say how many operations a batch takes, hexloop measures them, and transformers has 0."""
 
 
 @frozen

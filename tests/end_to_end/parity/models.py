@@ -34,7 +34,7 @@ class Recomputing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.recomputes = False
-        self.config = SimpleNamespace()  # the reference reads it before it smooths labels
+        self.config = SimpleNamespace()  # transformers reads it before it smooths labels
 
     def activation_checkpointing_enable(self, **options: Any) -> None:
         self.recomputes = True

@@ -1,4 +1,4 @@
-"""The same training by the reference library's Trainer and by hexloop's, and what can be compared of it."""
+"""The same training by transformers' Trainer and by hexloop's, and what can be compared of it."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def run_hexloop(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **
 
 
 def run_reference(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
-    """Train with the reference library."""
+    """Train with transformers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reference's own business
+        warnings.simplefilter("ignore")  # transformers' own business
         return run(transformers, folder / "reference", model, arguments, **parts)
 
 
 def run_both(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> tuple[Outcome, Outcome]:
-    """The same training by hexloop, which weighs losses as the reference does, and by the reference."""
+    """The same training by hexloop, which weighs losses as transformers does, and by transformers."""
     ours = run_hexloop(folder, model, {"loss_weighting": "reference", **arguments}, **parts)
     return ours, run_reference(folder, model, arguments, **parts)

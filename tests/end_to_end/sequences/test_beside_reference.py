@@ -1,4 +1,4 @@
-"""What the Seq2SeqTrainer predicts and measures, beside the reference library's on the same model."""
+"""What the Seq2SeqTrainer predicts and measures, beside transformers' on the same model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Tokenizer:
 def trainer_of(library: Any, folder: Path, model: Any, arguments: dict[str, Any], **parts: Any) -> Any:
     parts = {"data_collator": padded, "eval_dataset": digits(12), "compute_metrics": exact_match, **parts}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reference's own business
+        warnings.simplefilter("ignore")  # transformers' own business
         if library is hexloop:
             arguments = {"loss_weighting": "reference", **arguments}
         made = library.Seq2SeqTrainingArguments(output_dir=str(folder), **{**COMMON, **arguments})
@@ -91,7 +91,7 @@ def case(name: str, model: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "model"), [case(name, model) for name in CASES for model in MODELS])
-def test_predictions_and_metrics_are_the_references(name: str, model: str, tmp_path: Path) -> None:
+def test_predictions_and_metrics_match_transformers(name: str, model: str, tmp_path: Path) -> None:
     """Shapes and values of what is predicted, labels, and the names and values of the metrics are equal."""
     arguments, keywords, parts = CASES[name]
     made = MODELS[model]()

@@ -1,4 +1,4 @@
-"""Where the Seq2SeqTrainer differs from the reference's: what docs/differences.md says, on both sides."""
+"""Where the Seq2SeqTrainer differs from transformers': what docs/differences.md says, on both sides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def losses_by_batch(sizes: list[int]) -> list[float]:
 
 
 def test_a_short_last_batch_weighs_as_its_rows(tmp_path: Path) -> None:
-    """The reference's Seq2SeqTrainer gives it the weight of a full one."""
+    """Transformers' Seq2SeqTrainer gives it the weight of a full one."""
     first, last = losses_by_batch([4, 1])
     ours, theirs = (
         trainer_of(library, tmp_path, t5(), {"generation_max_length": 8}, eval_dataset=digits(5)).evaluate()
@@ -41,7 +41,7 @@ def test_a_short_last_batch_weighs_as_its_rows(tmp_path: Path) -> None:
 
 
 def test_evaluating_changes_no_generation_config(tmp_path: Path) -> None:
-    """The reference writes defaults into the model's, so that later batches have one token less than the first one."""
+    """Transformers writes defaults into the model's, so that later batches have one token less than the first one."""
     lengths = []
     for library in LIBRARIES:
         trainer = trainer_of(library, tmp_path, t5(), {}, compute_metrics=None)
@@ -51,7 +51,7 @@ def test_evaluating_changes_no_generation_config(tmp_path: Path) -> None:
 
 
 def test_the_loss_beside_generation_is_the_one_that_is_trained_on(tmp_path: Path) -> None:
-    """With a loss function, the reference's loss in evaluation is the model's own."""
+    """With a loss function, transformers' loss in evaluation is the model's own."""
 
     def double(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return 2 * cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())

@@ -120,10 +120,10 @@ def test_arguments_may_be_derived_from(kind: Any, tmp_path: Path) -> None:
         kind(output_dir=str(tmp_path), generation_num_beams=0)
 
 
-def test_the_reference_s_arguments_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_transformers_arguments_are_taken_as_they_are(tmp_path: Path) -> None:
     """Those of transformers, a generation config among them, become hexloop's."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reference's own business
+        warnings.simplefilter("ignore")  # transformers' own business
         theirs = transformers.Seq2SeqTrainingArguments(
             output_dir=str(tmp_path),
             predict_with_generate=True,

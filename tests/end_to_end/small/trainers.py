@@ -47,7 +47,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether all weights are equal, bit for bit."""
+    """Return whether all weights are bitwise equal."""
     return one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 

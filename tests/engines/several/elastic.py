@@ -35,7 +35,7 @@ class Counting(Trainer):
 
 
 def main(folder: Path, accumulation: int) -> None:
-    """Start the run in `folder`/run, or go on with it; at its end its losses are in `folder`/end.json."""
+    """Start or resume the run in `folder`/run; at its end its losses are in `folder`/end.json."""
     torch.set_num_threads(1)
     arguments = TrainingArguments(
         str(folder / "run"), max_steps=STEPS, per_device_train_batch_size=2, gradient_accumulation_steps=accumulation,

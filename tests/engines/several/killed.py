@@ -16,7 +16,7 @@ from tests.engines.killed_run import Net, Noisy, digests
 
 
 def main(folder: Path, steps: int, width: int) -> None:
-    """Start the run in `folder`/run, or go on with it; each process says in `folder`/pid-<rank> which it is."""
+    """Start or resume the run in `folder`/run; each process says in `folder`/pid-<rank> which it is."""
     rank = int(os.environ["RANK"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     warnings.filterwarnings("ignore", "The run that resumes from")

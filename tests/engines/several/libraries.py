@@ -1,4 +1,4 @@
-"""The same training by hexloop's Trainer and by the reference's, in processes that torchrun starts; see `train`.
+"""The same training by hexloop's Trainer and by transformers', in processes that torchrun starts; see `train`.
 
 torchrun runs this module with a library, an engine, a folder for the results, and the cases as JSON.
 """
@@ -118,7 +118,7 @@ def _of_engine(engine: str, stage: int) -> dict[str, Any]:
 def _let_accelerate_take(engine: str) -> dict[str, Any]:
     """Make accelerate take the engine on a processor, where by itself it takes DistributedDataParallel without a word.
 
-    Gives the arguments with which the reference goes by that.
+    Gives the arguments with which transformers goes by that.
     """
     from accelerate import PartialState
     from accelerate.state import AcceleratorState
@@ -151,7 +151,7 @@ def main() -> None:
         (folder / case).mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             if name == "transformers":
-                warnings.simplefilter("ignore")  # the reference's own business
+                warnings.simplefilter("ignore")  # transformers' own business
                 of_accelerate = _let_accelerate_take(engine)
             _train_one(library, engine, folder / case, {**of_accelerate, **arguments})
     torch.distributed.barrier()

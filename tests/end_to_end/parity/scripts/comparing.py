@@ -15,7 +15,7 @@ from tests.end_to_end.parity.scripts.observing import Observation
 TOLERANCE = 1e-5
 
 PICKLED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
-"""What the reference writes with pickle, and hexloop therefore does not."""
+"""What transformers writes with pickle, and hexloop therefore does not."""
 
 OWN_FILES = {
     "manifest.json": "says what the checkpoint consists of",
@@ -55,7 +55,7 @@ def assert_same_trace(ours: Observation, reference: Observation, length_known: b
     """The same events at the same steps, epochs, with the same switches and keywords.
 
     Where the length of the data is not known, an epoch is shorter than the run is taken to be: `state.epoch` is then a
-    whole number as soon as the next begins in hexloop, and in the reference from its first step on.
+    whole number as soon as the next begins in hexloop, and in transformers from its first step on.
     """
     one, other = ours.outcome.events, reference.outcome.events
     if not length_known:
@@ -80,7 +80,7 @@ def history(observation: Observation) -> Any:
 def assert_same_metrics(ours: Observation, reference: Observation) -> None:
     """The dictionaries that `train`, `evaluate` and `predict` gave have the same names and numbers.
 
-    But for the operations, which the reference's PrinterCallback takes out of them.
+    But for the operations, which transformers' PrinterCallback takes out of them.
     """
     for each in (ours, reference):
         each.results.measured["train"].pop(OPERATIONS, None)
@@ -125,7 +125,7 @@ def assert_same_documents(ours: Observation, reference: Observation) -> None:
             if PurePosixPath(name).name in ("train_results.json", "all_results.json"):
                 one.pop(OPERATIONS, None)
                 other.pop(OPERATIONS, None)
-            if PurePosixPath(name).name == "generation_config.json":  # the reference's evaluation enters the defaults
+            if PurePosixPath(name).name == "generation_config.json":  # transformers' evaluation enters the defaults
                 assert one.keys() <= other.keys(), name
                 one = {each: value for each, value in one.items() if not each.startswith("_")}
                 other = {each: other[each] for each in one}

@@ -14,7 +14,7 @@ from tests.end_to_end.parity.scripts.results import Results, train_evaluate_pred
 
 
 class Stream(IterableDataset[dict[str, Any]]):
-    """Samples one after the other, and nobody knows how many."""
+    """An iterable data set of unknown length."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.samples = samples_for("plain GPT", count, seed)

@@ -64,8 +64,8 @@ def observe(script: str, library: Any, folder: Path, main: str = "main", **optio
 
 
 def observe_both(script: str, folder: Path) -> tuple[Observation, Observation]:
-    """By hexloop, which weighs losses as the reference does, and by the reference."""
+    """By hexloop, which weighs losses as transformers does, and by transformers."""
     ours = observe(script, hexloop, folder / "hexloop", loss_weighting="reference")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reference's own business
+        warnings.simplefilter("ignore")  # transformers' own business
         return ours, observe(script, transformers, folder / "reference")

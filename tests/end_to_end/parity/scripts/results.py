@@ -1,4 +1,4 @@
-"""What a script comes to, and how those for the reference library usually end."""
+"""What a script comes to, and how those for transformers usually end."""
 
 from __future__ import annotations
 

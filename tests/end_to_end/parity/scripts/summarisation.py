@@ -76,7 +76,7 @@ def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Re
         model=model,
         args=arguments,
         train_dataset=encoded(36, seed=1),
-        eval_dataset=encoded(12, seed=2),  # full batches: the reference weighs a smaller last one as if it were full
+        eval_dataset=encoded(12, seed=2),  # full batches: transformers weighs a smaller last one as if it were full
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED, pad_to_multiple_of=4),
         compute_metrics=compute_metrics,

@@ -1,4 +1,4 @@
-"""A script as the reference library's release 4.24 wanted it, and the same in the words of today."""
+"""A script as transformers' release 4.24 wanted it, and the same in the words of today."""
 
 from __future__ import annotations
 
