@@ -1,1 +1,1 @@
-"""What people call: Trainer, TrainingArguments, the command line, and the one place that picks adapters."""
+"""The public API: Trainer, arguments, callbacks, recipes, command line, test kit, and the wiring of adapters."""

@@ -1,4 +1,4 @@
-"""Third-party adapters, found through entry points: the group "hexloop.<port>s", the name that arguments use."""
+"""Adapters of installed packages, found through entry points of the groups "hexloop.<port>s"."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def plugin_names(port: str) -> list[str]:
-    """The names under which installed packages offer adapters of `port` ("loggers", "storages", ...)."""
+    """Return the names of the adapters of `port` ("loggers", "storages", ...) in installed packages."""
     return sorted(entry_points(group=f"hexloop.{port}").names)
 
 
 def find_plugin(port: str, name: str) -> Callable[..., Any] | None:
-    """What the entry point `name` of `port` stands for, imported now; None where there is none."""
+    """Import and return the entry point `name` of `port`; None if there is none."""
     found = entry_points(group=f"hexloop.{port}", name=name)
     for entry_point in found:
         loaded: Callable[..., Any] = entry_point.load()

@@ -41,7 +41,7 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
     parts = host.parts()
     refuse_second_run(parts.run)
     collectives = parts.adapters.collectives
-    host.memory.begin("train")
+    host.memory.start("train")
     try:
         if run_name is None:
             host.renew_model()

@@ -23,7 +23,7 @@ INTERVAL = 0.005
 class MemoryStages(Protocol):
     """Measures stages, one at a time: a stage that starts within another is part of that one."""
 
-    def begin(self, stage: str) -> None:
+    def start(self, stage: str) -> None:
         """Start to measure, unless another stage is being measured."""
         ...
 
@@ -39,7 +39,7 @@ class MemoryStages(Protocol):
 class NoMemoryStages:
     """Measures nothing."""
 
-    def begin(self, stage: str) -> None:
+    def start(self, stage: str) -> None:
         """No-op."""
 
     def end(self, stage: str) -> dict[str, float]:
@@ -54,7 +54,7 @@ class NoMemoryStages:
 class _Figures:
     """Bytes in use at the start of a stage, added by its end, and by which its peak exceeded the end."""
 
-    begin: int
+    start: int
     allocated: int
     peaked: int
 
@@ -69,7 +69,7 @@ class _ProcessMemory:
         self._ended = threading.Event()
         self._peak = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._began_with = self._peak = self._now()
         self._ended.clear()
         reading = weakref.ref(self), self._ended
@@ -114,15 +114,15 @@ class MeasuredMemory:
     _on_device: int = field(default=0, init=False)
     _init: dict[str, _Figures] | None = field(default=None, init=False)
 
-    def begin(self, stage: str) -> None:
-        """See `MemoryStages.begin`."""
+    def start(self, stage: str) -> None:
+        """See `MemoryStages.start`."""
         if self._stage is not None:
             return
         self._stage = stage
         self._tidy()
         self.device.forget_peak_memory()
         self._on_device = self.device.memory().used
-        self._process.begin()
+        self._process.start()
 
     def end(self, stage: str) -> dict[str, float]:
         """See `MemoryStages.end`."""
@@ -141,7 +141,7 @@ class MeasuredMemory:
             return {}
         metrics = _deltas(stage, figures)
         if self._init is not None:
-            before = {f"before_init_mem_{place}": each.begin for place, each in self._init.items()}
+            before = {f"before_init_mem_{place}": each.start for place, each in self._init.items()}
             metrics = {**_deltas("init", self._init), **metrics, **before}
             self._init = None
         return metrics
@@ -161,7 +161,7 @@ class MeasuredMemory:
 def measured(stages: MemoryStages, stage: str) -> Iterator[dict[str, float]]:
     """Measure the block; the yielded metrics are filled in at its end."""
     figures: dict[str, float] = {}
-    stages.begin(stage)
+    stages.start(stage)
     try:
         yield figures
         figures |= stages.end(stage)

@@ -111,7 +111,7 @@ class TrainerBase:
 
     @property
     def _train_batch_size(self) -> int:
-        """Samples in a training micro-batch of this process: what the arguments say, or less if that was found."""
+        """Samples in a training micro-batch of this process: those of the arguments, or the smaller size found."""
         found: int | None = vars(self).get("found_batch_size")
         return self.args.train_batch_size if found is None else found
 

@@ -189,7 +189,7 @@ class TrainerHooks(TrainerBase):
 
         Epochs; optimizer steps of an epoch; samples; samples trained on; samples of an optimizer step; batches of an
         epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
-        Raises ConfigurationError if neither data nor arguments say how long the run is.
+        Raises ConfigurationError if neither data nor arguments define the length of the run.
         """
         batches, accumulation = batches_per_epoch(dataloader), args.gradient_accumulation_steps
         plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
@@ -266,7 +266,7 @@ class TrainerHooks(TrainerBase):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for an internal method of transformers the error says what to use."""
+            """Raise AttributeError; for an internal method of transformers the error states what to use."""
             known = f": {INSTEAD[name]}" if name in INSTEAD else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
 

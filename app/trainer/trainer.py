@@ -93,7 +93,7 @@ class Trainer(TrainerHooks, LegacyNames):
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
-        self._memory.begin("init")
+        self._memory.start("init")
         self.model_init = model_init
         set_log_level(self.args)
         log_ineffective_arguments(self.args)
@@ -301,9 +301,9 @@ class Trainer(TrainerHooks, LegacyNames):
             print(saving.table(split, metrics))
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Write `<split>_saving.json` in the output folder.
+        """Write `<split>_results.json` in the output folder.
 
-        With `combined`, also add them to all_saving.json, where they replace metrics of the same names.
+        With `combined`, also add them to all_results.json, where they replace metrics of the same names.
         """
         if self.is_world_process_zero():
             saving.save_metrics(self._collect_parts(), split, metrics, combined)

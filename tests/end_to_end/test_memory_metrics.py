@@ -70,7 +70,7 @@ def test_nothing_is_told_unless_it_is_asked_for(tmp_path: Path) -> None:
 def test_what_a_stage_keeps_is_its_allocation(tmp_path: Path) -> None:
     """Memory that is still held at the end counts as allocated; memory that was given back raised the peak."""
     stages = memory_stages_for(arguments(tmp_path, skip_memory_metrics=False), CpuDevice())
-    stages.begin("train")
+    stages.start("train")
     kept = np.ones(64 * MEGABYTE, dtype=np.uint8)
     metrics = stages.end("train")
 
@@ -85,10 +85,10 @@ def test_a_device_that_counts_has_figures_of_its_own() -> None:
     device.allocate(300)
     device.free(300)
     stages = MeasuredMemory(device)
-    stages.begin("init")
+    stages.start("init")
     device.allocate(10)
     stages.end("init")
-    stages.begin("train")
+    stages.start("train")
     device.allocate(200)
     device.free(150)
     metrics = stages.end("train")
