@@ -186,7 +186,7 @@ def compare(name: str, rounds: int) -> dict[str, list[dict[str, float]]]:
         rates, memory = (sorted(each[key] for each in found[library]) for key in ("rate", "memory"))
         print(f"{library:<20}{median(rates):>10.0f}{rates[0]:>10.0f}{rates[-1]:>10.0f}{median(memory):>20.2f}")
     ratios = [ours["rate"] / theirs["rate"] for ours, theirs in zip(*found.values(), strict=True)]
-    print(f"hexloop: {median(ratios):.2f} times the reference{_verdict(name, median(ratios))}", flush=True)
+    print(f"hexloop: {median(ratios):.2f} times transformers{_verdict(name, median(ratios))}", flush=True)
     return found
 
 

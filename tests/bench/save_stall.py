@@ -208,11 +208,11 @@ def main() -> None:
         print(f"{library}: the gaps from a copy on, the median over all saves, less the median step: {gaps} s")
     for name in ("stall", "cost"):
         ratio = rows["hexloop"][name] / rows["reference Trainer"][name]
-        print(f"{name}: {ratio:.3f} of the reference's; goal: at most {GOALS[name]:.3f}")
+        print(f"{name}: {ratio:.3f} of transformers'; goal: at most {GOALS[name]:.3f}")
     copies = rows["hexloop"]["peak"] / found["hexloop", True][0]["state"]
     print(f"peak memory: {copies:.2f} copies of the state more; goal: at most one")
     alone = rows[BYTES_ALONE]["cost"] / rows["reference Trainer"]["cost"]
-    print(f"cost of the bytes alone: {alone:.3f} of the reference's save")
+    print(f"cost of the bytes alone: {alone:.3f} of transformers' save")
     with tempfile.TemporaryDirectory(prefix="hexloop-bench-") as folder:
         ours, plain = write_speed(folder)
     written = median(run["written"] for run in found["hexloop", True])

@@ -4,7 +4,7 @@
 
 Blocks with a title are files, written to the present folder; the other python blocks run one after the other, as one
 module; then `hexloop train` runs with every recipe that the page gave a title, launchers run its scripts, and each
-recording of `hexloop checkpoints` is made anew: a block of text that begins with the command.
+recording of `hexloop checkpoints` is regenerated: a block of text that begins with the command.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_each_step_down_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_a_stream_tells_of_every_beginning(tmp_path: Path) -> None:
+def test_a_stream_reports_every_start(tmp_path: Path) -> None:
     """The event stream shows one start per batch size."""
     events = list(searching(tmp_path, hungry(room=6)).stream())
 
@@ -120,7 +120,7 @@ def test_a_custom_optimizer_starts_fresh(tmp_path: Path) -> None:
     assert history(trained[0]) == history(trained[1])
 
 
-def test_a_resumed_run_goes_on_with_the_size_that_was_found(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_size_that_was_found(tmp_path: Path) -> None:
     """The checkpoint says which; the run ends as one that was never interrupted."""
     saving = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
     whole = searching(tmp_path / "whole", hungry(), **saving)

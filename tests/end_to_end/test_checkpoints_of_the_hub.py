@@ -49,7 +49,7 @@ def flip_a_bit(hub: HubServer, path: str) -> None:
     hub.files[path] = bytes(data)
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_the_hub(hub: HubServer, whole: Any, tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_hub_checkpoint(hub: HubServer, whole: Any, tmp_path: Path) -> None:
     """The resumed run is bitwise equal to an uninterrupted one, and nothing is written to the hub."""
     assert verify(storage_for(URL), "checkpoint-4").manifest.step == 4
     resumed = small_trainer(tmp_path, **SAVING, max_steps=6)
@@ -81,7 +81,7 @@ def test_a_damaged_one_is_refused(hub: HubServer, tmp_path: Path, name: str) -> 
     assert hub.files == before
 
 
-def test_the_command_line_tells_good_and_bad(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_reports_good_and_bad(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     """`checkpoints verify` reads the hub's files through and says which checkpoint is damaged, and how."""
     flip_a_bit(hub, "checkpoint-2/model.safetensors")
     assert main(["checkpoints", "verify", URL]) == 1
@@ -107,7 +107,7 @@ def test_a_hub_that_stumbles_is_asked_again(hub: HubServer, monkeypatch: pytest.
     assert len(asked) > 20
 
 
-def test_what_is_not_there_or_not_allowed_is_told(hub: HubServer, tmp_path: Path) -> None:
+def test_missing_or_forbidden_repositories_are_reported(hub: HubServer, tmp_path: Path) -> None:
     """A model, a checkpoint, or the right to write that is missing; what is forbidden is not asked for again."""
     for url in ("hf://someone/other/checkpoint-4", f"{URL}/checkpoint-5"):
         with pytest.raises(CheckpointError, match="cannot be used"):

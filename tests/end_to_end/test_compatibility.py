@@ -168,7 +168,7 @@ def test_another_precision_is_gone_on_with_where_it_is_accepted(folder: Path) ->
 
 
 @pytest.mark.parametrize(("size", "accumulation"), [(2, 1), (8, 1), (2, 3), (5, 1)])
-def test_another_batch_size_goes_on_at_the_same_sample(tmp_path: Path, size: int, accumulation: int) -> None:
+def test_another_batch_size_resumes_at_the_same_sample(tmp_path: Path, size: int, accumulation: int) -> None:
     """Every sample of both epochs is trained on once an epoch, whatever the batches were before and are now."""
     given: dict[str, Any] = {"num_train_epochs": 2, "train_sampling_strategy": "sequential", "weight_decay": 0.1}
     data = rows(30)

@@ -266,7 +266,7 @@ def test_predictions_may_leave_the_device_early(tmp_path: Path, steps: int) -> N
 
 
 def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
-    """With `batch_eval_metrics` they see one batch of tensors a call, and are told of the last."""
+    """With `batch_eval_metrics`, each call gets one batch of tensors and a flag for the last."""
     calls: list[tuple[int, bool]] = []
 
     def compute(found: EvalPrediction, compute_result: bool) -> dict[str, float]:

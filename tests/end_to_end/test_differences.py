@@ -83,7 +83,7 @@ def test_ragged_labels_weigh_by_their_number(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_a_small_last_batch_weigh_as_the_others(tmp_path: Path) -> None:
-    """Of 13 rows in batches of 4 the last one counts as much as four in transformers."""
+    """Of 13 rows in batches of 4, transformers weights the last row like four."""
     model, data = make_model("convolution"), samples_for("convolution", 13)
     means, counts = means_and_counts(model, data)
     assert counts.tolist() == [4, 4, 4, 1]
@@ -91,7 +91,7 @@ def test_the_rows_of_a_small_last_batch_weigh_as_the_others(tmp_path: Path) -> N
 
 
 class AnyKeyword(PlainGPT):
-    """Takes every keyword, and divides by the number of its own labels whatever it is told."""
+    """Accepts every keyword, and always divides by the number of its own labels."""
 
     def forward(
         self, input_ids: Tensor | None = None, labels: Tensor | None = None, **ignored: Any
@@ -114,7 +114,7 @@ def smoothed_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def test_smoothed_losses_weigh_by_their_labels(tmp_path: Path) -> None:
-    """With label smoothing too transformers takes the mean of means."""
+    """With label smoothing, too, transformers takes the mean of means."""
     model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
     _, counts = means_and_counts(model, data)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_labels_that_are_compared_with_nothing_are_not_counted(tmp_path: Path) -
 
 
 def test_a_loss_that_is_not_finite_is_logged_as_the_mean_of_the_others(tmp_path: Path) -> None:
-    """Of the losses 1, 2, nan, 4, 5 hexloop logs 3; transformers puts 1 in the place of nan."""
+    """Of the losses 1, 2, nan, 4, 5 hexloop logs 3; transformers replaces nan by 1."""
 
     def counted() -> Callable[..., Tensor]:
         values = iter((1.0, 2.0, float("nan"), 4.0, 5.0))
@@ -191,7 +191,7 @@ def test_the_mean_loss_of_a_resumed_run_is_of_all_its_steps(tmp_path: Path) -> N
 
 
 def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None:
-    """From the checkpoint of an epoch's last step hexloop evaluates the epoch; transformers goes on without."""
+    """Resumed from the checkpoint of an epoch's last step, hexloop evaluates the epoch; transformers does not."""
     told = {"on_epoch_begin", "on_epoch_end", "on_evaluate", "on_step_begin"}
     seen = []
     for library in (hexloop, transformers):
@@ -202,14 +202,14 @@ def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None
 
 
 def test_callbacks_have_their_attributes_back(tmp_path: Path) -> None:
-    """EarlyStoppingCallback goes on counting after a resume; transformers' begins at 0 unless told otherwise."""
+    """EarlyStoppingCallback continues counting after a resume; transformers' starts at 0 by default."""
     counters = []
     for library in (hexloop, transformers):
         began: list[int] = []
         patient = library.EarlyStoppingCallback(early_stopping_patience=100, early_stopping_threshold=1e6)
 
         def note(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-            began.append(patient.early_stopping_patience_counter)  # noqa: B023 - called before the loop goes on
+            began.append(patient.early_stopping_patience_counter)  # noqa: B023 - called before the next iteration
 
         watcher = type("Watcher", (library.TrainerCallback,), {"on_step_begin": note})()
         folder = tmp_path / library.__name__
@@ -260,7 +260,7 @@ def stopped_within_a_step(library: Any, folder: Path, event: str, switch: str) -
 @pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end"])
 @pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
 def test_a_step_that_was_begun_is_completed(event: str, switch: str, tmp_path: Path) -> None:
-    """A stop within a window of batches is heeded after its update; transformers leaves the window as it is."""
+    """A stop within an accumulation window is handled after its update; transformers stops within the window."""
     ours = stopped_within_a_step(hexloop, tmp_path / "hexloop", event, switch)
     theirs = stopped_within_a_step(transformers, tmp_path / "reference", event, switch)
     assert ours[:4] == [("on_step_begin", 1), ("on_substep_end", 1), ("on_step_end", 2), ("on_epoch_end", 2)]
@@ -282,7 +282,7 @@ def test_a_run_that_is_stopped_as_it_begins_takes_no_step(tmp_path: Path) -> Non
 
 
 def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
-    """Without a DefaultFlowCallback too a run ends at max_steps; transformers' at the end of that epoch."""
+    """Without a DefaultFlowCallback a run still ends at max_steps; in transformers it ends with that epoch."""
     steps = []
     for library in (hexloop, transformers):
         trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), max_steps=7)
@@ -293,7 +293,7 @@ def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
 
 
 def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
-    """Both make callbacks anew from a checkpoint where that is asked for; transformers' then come last."""
+    """Both rebuild callbacks from a checkpoint on request; transformers then calls them last."""
     orders, counts = [], []
     for library in (hexloop, transformers):
         given = {**BEST_OF_EVERY_STEP, "restore_callback_states_from_checkpoint": True}
@@ -350,7 +350,7 @@ def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path:
 
 
 def test_a_second_run_has_a_new_optimizer(tmp_path: Path) -> None:
-    """Transformers' Adam has the steps of both runs behind it."""
+    """Transformers' Adam counts the steps of both runs."""
     steps: list[float] = []
     for library in (hexloop, transformers):
         trainer = make_trainer(library, tmp_path / library.__name__, Outcome(), optim="adamw_torch", max_steps=3)
@@ -361,7 +361,7 @@ def test_a_second_run_has_a_new_optimizer(tmp_path: Path) -> None:
 
 
 def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
-    """An option that a schedule does not have is an error before the first step, and nothing to transformers."""
+    """An unknown schedule option is an error before the first step; transformers ignores it."""
     given: dict[str, Any] = {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"power": 2}, "max_steps": 1}
     with pytest.raises(ConfigurationError, match="'power'"):
         make_trainer(hexloop, tmp_path, Outcome(), **given).train()
@@ -369,7 +369,7 @@ def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    """The best model without an evaluation is refused at once; transformers takes it."""
+    """load_best_model_at_end without an evaluation is refused at once; transformers accepts it."""
     given: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "best", "metric_for_best_model": "loss"}
     with pytest.raises(ConfigurationError, match="only evaluation determines the best model"):
         hexloop.TrainingArguments(**given)
@@ -467,7 +467,7 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 class Looking(hexloop.TrainerCallback):
-    """Notes what a save finds when it is told."""
+    """Records what is on disk when it is notified of a save."""
 
     def __init__(self) -> None:
         self.found: list[list[str]] = []
@@ -477,7 +477,7 @@ class Looking(hexloop.TrainerCallback):
 
 
 def test_a_callback_that_listens_for_saves_finds_the_folder(tmp_path: Path) -> None:
-    """Each save is on the disk by the time `on_save` is called, though saves are written behind the loop otherwise."""
+    """Each save is on disk when `on_save` is called, although saves are otherwise written in the background."""
     looking = Looking()
     trainer = hexloop.Trainer(
         model=make_model("convolution"),
@@ -492,7 +492,7 @@ def test_a_callback_that_listens_for_saves_finds_the_folder(tmp_path: Path) -> N
 
 
 def test_of_several_runs_none_is_guessed(tmp_path: Path) -> None:
-    """Two runs in one folder: to go on from the newest checkpoint needs its name, and the error gives both."""
+    """With two runs in one folder, resuming needs the checkpoint's name, and the error lists both."""
     given = {**BOTH, **FIVE_STEPS, "save_strategy": "steps", "num_train_epochs": 1}
     data = samples_for("convolution", 20)
 
@@ -535,7 +535,7 @@ def test_a_random_epoch_has_another_order(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_left_aside(tmp_path: Path) -> None:
-    """Where the newest is damaged hexloop goes on from the one before; transformers fails."""
+    """If the newest checkpoint is damaged, hexloop resumes from the previous one; transformers fails."""
     given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
     for library in (hexloop, transformers):
         folder = tmp_path / library.__name__
@@ -585,8 +585,8 @@ def first_sample_after(library: Any, folder: Path, accepted: list[str]) -> float
     return round(seen[0])
 
 
-def test_another_batch_size_is_refused_or_goes_on_at_the_same_sample(tmp_path: Path) -> None:
-    """Transformers goes on at sample 16, as it counts two steps of eight; hexloop refuses, or goes on at sample 8."""
+def test_another_batch_size_is_refused_or_resumes_at_the_same_sample(tmp_path: Path) -> None:
+    """Transformers resumes at sample 16, counting two steps of eight; hexloop refuses, or resumes at sample 8."""
     assert first_sample_after(transformers, tmp_path / "reference", []) == 16
     with pytest.raises(
         CheckpointError, match=r"had 4 samples, and those of this run have 8.*resume_despite=\['batch_size'\]"
@@ -596,7 +596,7 @@ def test_another_batch_size_is_refused_or_goes_on_at_the_same_sample(tmp_path: P
 
 
 def test_another_weight_decay_is_refused_or_in_force(tmp_path: Path) -> None:
-    """Transformers goes on with the saved one; hexloop refuses, or goes on with the new one."""
+    """Transformers resumes with the saved value; hexloop refuses, or resumes with the new one."""
     kept: dict[str, float] = {}
     for library in (hexloop, transformers):
         given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}

@@ -19,7 +19,7 @@ ALPHA = 5.0
 
 
 class Seeding(TrainerCallback):
-    """Starts torch's stream anew at each step, so that two libraries draw from the same."""
+    """Reseeds torch at each step, so that both libraries draw the same numbers."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         torch.manual_seed(state.global_step)
@@ -52,7 +52,7 @@ def test_noise_changes_the_training(tmp_path: Path) -> None:
 
 
 def test_it_lies_within_its_bound(tmp_path: Path) -> None:
-    """Uniformly within alpha / sqrt(length * size), anew for every number."""
+    """Each number's noise is drawn uniformly within alpha / sqrt(length * size)."""
     trainer, seen = noisy(tmp_path), []
     embeddings = trainer.model.get_input_embeddings()
 

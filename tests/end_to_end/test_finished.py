@@ -1,4 +1,4 @@
-"""Which run counts as finished for whoever starts it once more with resume_from_checkpoint="auto"."""
+"""Which run counts as finished when it is started again with resume_from_checkpoint="auto"."""
 
 from __future__ import annotations
 

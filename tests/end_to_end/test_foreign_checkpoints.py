@@ -1,4 +1,4 @@
-"""Runs move between transformers' Trainer and hexloop's, in both directions, and go on as if they had not."""
+"""Runs move between transformers' Trainer and hexloop's, in both directions, and resume exactly."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def imported(folder: Path, to: Path, **given: Any) -> str:
 
 
 @Named
-def test_hexloop_goes_on_with_a_run_of_transformers(tmp_path: Path, name: str) -> None:
-    """Imported in the middle of the first and of the second epoch, the run ends as transformers' own ends."""
+def test_hexloop_resumes_a_transformers_run(tmp_path: Path, name: str) -> None:
+    """Imported in the middle of the first or second epoch, the run ends like transformers' own."""
     case = CASES[name]
     reference = trained(transformers, tmp_path / "reference", case)
     accumulation = case[1].get("gradient_accumulation_steps", 1)
@@ -130,8 +130,8 @@ def test_hexloop_goes_on_with_a_run_of_transformers(tmp_path: Path, name: str) -
 
 
 @Named
-def test_transformers_goes_on_with_a_run_of_hexloop(tmp_path: Path, name: str) -> None:
-    """Exported in the middle of an epoch, the run ends with transformers as hexloop's own ends."""
+def test_transformers_resumes_a_hexloop_run(tmp_path: Path, name: str) -> None:
+    """Exported in the middle of an epoch, the run ends in transformers like hexloop's own."""
     case = CASES[name]
     ours = trained(hexloop, tmp_path / "ours", case)
     checkpoint = min((tmp_path / "ours").glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
@@ -202,7 +202,7 @@ def test_loss_scale_and_streams_come_along(tmp_path: Path) -> None:
     assert losses(resumed)[-2:] == losses(whole)[-2:]
 
 
-def test_a_folder_of_transformers_is_not_resumed_from_by_itself(tmp_path: Path) -> None:
+def test_a_transformers_folder_is_not_resumed_automatically(tmp_path: Path) -> None:
     """The error names the command that reads it, and nothing of it is loaded."""
     case = CASES["AdamW with one kind of parameters"]
     trained(transformers, tmp_path, case)
@@ -212,7 +212,7 @@ def test_a_folder_of_transformers_is_not_resumed_from_by_itself(tmp_path: Path) 
 
 
 def test_the_command_line_moves_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`export` and `import` say where they wrote; there and back again, a run goes on as it would have."""
+    """`export` and `import` print where they wrote; after a round trip, a run resumes exactly."""
     case = CASES["AdamW with one kind of parameters"]
     ours = trained(hexloop, tmp_path / "ours", case)
     assert (
@@ -251,7 +251,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 
 def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
-    """Parameters that come in another order than transformers' numbers say are noticed by their shapes."""
+    """Parameters in another order than transformers' indices are detected by their shapes."""
     case = CASES["momentum"]
     ours = trained(transformers, tmp_path / "reference", case)
     source = tmp_path / "reference" / "checkpoint-3"
@@ -291,7 +291,7 @@ def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_pa
     assert_same_run(ours, reference)
 
 
-def test_a_checkpoint_takes_no_more_room_than_transformers(tmp_path: Path) -> None:
+def test_a_checkpoint_is_no_larger_than_in_transformers(tmp_path: Path) -> None:
     """At most a hundredth more, and 64 KB for what is text here and binary there."""
     config = transformers.GPT2Config(vocab_size=512, n_positions=64, n_embd=128, n_layer=4, n_head=4)
     data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]

@@ -204,7 +204,7 @@ def test_determinism_matches_transformers(call: str) -> None:
 
 
 def test_the_last_checkpoint(tmp_path: Path) -> None:
-    """It is the folder with the highest step, as in transformers; files and other names are passed over."""
+    """It is the folder with the highest step, as in transformers; files and other names are ignored."""
     assert hexloop.get_last_checkpoint(tmp_path) is None
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-old", "xcheckpoint-99", "checkpoint-", "runs"):
         (tmp_path / name).mkdir()

@@ -136,7 +136,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("end", ENDINGS)
-def test_an_exception_anywhere_cleans_up_and_goes_on(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
+def test_the_trainer_cleans_up_and_survives_an_exception(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
     """Loggers are finished once, interrupts no longer heard, no run is live, and the error is the one raised."""
     logger, interrupts = RecordingLogger(), ManualInterrupts()
     trainer = small_trainer(tmp_path, parts={"loggers": [logger], "interrupts": interrupts})

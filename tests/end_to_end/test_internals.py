@@ -80,7 +80,7 @@ def test_an_override_in_vain_is_refused(tmp_path: Path, name: str) -> None:
     assert INSTEAD[name] in str(raised.value)
 
 
-def test_all_overrides_in_vain_are_told_at_once(tmp_path: Path) -> None:
+def test_all_ineffective_overrides_are_reported_at_once(tmp_path: Path) -> None:
     """Beside everything else that is wrong with the configuration."""
 
     class Several(Trainer):
@@ -248,7 +248,7 @@ def test_checkpoints_of_ones_own_take_the_place_of_hexloop_s(tmp_path: Path) -> 
     assert heard.steps == [2, 4]
 
 
-def test_a_checkpoint_is_published_before_its_own_method_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_is_published_before_its_own_method_continues(tmp_path: Path) -> None:
     """What is written beside it then stays there."""
 
     class Adding(Trainer):

@@ -73,7 +73,7 @@ def test_steps_are_noted_without_reading_a_loss_before_the_next_log(tmp_path: Pa
     assert len({each for window in fingerprints for each in window}) == 8
 
 
-def test_a_run_that_is_told_to_write_nothing_keeps_no_journal(tmp_path: Path) -> None:
+def test_a_run_that_writes_nothing_keeps_no_journal(tmp_path: Path) -> None:
     """Neither without checkpoints, nor with `off`, nor where they go to memory."""
     small_trainer(tmp_path / "no").train()
     small_trainer(tmp_path / "off", save_strategy="epoch", journal="off").train()
@@ -112,7 +112,7 @@ def test_data_that_cannot_be_fingerprinted_end_no_run(tmp_path: Path) -> None:
         assert trainer.train().global_step == 4
 
 
-def test_two_runs_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+def test_two_runs_in_one_folder_are_distinguished(tmp_path: Path) -> None:
     """A second run appends to the journal of the first, and both can be compared."""
     for seed in (1, 1):
         small_trainer(tmp_path, save_strategy="epoch", seed=seed, parts={"model": net(0.3)}).train()
@@ -121,7 +121,7 @@ def test_two_runs_in_one_folder_are_told_apart(tmp_path: Path) -> None:
     assert compare(one, other).last == 4
 
 
-def test_a_fingerprint_tells_values_types_and_shapes() -> None:
+def test_a_fingerprint_depends_on_values_types_and_shapes() -> None:
     """And not how a mapping was filled, nor how a tensor lies in memory."""
     x = torch.arange(6.0).reshape(2, 3)
     same = [{"a": x, "b": [1, "t"]}, {"b": [1, "t"], "a": x.t().contiguous().t()}]

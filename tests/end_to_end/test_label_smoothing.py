@@ -87,7 +87,7 @@ def both(
 @pytest.mark.parametrize("make", [decoder, classifier, tagger, translator])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_losses_match_transformers(tmp_path: Path, make: Any, accumulation: int) -> None:
-    """With labels of -100, shifted for a decoder and for nobody else."""
+    """With labels of -100, which are shifted only for decoders."""
     ours, theirs = both(
         tmp_path, make, samples(make), gradient_accumulation_steps=accumulation, per_device_train_batch_size=2
     )
@@ -158,7 +158,7 @@ class Ours(BySmoother, hexloop.Trainer):
 
 
 class Theirs(BySmoother, transformers.Trainer):
-    """Of transformers."""
+    """The transformers Trainer."""
 
 
 @pytest.mark.parametrize("make", [decoder, classifier, tagger])

@@ -38,8 +38,8 @@ def storage_failing_at(folder: Path, name: str) -> LocalStorage:
     return storage
 
 
-def test_a_run_whose_last_save_failed_goes_on(tmp_path: Path) -> None:
-    """Its exit code says that it is not saved, and the same line trains what is missing once the disk is mended."""
+def test_a_run_whose_last_save_failed_resumes(tmp_path: Path) -> None:
+    """Its exit code reports the failed save, and the same command trains the missing steps once the disk works."""
     whole = small_trainer(tmp_path / "whole", **SAVES)
     whole.train()
     failed = small_trainer(

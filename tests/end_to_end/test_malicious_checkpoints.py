@@ -436,7 +436,7 @@ except AssertionError:
 
 
 def test_a_resume_unpickles_nothing(whole: Path, tmp_path: Path) -> None:
-    """A process in which every way to unpickle raises goes on from a checkpoint, saves, and ends with equal weights."""
+    """A process in which unpickling raises resumes from a checkpoint, saves, and ends with equal weights."""
     ended = subprocess.run(
         [sys.executable, "-c", POISONED, str(tmp_path / "output"), str(whole)],
         cwd=Path(__file__).parents[2],

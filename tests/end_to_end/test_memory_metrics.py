@@ -62,7 +62,7 @@ def test_an_evaluation_within_training_is_part_of_it(tmp_path: Path) -> None:
     assert "train_mem_cpu_alloc_delta" in metrics
 
 
-def test_nothing_is_told_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_nothing_is_reported_unless_requested(tmp_path: Path) -> None:
     """By default no figure of memory is measured."""
     assert names(small_trainer(tmp_path).train().metrics) == []
 

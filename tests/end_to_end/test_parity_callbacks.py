@@ -177,7 +177,7 @@ def test_stopping_at_the_beginning_of_a_step(event: str, stop: str, tmp_path: Pa
 
 
 def test_evaluation_on_start_and_prediction(tmp_path: Path) -> None:
-    """An evaluation before the first step, and what is evaluated and predicted after the last, are told of alike."""
+    """Evaluations before the first step and after the last, and predictions, send the same events."""
     several = {"few": samples_for("convolution", 10, seed=2), "many": samples_for("convolution", 21, seed=3)}
     ours, reference = train_both(
         tmp_path,
@@ -209,7 +209,7 @@ def stopping_early(trainer: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:The run ends with the weights of checkpoint-")
 @pytest.mark.parametrize("saved", [4, pytest.param(8, marks=pytest.mark.matrix)])
 def test_resuming(saved: int, tmp_path: Path) -> None:
-    """A run with everything in it, and one that goes on in the middle of an epoch of it up to an early stop."""
+    """A full run, and one resumed in the middle of an epoch up to an early stop."""
     arguments: dict[str, Any] = {
         **STEPS,
         **BEST,
@@ -232,7 +232,7 @@ def test_resuming(saved: int, tmp_path: Path) -> None:
     assert saved < ended[0] == ended[1] < 54
 
 
-def test_a_callback_of_transformers_is_told_the_same(tmp_path: Path) -> None:
+def test_a_transformers_callback_gets_the_same_events(tmp_path: Path) -> None:
     """Derived from transformers' TrainerCallback it hears in hexloop what it hears there, with the same keywords."""
     heard: dict[str, Outcome] = {"hexloop": Outcome(), "transformers": Outcome()}
     train_both(

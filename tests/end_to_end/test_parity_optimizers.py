@@ -130,7 +130,7 @@ def test_adafactor_without_transformers() -> None:
     ],
 )
 def test_options_that_an_optimizer_does_not_have(name: str, text: str | None, wanted: str) -> None:
-    """They are refused, all at once, where transformers passes them over."""
+    """All are refused in one error; transformers ignores them."""
     with pytest.raises(ConfigurationError, match=f"(?s){wanted}"):
         choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, text, "cpu")
 

@@ -128,7 +128,7 @@ def test_a_users_loss_matches_transformers(bf16: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"bf16": True}, {"gradient_accumulation_steps": 4}], ids=str)
 def test_an_overridden_loss_matches_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """A `compute_loss` written for transformers sees the same outputs and trains alike, once its base is changed."""
+    """A `compute_loss` written for transformers trains identically with hexloop's base class."""
 
     def derive(base: Any) -> Any:
         class Weighted(base):  # type: ignore[misc]  # either library's Trainer

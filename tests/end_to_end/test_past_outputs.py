@@ -35,7 +35,7 @@ def remembering(folder: Path, model: nn.Module, **given: Any) -> Any:
 
 
 def test_each_pass_is_handed_what_the_last_gave(tmp_path: Path) -> None:
-    """Without its graph; an epoch and an evaluation begin without a memory, and go on where training stood."""
+    """The memory is detached; epochs and evaluations start without one, and training then continues with its own."""
     model = Remembering()
     remembering(tmp_path, model, num_train_epochs=2, eval_strategy="steps", eval_steps=2, max_steps=5).train()
 

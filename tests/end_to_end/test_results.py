@@ -115,7 +115,7 @@ class SecondProcess(SingleProcessCollectives):
     rank = 1
 
 
-def test_only_the_first_process_tells_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_process_reports_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another process prints nothing and writes nothing."""
     trainer = small_trainer(tmp_path / "other", parts={"collectives": SecondProcess()})
     assert not trainer.is_world_process_zero()
@@ -145,7 +145,7 @@ def test_tokens_of_a_loader_are_counted() -> None:
         assert hexloop.Trainer.num_tokens(rows(2)) == 0
 
 
-def test_a_rhythm_that_differs_from_the_checkpoints_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interval_changed_since_the_checkpoint_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every difference is in one warning on hexloop's logger; where there is none, nothing is said."""
     trainer = small_trainer(tmp_path, logging_steps=5, save_steps=7)
     state = hexloop.TrainerState(logging_steps=5, save_steps=7, train_batch_size=4)

@@ -189,7 +189,7 @@ class PlainLoader(Trainer):
 
 
 class OwnGenerator(Trainer):
-    """Its sampler has a generator of its own, which goes on from epoch to epoch."""
+    """Its sampler has its own generator, which continues from epoch to epoch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -209,7 +209,7 @@ class LoaderGenerator(Trainer):
 
 @pytest.mark.parametrize("kind", [PlainLoader, OwnGenerator, LoaderGenerator])
 def test_a_loader_of_the_users_resumes_exactly(tmp_path: Path, kind: type[Trainer]) -> None:
-    """A loader that is taken as it comes, with random augmentation in it, goes on where it was, over epochs too."""
+    """A user's loader with random augmentation resumes where it was, across epochs too."""
     resume_everywhere(tmp_path, ({"num_train_epochs": 3}, lambda: parts(train_dataset=Noisy(10))), kind)
 
 
@@ -252,8 +252,8 @@ def test_what_a_checkpoint_holds_comes_back_though_the_model_alone_is_saved_from
     assert not (tmp_path / "other" / f"checkpoint-{STEPS}" / "optimizer.json").exists()
 
 
-def test_a_checkpoint_of_the_model_alone_is_gone_on_from_by_who_saves_no_more(tmp_path: Path) -> None:
-    """Weights and step are its own, the optimizer begins anew; who saves more is told that it lacks the optimizer's."""
+def test_a_model_only_checkpoint_resumes_in_a_run_that_saves_the_model_only(tmp_path: Path) -> None:
+    """A model-only checkpoint resumes with a fresh optimizer; a run that saves full checkpoints refuses it."""
     case: Case = ({"max_steps": 4, "save_only_model": True}, parts)
     trainer_of(tmp_path, case).train()
     resumed = trainer_of(tmp_path, ({"max_steps": 6, "save_only_model": True}, parts))
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_was_asked_for_resumes_exactly(tmp_path: Path) -> None
     assert_same_end(resumed, whole)
 
 
-def test_a_longer_plan_goes_on(tmp_path: Path) -> None:
+def test_a_longer_plan_resumes(tmp_path: Path) -> None:
     """A finished run that is resumed with more steps trains these and no others."""
     short = trainer_of(tmp_path, ({"max_steps": 3, "lr_scheduler_type": "constant"}, parts))
     short.train()

@@ -199,7 +199,7 @@ class Buffered(IterableDataset[Any]):
 
 @pytest.mark.parametrize("given", [{"keyed_data_randomness": True}, {"dataloader_num_workers": 1}])
 def test_rows_with_streams_of_their_own_are_chosen_again_as_they_were(tmp_path: Path, given: dict[str, Any]) -> None:
-    """Keyed by its place in the epoch each choice is made anew, whatever else drew random numbers in between."""
+    """Keyed by position in the epoch, each draw is repeated whatever else drew random numbers in between."""
 
     class Drawing(Dropping):
         def __call__(self, features: list[Any]) -> Any:
@@ -220,7 +220,7 @@ class Dropping:
 @pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: StreamedWithState("numpy")])
 @pytest.mark.parametrize("step", [1, 4, 6, 7])
 def test_batches_of_fewer_rows_than_were_read_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
-    """Where to go on is counted in samples that were read, not in rows that the model saw."""
+    """The resume position counts samples read, not rows that the model saw."""
     assert_exact(making(tmp_path, data, parts=lambda: {"data_collator": Dropping()}, max_steps=9), step)
 
 
@@ -320,7 +320,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
 
 @pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: GoesOnFromItsEnd("none")])
 def test_with_ignore_data_skip_the_epoch_begins_again(tmp_path: Path, data: Any) -> None:
-    """As with transformers, the run goes on with the first sample of the epoch that it was in."""
+    """As in transformers, the run resumes with the first sample of the interrupted epoch."""
     storage, collate = MemoryStorage(), Collating()
     given: dict[str, Any] = {"max_steps": 9, "train_sampling_strategy": "sequential"}
     record_run(making(tmp_path, data, **given)(storage), cut=step_is(3))

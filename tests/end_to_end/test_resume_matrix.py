@@ -38,7 +38,7 @@ def in_a_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> 
 
 
 def assert_all_resume_exactly(cases: list[tuple[int, Choice]], folder: Path) -> None:
-    """Three processes: one runs the whole runs and the first halves, one goes on, and one more with those cut twice."""
+    """Three processes: one for the whole runs and first halves, one that resumes, one for the runs cut twice."""
     in_a_process(cases, folder, "whole", "0")
     in_a_process(cases, folder, "1")
     twice = [(number, case) for number, case in cases if case["way"] == "cut twice"]

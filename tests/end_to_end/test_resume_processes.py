@@ -95,7 +95,7 @@ def test_what_does_not_divide_is_refused_with_what_does(tmp_path: Path) -> None:
 
 
 def test_another_batch_on_purpose_is_a_difference_as_ever(tmp_path: Path) -> None:
-    """Whoever asks for another accumulation, or for another batch in as many processes, is not overruled."""
+    """An explicit accumulation, or another batch size in as many processes, is a difference."""
     saved(tmp_path, processes=2, samples=8)
     with pytest.raises(CheckpointError, match="steps had 8 samples, and those of this run have 12"):
         resumed(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
@@ -105,14 +105,14 @@ def test_another_batch_on_purpose_is_a_difference_as_ever(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("processes", "asked", "anew"),
+    ("processes", "asked", "expected"),
     [(2, 1, False), (1, 1, True), (4, 1, True), (4, 2, False)],
 )
-def test_who_asks_for_the_same_only_processes_differ(processes: int, asked: int, anew: bool) -> None:
+def test_who_asks_for_the_same_only_processes_differ(processes: int, asked: int, expected: bool) -> None:
     """A step of two processes, one batch each."""
-    assert SavedStep(8, processes=2, accumulation=1, asked=1).only_processes_differ(processes, asked) is anew
+    assert SavedStep(8, processes=2, accumulation=1, asked=1).only_processes_differ(processes, asked) is expected
 
 
-def test_a_step_that_was_spread_anew_is_so_in_as_many_processes() -> None:
+def test_a_redistributed_step_is_redistributed_in_as_many_processes() -> None:
     """One process had taken over from two."""
     assert SavedStep(8, processes=1, accumulation=2, asked=1).only_processes_differ(1, asked=1)

@@ -112,7 +112,7 @@ def test_every_factory_is_compared() -> None:
 
 
 def test_by_name() -> None:
-    """get_scheduler takes transformers' enumeration, hexloop's and plain text alike."""
+    """get_scheduler accepts transformers' enumeration, hexloop's, and strings."""
     for name in (transformers.SchedulerType.COSINE, hexloop.SchedulerType.COSINE, "cosine"):
         made = hexloop.get_scheduler(name, optimizer_of(0.1), 5, 40, {"num_cycles": 2})
         assert made.lr_lambdas[0](5) == 1.0
@@ -247,7 +247,7 @@ SUPPLIED: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SUPPLIED)
-def test_a_run_with_a_scheduler_of_the_user_s_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+def test_a_run_with_a_user_s_scheduler_resumes_exactly(kind: str, tmp_path: Path) -> None:
     """A Trainer drives it as it is, and resumes it from before and after the first metric to the same end."""
 
     def trainer(folder: str) -> Any:

@@ -204,7 +204,7 @@ def test_rates_after_every_metric(name: str, rates: tuple[float, ...], options: 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_a_rate_set_from_outside_is_the_one_that_moves(name: str) -> None:
-    """After somebody sets a group's rate, both go on from that one."""
+    """After a group's rate is set by hand, both continue from it."""
     options = {"factor": 0.5, "patience": 1, "min_lr": 1e-4}
     optimizer = make_optimizer(TWO_GROUPS)
     scheduler: Any = get_scheduler(name, optimizer, scheduler_specific_kwargs=options)

@@ -139,7 +139,7 @@ def test_a_tied_weight_leaves_once_and_fills_both_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad", "RMSprop", "Adam", "NAdam", "RAdam", "Adadelta", "LBFGS"])
-def test_any_optimizer_goes_on_from_its_export(name: str) -> None:
+def test_any_optimizer_resumes_from_its_export(name: str) -> None:
     """Its moments and options, whatever they are nested in, come back so that the next steps are the same."""
     torch.manual_seed(0)
     start = nn.Linear(3, 2).state_dict()
@@ -290,7 +290,7 @@ def test_columns_are_left_out_before_the_samples_are_collated() -> None:
     assert seen == [[{"x": 1}]]
 
 
-def test_a_users_loader_is_told_the_epoch() -> None:
+def test_a_users_loader_receives_the_epoch() -> None:
     """`set_epoch` of the loader is called where it has one."""
 
     class Loader(list[dict[str, Tensor]]):

@@ -261,7 +261,7 @@ def test_an_overridden_evaluation_loop_is_used(tmp_path: Path) -> None:
 
 
 def test_an_overridden_evaluate_is_used(tmp_path: Path) -> None:
-    """What it gives is told to the callbacks once an evaluation, and decides the best model."""
+    """Its result is passed to the callbacks once per evaluation and selects the best model."""
     told: list[Any] = []
 
     class Listening(TrainerCallback):
@@ -478,7 +478,7 @@ def test_a_schedule_that_is_set_later_is_used(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_what_an_overridden_create_optimizer_makes_is_made_anew_in_each_run(tmp_path: Path) -> None:
+def test_an_overridden_create_optimizer_is_called_in_each_run(tmp_path: Path) -> None:
     """It finds none there; what of it was set by hand in between is taken as it is."""
 
     class Own(Counting):
@@ -624,7 +624,7 @@ class Adapted(Net):
 
 
 def test_a_checkpoint_of_a_model_with_adapters_holds_their_files(tmp_path: Path) -> None:
-    """They are of the step of the checkpoint, the manifest names them, and a run goes on from the whole model."""
+    """The weights are those of the checkpoint's step, the manifest lists them, and a run resumes from it."""
     whole = trained(tmp_path, parts={"model": net(kind=Adapted)}, save_strategy="steps", save_steps=2)
     folder = tmp_path / "checkpoint-2"
     adapter = load_file(folder / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""A hub of models on loopback: what may be asked of one that somebody has published on, over files in memory."""
+"""A model hub on loopback, with the read requests of the real one, over files in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def entry(self, path: str) -> dict[str, Any] | None:
-        """What is told of a file or a folder."""
+        """Return the hub's entry for a file or a folder."""
         if path in self.files:
             data = self.files[path]
             oid = hashlib.sha1(data, usedforsecurity=False).hexdigest()
@@ -44,7 +44,7 @@ class HubServer(ThreadingHTTPServer):
         return None
 
     def below(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        """What is told of all that is in a folder."""
+        """Return the hub's entries for all files in a folder."""
         above = f"{folder}/" if folder else ""
         paths: set[str] = set()
         for name in self.files:

@@ -26,7 +26,7 @@ from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 
 SCRIPT = Path(__file__).parent / "several" / "killed.py"
 PATIENCE = 240
-"""Seconds in which a start comes to its first save, and a run to its end once nobody kills it any more."""
+"""Seconds until the first save after a start, and until the end of a run that is no longer killed."""
 
 
 @define

@@ -31,7 +31,7 @@ BYTES_PER_PARAMETER = 12
 class Job:
     """A run of `steps` optimizer steps; `width` is that of its model, and decides how large a checkpoint is.
 
-    start_method: of its workers. A fork server would import torch anew in each life.
+    start_method: of its workers. A fork server would import torch again in each life.
     """
 
     width: int

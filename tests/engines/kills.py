@@ -280,8 +280,8 @@ def living(groups: list[int]) -> list[int]:
 
 
 def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda _: None) -> Counts:
-    """Kill runs, each up to `each` times, `kills` times in all; every one must end as the run that nobody touches."""
-    counts = Counts()  # the first death of each is in its first save, when there is nothing to go on from
+    """Kill runs, each up to `each` times, `kills` times in all; every one must end like an uninterrupted run."""
+    counts = Counts()  # the first death of each is in its first save, when there is no checkpoint yet
     warm_up()
     while counts.kills < kills:
         job = evolve(job, seed=job.seed + 1)

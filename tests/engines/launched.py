@@ -152,7 +152,7 @@ class Launches:
         return {**kept, "TMPDIR": str(self.folder / "temporary"), "HF_HUB_DISABLE_XET": "1"}
 
     def end(self, process: subprocess.Popen[str]) -> Outcome:
-        """Wait for the end; nobody and nothing is left then, but for what was printed."""
+        """Wait for the end; check that no process and no file except the output is left."""
         try:
             code = process.wait(LIMIT)
         finally:
@@ -186,7 +186,7 @@ def wait_until(holds: Callable[[], bool], told: str) -> None:
 
 
 def ended(process: int) -> bool:
-    """Whether there is no such process, or one that nobody has asked how it ended."""
+    """Return whether the process is gone or a zombie."""
     try:
         os.kill(process, 0)
         return "\nState:\tZ" in Path(f"/proc/{process}/status").read_text()

@@ -49,7 +49,7 @@ class Scenario:
 
 
 class Stuck(Dataset[Any]):
-    """Samples of which one does not come before somebody lets it."""
+    """Samples, one of which blocks until released."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.samples = Noisy(28)
@@ -67,7 +67,7 @@ class Stuck(Dataset[Any]):
 
 
 class SendingStorage(LocalStorage):
-    """A disk, on which somebody sends signals in the middle of the second file."""
+    """A disk that sends signals in the middle of the second file."""
 
     def __init__(self, folder: str, step: int, send: Callable[[], None]) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""Processes add up the items of a window beside their forward passes, and whoever asks for the sum is given it."""
+"""Processes sum the items of a window in parallel with their forward passes."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_a_shuffling_loader_gives_each_row_once_in_one_order(
 def test_a_distributed_sampler_is_taken_as_it_comes(
     world: int, together: Callable[[int], Results], alone: Callable[[Any], Any]
 ) -> None:
-    """It is told the epoch, and repeats rows in training as it does; an evaluation has each row once, in order."""
+    """The sampler receives the epoch and may repeat rows in training; an evaluation has each row once, in order."""
     found = of(together(world), "distributed")
 
     repeated = -45 % world

@@ -35,7 +35,7 @@ def steps_of(trained: Trained, training: Training) -> list[set[int]]:
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """The samples of every step, what is logged, evaluated and learned: the same, ragged ends and padding included.
 
-    A run of two that is taken up again in the middle of an epoch ends bit for bit as the one that was not interrupted.
+    A run of two processes resumed in the middle of an epoch is bitwise equal to an uninterrupted one.
     """
     training = Training(arguments={**EVERY_EPOCH, "save_strategy": "steps", "save_steps": 4})
     alone = run(training, fresh(tmp_path / "1"))
@@ -68,7 +68,7 @@ def test_any_number_of_processes_trains_as_one_does(tmp_path: Path, rows: int, o
 
 @pytest.mark.matrix
 def test_four_processes_resume_bit_for_bit_with_several_buckets(tmp_path: Path) -> None:
-    """Sums of four are not commutative, and buckets are laid out anew after the first step: yet nothing differs."""
+    """Results agree although sums of four depend on order and buckets are rebuilt after the first step."""
     training = Training(
         processes=4,
         depth=1200,

@@ -262,7 +262,7 @@ def test_the_best_weights_are_put_in_force_at_the_end(stage: int, tmp_path: Path
 
 
 @pytest.mark.matrix
-def test_a_second_run_of_a_trainer_goes_on_from_the_weights_of_the_first(tmp_path: Path) -> None:
+def test_a_second_run_of_a_trainer_starts_from_the_weights_of_the_first(tmp_path: Path) -> None:
     """With a new engine, even where the first one spread the weights."""
     logs = []
     for stage in (0, 3):

@@ -78,7 +78,7 @@ class Dies(OnRank1):
 
 
 class Hangs(OnRank1):
-    """It does not go on for much longer than the others wait."""
+    """It does not run much longer than the others wait."""
 
     def happen(self) -> None:
         time.sleep(15)
@@ -147,7 +147,7 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage))
 
 
-def test_what_goes_wrong_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
+def test_a_failure_on_one_rank_is_reported_by_all(tmp_path: Path) -> None:
     """The others learn at once which rank it was and why, and what was saved is whole."""
     training = Training(processes=2, callbacks=(Fails,), arguments=AT_ONCE)
     first, second = ended(training, fresh(tmp_path / "run"))
@@ -158,7 +158,7 @@ def test_what_goes_wrong_on_one_rank_is_told_by_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_the_first_rank_s_failure_is_told_by_the_others(tmp_path: Path) -> None:
+def test_the_first_rank_s_failure_is_reported_by_the_others(tmp_path: Path) -> None:
     """Rank 0 stays until they have heard."""
     first, second = ended(Training(processes=2, callbacks=(FirstFails,)), fresh(tmp_path / "run"))
     assert first == "ValueError: a bug of its own"
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_on_one_rank_for_a_while_makes_all_wait(tmp_path: Pa
 
 @pytest.mark.matrix
 def test_the_third_save_that_one_rank_cannot_write_ends_all(tmp_path: Path) -> None:
-    """The system refuses the writes of rank 1; all go on twice, and then say where it was, and what is saved."""
+    """The writes of rank 1 fail; all ranks continue twice, then report the failing path and the last checkpoint."""
     training = Training(processes=2, callbacks=(SmallFiles,), arguments=AT_ONCE)
     first, second = ended(training, fresh(tmp_path / "run"))
     assert first.startswith("StorageError: 3 saves in a row failed, the last with: On rank 1: Cannot write")
@@ -251,7 +251,7 @@ def test_processes_that_save_to_separate_folders_are_refused(tmp_path: Path) -> 
 
 @pytest.mark.matrix
 def test_one_rank_alone_may_listen_for_saves(tmp_path: Path) -> None:
-    """Then no rank writes behind the loop, and each checkpoint is whole before that rank hears of it."""
+    """Then no rank saves in the background, and each checkpoint is complete before that rank is notified."""
     training = Training(processes=2, callbacks=(HearsOfSaves,), arguments={**SAVES, "ddp_timeout": 20})
     run(training, fresh(tmp_path / "run"))
     assert saved_steps(tmp_path / "run") == [4, 8, 12, 16, 18]
@@ -276,7 +276,7 @@ def test_processes_with_other_libraries_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_a_stop_that_one_rank_is_asked_for_is_everybody_s(tmp_path: Path) -> None:
-    """All stop at the same step, at most two boundaries later, with a checkpoint of it, from which the run goes on."""
+    """All ranks stop and save at the same step, at most two boundaries later, and the run resumes from it."""
     whole = run(Training(processes=2), fresh(tmp_path / "whole"))
     training = Training(processes=2, callbacks=(AsksToStop,), arguments={**SAVES, "save_steps": 100})
     run(training, fresh(tmp_path / "run"))
@@ -290,7 +290,7 @@ def test_a_stop_that_one_rank_is_asked_for_is_everybody_s(tmp_path: Path) -> Non
 
 @pytest.mark.matrix
 def test_a_pause_may_last_longer_than_the_others_wait(tmp_path: Path) -> None:
-    """The rank that was asked for it goes on telling them, and the run is the one that nobody paused."""
+    """The paused rank keeps notifying the others, and the run equals one without a pause."""
     whole = run(Training(processes=2), fresh(tmp_path / "whole"))
     paused = run(Training(processes=2, callbacks=(Pauses,), arguments={"ddp_timeout": 6}), fresh(tmp_path / "run"))
     assert paused.logged == whole.logged

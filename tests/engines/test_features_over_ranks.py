@@ -43,7 +43,7 @@ class Patience(EarlyStoppingCallback):
 
 
 class Tracing(TrainerCallback):
-    """Writes down what each process is told of, and when."""
+    """Records which events each process receives, and when."""
 
     def __init__(self) -> None:
         self.trace: list[tuple[str, int]] = []
@@ -119,7 +119,7 @@ def heard(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def noted(folder: Path) -> list[tuple[Any, ...]]:
-    """What the journal notes of steps and logs, in order; saves go on behind the loop."""
+    """Return the journal's step and log entries in order; saves run in the background."""
     return [(note["kind"], note.get("step")) for note in read(folder / "journal.jsonl") if note["kind"] != "save"]
 
 
@@ -166,7 +166,7 @@ def test_what_is_beside_training_works_as_in_one_process(engine: str, tmp_path: 
 @pytest.mark.matrix
 @engines
 def test_noise_resumes_exactly(engine: str, tmp_path: Path) -> None:
-    """NEFTune's noise and dropout change what is learned; from the middle of an epoch on they go on bit for bit."""
+    """NEFTune noise and dropout affect training and resume bitwise in the middle of an epoch."""
     quiet = with_arguments(ENGINES[engine], save_strategy="steps", save_steps=4, num_train_epochs=2)
     noisy = evolve(with_arguments(quiet, neftune_noise_alpha=5.0), dropout=0.1)
     whole = run(noisy, fresh(tmp_path / "whole"))

@@ -175,14 +175,14 @@ def open_mpi(rank: int, port: int) -> dict[str, str]:
 
 
 def by_hand(rank: int, port: int) -> dict[str, str]:
-    """The variables that somebody who starts processes in two shells sets."""
+    """The variables that a user sets to start processes in two shells."""
     return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("variables", [slurm, open_mpi, by_hand])
 def test_processes_that_are_told_who_they_are(variables: Any, tmp_path: Path) -> None:
-    """Processes that no launcher of Python's started find each other by the variables of whoever did."""
+    """Processes started by a non-Python launcher rendezvous through that launcher's variables."""
     launch, port = Launch(tmp_path / "launch"), free_port()
     command = [sys.executable, "train.py"]
     check(launch.end(*[launch.start(command, 2, **variables(rank, port)) for rank in range(2)]), alone(tmp_path))

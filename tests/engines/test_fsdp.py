@@ -34,7 +34,7 @@ def alone(training: Training) -> Training:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_two_processes_train_as_one_does(tmp_path: Path, version: int) -> None:
-    """What is logged, evaluated and learned is the same; resumed, bit for bit in two, and to rounding in one.
+    """What is logged, evaluated and learned is the same; resumed, bitwise in two and up to rounding in one.
 
     Each process writes its share of the weights and of the moments, and the model's files are those of any model.
     """
@@ -114,7 +114,7 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path, version: int,
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("offload", [True, False])
-def test_weights_in_host_memory_are_trained_alike(tmp_path: Path, offload: bool) -> None:
+def test_weights_in_host_memory_train_identically(tmp_path: Path, offload: bool) -> None:
     """FSDP 2 with its parameters kept on the host learns what it learns without."""
     training = fsdp(2, "full_shard offload" if offload else "full_shard")
     same(run(alone(training), fresh(tmp_path / "1")), run(training, fresh(tmp_path / "2")))

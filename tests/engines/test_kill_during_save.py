@@ -112,7 +112,7 @@ def check_the_end(folder: Path) -> None:
     assert len(list(folder.iterdir())) == LIMIT
 
 
-def test_a_killed_process_loses_nothing_that_it_was_told(tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_reported_as_saved(tmp_path: Path) -> None:
     """After each of a few kills the newest checkpoint is whole and no older than the last that was published."""
     assert kill_and_resume(tmp_path, kills=6, seed=0) > 0
     check_the_end(tmp_path)

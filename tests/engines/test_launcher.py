@@ -22,7 +22,7 @@ def launches(tmp_path: Path) -> Launches:
     return Launches(tmp_path)
 
 
-def test_a_rank_that_is_killed_is_told_of_and_all_start_again(launches: Launches) -> None:
+def test_a_killed_rank_is_reported_and_all_restart(launches: Launches) -> None:
     """Two processes sum over gloo; one is killed, both are started again, and the sums come out right."""
     outcome = launches("--processes", "2", "--restarts", "2", "--log-folder", "logs", "sums.py", "2", "1", "killed")
     assert outcome.code == 0, outcome.errors
@@ -45,7 +45,7 @@ def test_a_rank_that_is_killed_is_told_of_and_all_start_again(launches: Launches
 
 @pytest.mark.matrix
 def test_the_traceback_of_the_rank_that_failed_comes_last_and_once(launches: Launches) -> None:
-    """The others fail because of it; its error and exit code are the last that is told."""
+    """The error and exit code of the rank that failed first are reported last."""
     outcome = launches("--processes", "3", "--restarts", "1", "sums.py", "3", "2", "raises")
     assert outcome.code == 1
     assert outcome.errors.count("[rank 1] ArithmeticError: a bug of its own\n") == 2  # one an attempt
@@ -136,7 +136,7 @@ def test_machines_come_in_the_order_of_their_ranks(launches: Launches, tmp_path:
 
 
 @pytest.mark.matrix
-def test_the_end_of_a_launch_on_another_machine_is_told_of(launches: Launches, tmp_path: Path) -> None:
+def test_the_end_of_a_launch_on_another_machine_is_reported(launches: Launches, tmp_path: Path) -> None:
     """Where as many machines are needed, a signal to one is the end of all, whatever restarts are left."""
     other = Launches(tmp_path / "other")
     other.folder.mkdir()

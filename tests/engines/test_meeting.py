@@ -58,7 +58,7 @@ def port() -> int:
         return int(tried.getsockname()[1])
 
 
-def test_a_first_process_that_is_not_there_is_told_of(port: int) -> None:
+def test_a_missing_first_process_is_reported(port: int) -> None:
     """By its address and port."""
     assert told("127.0.0.1", port, rank=1).startswith(
         f"CollectiveError: Rendezvous failed: rank 1 of 2 did not meet the others at 127.0.0.1:{port} within "
@@ -68,7 +68,7 @@ def test_a_first_process_that_is_not_there_is_told_of(port: int) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("address", "rank"), [("127.0.0.1", 0), ("nowhere.invalid", 1)])
-def test_others_that_do_not_come_are_told_of(address: str, rank: int, port: int) -> None:
+def test_missing_peers_are_reported(address: str, rank: int, port: int) -> None:
     """Also by the first process; and a name that means nothing."""
     said = told(address, port, rank)
     assert said.startswith(

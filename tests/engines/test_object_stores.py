@@ -178,7 +178,7 @@ def test_an_unreachable_store_is_reported(address: str, bucket: str) -> None:
         FsspecStorage(bucket, options_for(gone, retries={"max_attempts": 0}), pauses=()).list("")
 
 
-def test_a_full_store_is_told_as_such(address: str, bucket: str) -> None:
+def test_a_full_store_is_reported(address: str, bucket: str) -> None:
     """An error that means that there is no room is a StorageFullError, and is not tried again."""
     with flaky(address, lambda method, _: fail(507) if method == "PUT" else None) as server:
         storage = FsspecStorage(bucket, options_for(server.address, retries={"max_attempts": 0}), pauses=SOON)

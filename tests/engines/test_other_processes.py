@@ -29,7 +29,7 @@ def steps_of(trained: Trained, training: Training) -> list[set[int]]:
 
 
 def handed_on(training: Training, worlds: tuple[int, ...], folder: Path) -> None:
-    """Each of the worlds goes on from step 4 of the one before, and from step 8 and 12; all do as the first."""
+    """Each process count resumes from step 4 of the previous one, and from steps 8 and 12; all match the first."""
     whole = run(training, fresh(folder / "0"))
     expected = steps_of(whole, training)
     assert len(expected) == 18
@@ -41,7 +41,7 @@ def handed_on(training: Training, worlds: tuple[int, ...], folder: Path) -> None
 
 
 def test_two_processes_then_one_then_two(tmp_path: Path) -> None:
-    """The same samples come in the same steps, and the same is learned, though nobody changed an argument."""
+    """The same samples come in the same steps and training is the same, with unchanged arguments."""
     handed_on(Training(2, rows=48, accumulates=2, arguments=SAVES), (1, 2), tmp_path)
 
 

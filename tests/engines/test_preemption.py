@@ -58,7 +58,7 @@ Whole = Callable[[int], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """What a run with so many workers comes to that nobody stops."""
+    """Return the result of an uninterrupted run with this many workers."""
 
     @cache
     def run(workers: int) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def test_a_signal_lets_the_step_end_saves_and_stops(tmp_path: Path, whole: Whole
 def test_workers_go_on_when_the_whole_group_is_told_to_stop(
     tmp_path: Path, whole: Whole, name: str, method: str
 ) -> None:
-    """Two workers get the signal as well, and the run still ends with its save; then nobody is left."""
+    """Two workers get the signal as well; the run still saves, and no process is left."""
     scenario = Scenario((name,), "step", to_group=True, workers=2, start_method=method)
     assert_saved_and_stopped(tmp_path, scenario, 4)
     assert_goes_on(tmp_path, whole, 2)
 
 
 def test_a_signal_in_an_evaluation_cuts_it_short(tmp_path: Path, whole: Whole) -> None:
-    """The evaluation starts over in the run that goes on, whose history is that of the run that nobody stopped."""
+    """The resumed run restarts the evaluation, and its history equals that of an uninterrupted run."""
     assert_saved_and_stopped(tmp_path, Scenario(("SIGTERM",), "evaluation"), 4)
     assert_goes_on(tmp_path, whole)
 
@@ -148,7 +148,7 @@ def test_a_signal_in_a_save_lets_it_be_whole_and_saves_no_step_twice(
 def test_a_second_signal_stops_at_once_and_harms_nothing(
     tmp_path: Path, whole: Whole, name: str, moment: str, code: int
 ) -> None:
-    """The process ends by unwinding; whatever has the name of a checkpoint is whole, and the run goes on from there."""
+    """The process unwinds; every folder named as a checkpoint is complete, and the run resumes from it."""
     workers = 1 if moment == "step" else 0
     scenario = Scenario((name, name), moment, arguments={"save_steps": 2}, workers=workers)
     assert ended(tmp_path, scenario) == code
@@ -200,7 +200,7 @@ def test_a_run_whose_data_never_come_is_ended_by_the_second_signal(tmp_path: Pat
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, whole: Whole) -> None:
-    """Once more the same line, and once more: the run stays as it ended, a longer one goes on from there."""
+    """The same command again leaves a finished run unchanged; a longer run resumes from its end."""
     assert ended(tmp_path, Scenario(resume="auto")) == 0
     assert_goes_on(tmp_path, whole)
     notes = read(tmp_path / "out" / "journal.jsonl")
@@ -216,7 +216,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def lives(process: int) -> bool:
-    """Whether a process that may be nobody's child any more has not ended."""
+    """Return whether a process, possibly orphaned, is still running."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -30,7 +30,7 @@ NO_PAUSE = (0.0,)
 
 
 class StandingStill(MemoryStorage):
-    """Takes so many files, and then waits until it is let go on."""
+    """Accepts a number of files, then blocks until released."""
 
     def __init__(self, files: int = 0) -> None:
         super().__init__(Publication.MANIFEST_LAST)
@@ -161,7 +161,7 @@ def test_every_operation_on_the_slow_tier_may_fail(fast: LocalStorage, effect: E
 
 
 def test_a_slow_tier_that_fails_for_good_is_reported_and_nothing_is_lost(fast: LocalStorage) -> None:
-    """The run goes on with one warning; at its end what is not sent is named, and kept for when it can be."""
+    """The run continues with one warning; at its end it lists the files not uploaded and keeps them for later."""
     slow = MemoryStorage(Publication.MANIFEST_LAST)
     broken = FaultyStorage(slow, [Fault(1, Effect.FAIL, "write", times=10**9)])
     storage = TieredStorage(fast, broken, pauses=NO_PAUSE)
@@ -199,7 +199,7 @@ def test_another_machine_resumes_from_the_slow_tier(tmp_path: Path) -> None:
 
 
 def test_a_silent_slow_tier_can_be_done_without_where_the_fast_one_has_something(fast: LocalStorage) -> None:
-    """A run goes on from what is here; with nothing here it does not begin anew by mistake, but says what is wrong."""
+    """A run resumes from the local tier; with nothing local it raises an error instead of starting over."""
     silent = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, times=10**9)])
     with pytest.raises(StorageError, match="Planned fault"):
         make_store(TieredStorage(fast, silent, sends=False)).resume()

@@ -156,7 +156,7 @@ def test_the_cause_of_a_failure_reaches_those_who_wait(
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_nobody_waits_at_the_end_for_work_that_the_others_never_join(backend: str, fails: bool) -> None:
+def test_no_rank_waits_at_exit_for_work_that_the_others_never_join(backend: str, fails: bool) -> None:
     """NCCL's group, which waits for the work in flight when it is destroyed, stays where a rank has failed."""
 
     def end(ranks: TorchCollectives) -> bool:

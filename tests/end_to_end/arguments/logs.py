@@ -74,7 +74,7 @@ def _(bench: Bench) -> None:
 
 
 class Watcher:
-    """Notes what it is told at the start."""
+    """Records what it receives at the start."""
 
     def __init__(self) -> None:
         self.runs: list[RunInformation] = []

@@ -58,7 +58,7 @@ def test_only_transformers_training_is_changed_by_an_evaluation(library: Any, tm
 
 
 def test_the_loss_is_the_mean_over_the_rows_of_any_loader(tmp_path: Path) -> None:
-    """Of batches of 4, 4 and 2 rows, from a loader of the user's, transformers counts the last as full."""
+    """Of batches of 4, 4 and 2 rows from a user's loader, transformers counts the last as full."""
 
     def derive(kind: Any) -> Any:
         class Own(kind):  # type: ignore[misc]
@@ -83,7 +83,7 @@ def test_only_samples_that_were_predicted_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_number_of_a_single_batch_is_a_row(tmp_path: Path) -> None:
-    """Transformers gives no dimension to a number that came once."""
+    """Transformers returns a scalar for a single number."""
     model = Giving(FORMS["a number a batch"])
     ours, theirs = by_both(tmp_path, model, {}, lambda trainer: trainer.predict(Points(4)).predictions[1])
 
@@ -92,7 +92,7 @@ def test_a_number_of_a_single_batch_is_a_row(tmp_path: Path) -> None:
 
 
 def test_a_tensor_by_itself_is_the_predictions(tmp_path: Path) -> None:
-    """Of a batch of one row transformers takes the row's first dimension away."""
+    """For a batch of one row, transformers drops the row's first dimension."""
 
     class Bare(nn.Module):
         def __init__(self) -> None:
@@ -109,7 +109,7 @@ def test_a_tensor_by_itself_is_the_predictions(tmp_path: Path) -> None:
 
 
 def test_texts_can_be_predicted(tmp_path: Path) -> None:
-    """A list of them a batch becomes one list; transformers cannot join them."""
+    """One list per batch becomes one list; transformers cannot concatenate them."""
 
     class Speaking(Giving):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
@@ -125,7 +125,7 @@ def test_texts_can_be_predicted(tmp_path: Path) -> None:
 
 
 def test_metrics_are_plain_at_any_depth(tmp_path: Path) -> None:
-    """Arrays become lists, which can be written to a file; transformers leaves them as they are."""
+    """Arrays become lists, which can be written to a file; transformers does not convert them."""
 
     def compute(found: Any) -> dict[str, Any]:
         return {"matrix": np.eye(2), "deep": {"pair": (np.float32(1), torch.ones(2))}}

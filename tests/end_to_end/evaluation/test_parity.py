@@ -52,7 +52,7 @@ def measure(found: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_predictions_come_in_transformers_arrays(form: str, tmp_path: Path) -> None:
+def test_predictions_match_transformers(form: str, tmp_path: Path) -> None:
     """Whatever the model returns: the same nesting, shapes, types, padding and bits."""
     assert_equal(*by_both(tmp_path, Giving(FORMS[form]), {}, predicted))
 
@@ -71,7 +71,7 @@ def test_predictions_come_in_transformers_arrays(form: str, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_predictions_come_in_transformers_arrays_with_every_argument(
+def test_predictions_match_transformers_with_every_argument(
     form: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
     """The same with arguments that say how predictions are kept."""
@@ -230,7 +230,7 @@ def test_a_stream_is_evaluated_as_in_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after", "both"])
 def test_names_of_metrics_around_training_match_transformers(when: str, tmp_path: Path) -> None:
-    """Evaluated before a run, in it and after it: the time that preparing the model took is told when it is there."""
+    """Metric names match before, during and after a run, including the model preparation time."""
 
     def ask(trainer: Any) -> Any:
         names = []
@@ -257,7 +257,7 @@ def test_names_of_metrics_around_training_match_transformers(when: str, tmp_path
     ],
     ids=str,
 )
-def test_evaluations_come_when_transformers_do(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_evaluations_run_when_they_do_in_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
     """By steps, by epochs, by a ratio, late, and before the first step."""
 
     def ask(trainer: Any) -> Any:
@@ -279,7 +279,7 @@ def test_logits_and_labels_are_worked_on_as_in_transformers(tmp_path: Path) -> N
     assert_equal(ours, theirs)
 
 
-def test_a_step_of_one_s_own_is_used_as_in_transformers(tmp_path: Path) -> None:
+def test_a_custom_step_is_used_as_in_transformers(tmp_path: Path) -> None:
     """`prediction_step` may return anything in tensors, and no loss or no labels."""
 
     def derive(kind: Any) -> Any:
@@ -293,7 +293,7 @@ def test_a_step_of_one_s_own_is_used_as_in_transformers(tmp_path: Path) -> None:
     assert_equal(*by_both(tmp_path, PLAIN, {}, predicted, derive=derive))
 
 
-def test_a_loader_of_one_s_own_is_used_as_in_transformers(tmp_path: Path) -> None:
+def test_a_custom_loader_is_used_as_in_transformers(tmp_path: Path) -> None:
     """Batches of another size, from the user's own loader, give the same predictions and as many samples."""
 
     def derive(kind: Any) -> Any:

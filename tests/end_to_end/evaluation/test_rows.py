@@ -105,7 +105,7 @@ def test_fewer_rows_than_expected_are_all_there_are() -> None:
 
 
 def test_blocks_are_a_small_part_of_the_whole() -> None:
-    """Of rows whose number nobody knows no block holds more than a sixteenth of those before it, or a megabyte."""
+    """With an unknown number of rows, a block holds at most a sixteenth of the rows before it, or a megabyte."""
     room = Counted()
     rows = RowBuffer(room)
     batch = np.ones((64, 1024), dtype=np.float32)

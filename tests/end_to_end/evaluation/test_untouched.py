@@ -97,7 +97,7 @@ def test_evaluation_leaves_training_untouched(kind: type[Trainer], workers: int,
     ids=str,
 )
 def test_evaluation_leaves_training_untouched_with_every_argument(given: dict[str, Any], tmp_path: Path) -> None:
-    """The same with arguments that change how evaluation or training go on."""
+    """The same with arguments that change evaluation or training."""
 
     def compute(found: Any, compute_result: bool = True) -> dict[str, float]:
         return drawing(found)
@@ -245,7 +245,7 @@ def test_logs_after_an_evaluation_are_written_in_evaluation_mode(tmp_path: Path,
 
 
 def test_a_model_that_is_evaluated_outside_of_a_run_stays_at_rest(tmp_path: Path) -> None:
-    """As in transformers, whoever calls the model after `evaluate` or `predict` calls it without dropout."""
+    """As in transformers, the model is in evaluation mode after `evaluate` or `predict`."""
     for method in ("evaluate", "predict"):
         trainer = small_trainer(tmp_path, parts={"model": net(0.3).train()})
         getattr(trainer, method)(rows(4))

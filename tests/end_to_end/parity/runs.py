@@ -74,7 +74,7 @@ def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, An
     """Train a copy of `model`.
 
     parts: further arguments of the Trainer. `callbacks` is called with the library and gives those to add; `derive` is
-    called with its Trainer and gives the class to train with; `resume_from` names the checkpoint in `folder` to go on
+    called with its Trainer and gives the class to train with; `resume_from` names the checkpoint in `folder` to resume
     from; `afterwards` is called with the Trainer when the run is over.
     """
     torch.set_num_threads(1)

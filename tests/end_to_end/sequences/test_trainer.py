@@ -73,7 +73,7 @@ def test_every_model_of_model_init_generates_as_the_arguments_say(tmp_path: Path
 
 
 def test_the_generation_config_is_saved_with_the_model(tmp_path: Path) -> None:
-    """Checkpoints and saved models hold it, and it has no default values that nobody chose."""
+    """Checkpoints and saved models contain it, without default values."""
     trainer = trainer_of(
         tmp_path,
         generation_config=config(num_beams=2),
@@ -237,7 +237,7 @@ def test_sampling_in_an_evaluation_leaves_training_untouched(tmp_path: Path) -> 
 
 
 def test_a_padding_token_has_to_be_known(tmp_path: Path) -> None:
-    """Where neither a tokenizer nor a config says one, and one is needed, that is told."""
+    """An error is raised if padding is needed and neither the tokenizer nor the config defines a token."""
     trainer = Seq2SeqTrainer(Reverser(), given(tmp_path, generation_max_length=3), loggers=[])
     with pytest.raises(ConfigurationError, match="set pad_token_id in the model's config, or pass a tokenizer"):
         trainer.predict([{"input_ids": [3, 4, 5]}])

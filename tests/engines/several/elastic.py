@@ -17,7 +17,7 @@ STEPS = 20
 
 
 class Slow(TrainerCallback):
-    """Steps take long enough for somebody to leave between two of them."""
+    """Steps are slow enough for a process to leave between two of them."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         time.sleep(0.2)

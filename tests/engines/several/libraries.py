@@ -143,7 +143,7 @@ def _let_accelerate_take(engine: str) -> dict[str, Any]:
 def main() -> None:
     """Train every case, in the order in which they are given."""
     name, engine, folder, cases = sys.argv[1], sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4])
-    signal.alarm(LIMIT)  # nobody else ends a process whose launcher was killed
+    signal.alarm(LIMIT)  # nothing else ends a process whose launcher was killed
     torch.set_num_threads(1)
     of_accelerate: dict[str, Any] = {}
     library: Any = importlib.import_module(name)

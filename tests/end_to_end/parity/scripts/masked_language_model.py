@@ -1,4 +1,4 @@
-"""Words that were hidden: a small RoBERTa-like model, whose collator hides them anew in every epoch."""
+"""Masked language modeling: a small RoBERTa-like model, with new masks in every epoch."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def sentences(count: int, seed: int, of: Sequence[str] = VOCABULARY[len(SPECIAL)
 
 
 def reviews(count: int, seed: int) -> dict[str, list[object]]:
-    """Sentences, each with whether it has more good words than bad ones, and with a number that nobody trains on."""
+    """Sentences, each labeled by whether it has more good words than bad ones, with an unused number."""
     texts = sentences(count, seed, (*GOOD, *BAD, *OTHER[:6]))
     liked = [sum(word in GOOD for word in text) > sum(word in BAD for word in text) for text in texts]
     return {
