@@ -1,4 +1,4 @@
-"""Classes whose fields are of every kind that a script's arguments are."""
+"""Classes with fields of every kind that scripts use as arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Size(Enum):
 
 @dataclass
 class Plain:
-    """Fields that the reference's parser takes as well."""
+    """Fields that the parser of transformers accepts as well."""
 
     name: str
     count: int = 3
@@ -56,7 +56,7 @@ class Plain:
 
 @dataclass
 class Generous:
-    """Fields that only hexloop's parser takes, or takes more for."""
+    """Fields that only hexloop's parser accepts, or for which it accepts more."""
 
     mapping: dict[str, int] = field(default_factory=dict)
     maybe_mapping: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class Generous:
 
 @attrs.define
 class Attrs:
-    """An attrs class: a private name, a converter, a default made of other values."""
+    """An attrs class with a private name, a converter, and a default computed from other values."""
 
     _secret: str = "s"
     steps: int = attrs.field(default=1, converter=int, metadata={"help": "how many", "aliases": "-s"})

@@ -1,4 +1,4 @@
-"""Training arguments of the reference library are taken for hexloop's."""
+"""TrainingArguments of transformers are converted to hexloop's."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ GIVEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_they_say_the_same(given: dict[str, Any], tmp_path: Path) -> None:
-    """Arguments of the reference library become those that hexloop makes of the same keywords."""
+def test_converted_arguments_are_equal(given: dict[str, Any], tmp_path: Path) -> None:
+    """Converted arguments equal those that hexloop builds from the same keywords."""
     theirs = ReferenceArguments(str(tmp_path), use_cpu=True, **given)
     made = from_transformers(theirs, TrainingArguments)
     assert type(made) is TrainingArguments
     assert made == TrainingArguments(str(tmp_path), use_cpu=True, **given)
 
 
-def test_hexloop_s_own_are_left_alone() -> None:
-    """Arguments of hexloop, and of any class derived from them, stay the objects that they are."""
+def test_arguments_of_hexloop_are_not_converted() -> None:
+    """Arguments of hexloop and of its subclasses stay the same objects."""
     arguments = TrainingArguments("out")
     assert from_transformers(arguments, TrainingArguments) is arguments
 
@@ -48,8 +48,8 @@ class Extended(ReferenceArguments):
         return 1
 
 
-def test_what_hexloop_does_not_know_is_refused_by_name() -> None:
-    """A field and a method of a subclass that nobody would heed are refused, together with bad values."""
+def test_unknown_fields_and_methods_are_rejected_by_name() -> None:
+    """Additional fields and methods of a subclass are rejected together with bad values."""
     theirs = Extended("out", use_cpu=True, beta=0.2, save_total_limit=0)  # type: ignore[call-arg, unused-ignore]
     with pytest.raises(ConfigurationError) as caught:
         from_transformers(theirs, TrainingArguments)
@@ -60,8 +60,8 @@ def test_what_hexloop_does_not_know_is_refused_by_name() -> None:
     assert limit.startswith("You chose save_total_limit=0")
 
 
-def test_arguments_of_another_task_name_the_class_that_takes_them() -> None:
-    """Arguments for generation, given to a Trainer that does not generate, are answered with the class that does."""
+def test_arguments_for_generation_name_the_class_to_use() -> None:
+    """Generation arguments given to a plain Trainer raise an error that names Seq2SeqTrainer."""
     generating = ReferenceSeq2SeqArguments("out", use_cpu=True, predict_with_generate=True)
     with pytest.raises(ConfigurationError, match="use Seq2SeqTrainingArguments"):
         from_transformers(generating, TrainingArguments)
@@ -69,7 +69,7 @@ def test_arguments_of_another_task_name_the_class_that_takes_them() -> None:
 
 
 @pytest.mark.parametrize("args", [3, "out", {"output_dir": "out"}, TrainingArguments])
-def test_what_is_no_arguments_is_refused(args: Any) -> None:
-    """Anything else in their place is refused in one sentence."""
+def test_other_objects_are_rejected(args: Any) -> None:
+    """Any other object is rejected with one sentence."""
     with pytest.raises(ConfigurationError, match="a Trainer takes TrainingArguments"):
         from_transformers(args, TrainingArguments)

@@ -1,4 +1,4 @@
-"""Arguments as options of a command line."""
+"""Arguments as command-line options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hexloop.domain.errors import ConfigurationError
 
 @dataclasses.dataclass
 class Mine(TrainingArguments):
-    """What my project adds."""
+    """The project's own arguments."""
 
     extra: int = dataclasses.field(default=3, metadata={"help": "100% mine"})
     bare: list[float] = dataclasses.field(default_factory=list)
@@ -29,8 +29,8 @@ class Recipe:
     seed: int = 0
 
 
-def test_options_of_every_shape_are_read() -> None:
-    """Numbers, truth values in each of their spellings, lists, JSON, enumerations and nothing are read."""
+def test_options_of_every_type_are_parsed() -> None:
+    """Numbers, booleans in all spellings, lists, JSON, enumerations and None are parsed."""
     made = parse(
         TrainingArguments,
         [
@@ -66,19 +66,19 @@ def test_options_of_every_shape_are_read() -> None:
         ([], False),
     ],
 )
-def test_a_truth_value_has_several_spellings_and_the_last_counts(options: list[str], value: bool) -> None:
-    """`--flag`, `--flag true`, `--flag false` and `--no_flag` all work; of several the last one counts."""
+def test_boolean_options_have_several_spellings(options: list[str], value: bool) -> None:
+    """`--flag`, `--flag true`, `--flag false` and `--no_flag` work, and the last one counts."""
     assert parse(TrainingArguments, options).bf16 is value
 
 
-def test_an_unset_truth_value_takes_the_bare_option_too() -> None:
-    """An argument that is true, false or unset is set by its bare option."""
+def test_bare_option_sets_an_optional_boolean() -> None:
+    """A boolean argument with default None is set by its bare option."""
     assert parse(TrainingArguments, ["--gradient_checkpointing"]).activation_checkpointing is True
     assert parse(TrainingArguments, ["--no_disable_tqdm"]).disable_tqdm is False
 
 
-def test_every_problem_is_told_with_its_option() -> None:
-    """Misspelt options, stray words, bad values and contradictions are told in one error, each by its option."""
+def test_all_problems_are_reported_by_option() -> None:
+    """One error lists misspelt options, stray arguments, bad values and contradictions."""
     with pytest.raises(ConfigurationError) as caught:
         parse(
             TrainingArguments,
@@ -107,8 +107,8 @@ def test_every_problem_is_told_with_its_option() -> None:
     ]
 
 
-def test_options_are_put_over_a_recipe(tmp_path: Path) -> None:
-    """Options count instead of what a file says, may be put at any place of it, and are told by their names."""
+def test_options_override_a_recipe(tmp_path: Path) -> None:
+    """Options override a file's values at any depth, and problems name the option."""
     path = tmp_path / "recipe.yaml"
     path.write_text("training:\n  output_dir: out\n  max_steps: 3\n  learning_rate: 0.1\nseed: 1\n")
     parser = argparse.ArgumentParser()
@@ -125,14 +125,14 @@ def test_options_are_put_over_a_recipe(tmp_path: Path) -> None:
     assert (made.training.max_steps, made.training.seed, made.training.learning_rate, made.seed) == (7, 5, 0.1, 1)
 
 
-def test_a_subclass_has_options_for_its_own_fields() -> None:
-    """Fields that a subclass adds are options under its own heading, converted by their types."""
+def test_fields_of_a_subclass_are_options() -> None:
+    """Fields of a subclass are options under their own heading, converted by type."""
     made = parse(Mine, ["--extra", "4", "--bare", "1e-1", "2"])
     assert (made.extra, made.bare) == (4, [0.1, 2])
 
 
-def test_help_lists_every_argument_once_under_the_heading_of_its_group(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` shows each argument once, grouped by what it is about, with its help and default."""
+def test_help_lists_every_argument_once_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` lists each argument once in its group with its help and default."""
     with pytest.raises(SystemExit) as caught:
         parse(Mine, ["--help"])
     assert caught.value.code == 0

@@ -1,4 +1,4 @@
-"""To the outside the arguments are a dataclass, and both dataclasses and attrs classes derive from them."""
+"""The arguments behave as a dataclass, and both dataclasses and attrs classes may derive from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plain(TrainingArguments):
 
 @dataclass
 class Elaborate(TrainingArguments):
-    """In the way that libraries derive from the reference's class: other defaults, other types, derivation first."""
+    """A subclass as other libraries write it: new defaults and types, and values derived before the checks."""
 
     learning_rate: float = 1e-3
     logging_steps: float = 10
@@ -59,7 +59,7 @@ DERIVED: list[type[Any]] = [Plain, Elaborate, Attrs, Validated, Deeper]
 
 
 def test_dataclass_functions_work_on_the_class_itself() -> None:
-    """`is_dataclass`, `fields`, `replace` and `asdict` work on the arguments, whose first field is output_dir."""
+    """`is_dataclass`, `fields`, `replace` and `asdict` work; the first field is output_dir."""
     arguments = TrainingArguments("out", learning_rate=1e-3, include_for_metrics=["loss"])
     assert dataclasses.is_dataclass(TrainingArguments)
     assert dataclasses.is_dataclass(arguments)
@@ -76,7 +76,7 @@ def test_dataclass_functions_work_on_the_class_itself() -> None:
         dataclasses.replace(arguments, learning_rate=-1)
 
 
-def test_it_is_an_attrs_class_as_well() -> None:
+def test_attrs_functions_work_on_the_class() -> None:
     """`attrs.fields`, `has` and `evolve` work on the arguments."""
     arguments = TrainingArguments("out")
     assert attrs.has(TrainingArguments)
@@ -87,8 +87,8 @@ def test_it_is_an_attrs_class_as_well() -> None:
     assert evolved.seed == 7
 
 
-def test_fields_carry_types_help_and_class_level_defaults() -> None:
-    """A field of the dataclass has its type, its help, and its default also as an attribute of the class."""
+def test_fields_have_types_help_and_class_level_defaults() -> None:
+    """A dataclass field has its type and help, and its default is also a class attribute."""
     by_name = {each.name: each for each in dataclasses.fields(TrainingArguments)}
     assert by_name["learning_rate"].type is float
     assert by_name["eval_accumulation_steps"].type == int | None
@@ -100,7 +100,7 @@ def test_fields_carry_types_help_and_class_level_defaults() -> None:
 
 
 def test_dataclass_subclass_inherits_fields_and_order() -> None:
-    """A dataclass derived from the arguments takes output_dir first and all of their fields by name."""
+    """A derived dataclass accepts output_dir first and all other fields by name."""
     made = Plain("out", learning_rate=0.5, extra=4)
     assert (made.output_dir, made.learning_rate, made.extra) == ("out", 0.5, 4)
     assert Deeper("out", extra=5, still="y").still == "y"
@@ -113,7 +113,7 @@ def test_dataclass_subclass_inherits_fields_and_order() -> None:
 
 
 def test_dataclass_subclass_may_derive_values_before_the_checks() -> None:
-    """A subclass's `__post_init__` may set values and then call the checks, and sees enumerations afterwards."""
+    """A subclass's `__post_init__` may set values before it calls the checks, and sees enumerations afterwards."""
     made = Elaborate("out")
     assert (made.learning_rate, made.logging_steps, made.bf16, made.names) == (1e-3, 10, True, ["a"])
     assert made.seen == ["SaveStrategy"]
@@ -124,7 +124,7 @@ def test_dataclass_subclass_may_derive_values_before_the_checks() -> None:
 
 
 def test_attrs_subclass_inherits_fields() -> None:
-    """An attrs class derived from the arguments takes all of their fields, and is a dataclass with its own ones too."""
+    """A derived attrs class accepts all fields and is a dataclass with its own fields too."""
     kind: Any = Attrs  # mypy's attrs plugin does not see the fields of what it takes for a dataclass
     made = kind("out", extra=4, seed=1)
     assert (made.output_dir, made.extra, made.seed, made.learning_rate) == ("out", 4, 1, 1e-3)
@@ -135,7 +135,7 @@ def test_attrs_subclass_inherits_fields() -> None:
 
 @pytest.mark.parametrize("kind", DERIVED)
 def test_subclasses_check_on_construction(kind: type[Any]) -> None:
-    """Every kind of subclass is checked when it is made, names every problem, and refuses unknown names."""
+    """Each kind of subclass is validated on construction, reports all problems, and rejects unknown names."""
     with pytest.raises(ConfigurationError) as caught:
         kind("out", learning_rate=float("nan"), seed=-1, fp16_full_eval=True, bf16_full_eval=True, wramup_steps=2)
     assert len(caught.value.problems) == 4
@@ -144,7 +144,7 @@ def test_subclasses_check_on_construction(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", DERIVED)
 def test_subclasses_check_on_assignment(kind: type[Any]) -> None:
-    """Every kind of subclass checks and converts an argument when it is assigned, one with a new default as well."""
+    """Each kind of subclass validates and converts assigned values, also with a new default."""
     made = kind("out")
     for name, bad in (("learning_rate", -1), ("eval_strategy", "sometimes"), ("seed", "x")):
         before = getattr(made, name)
@@ -156,7 +156,7 @@ def test_subclasses_check_on_assignment(kind: type[Any]) -> None:
 
 
 def test_hooks_of_an_attrs_subclass_keep_working() -> None:
-    """A converter or validator of a subclass's own field is heard on construction and on assignment."""
+    """Converters and validators of a subclass's fields run on construction and on assignment."""
     made = Validated("out", items=(1, 2))  # type: ignore[call-arg, arg-type]
     assert made.items == [1, 2]
     made.items = (3,)  # type: ignore[assignment]
@@ -168,8 +168,8 @@ def test_hooks_of_an_attrs_subclass_keep_working() -> None:
 
 
 @pytest.mark.parametrize("kind", [TrainingArguments, Plain, Attrs])
-def test_copies_are_equal_and_stay_checked(kind: type[Any]) -> None:
-    """A shallow or deep copy equals the original, is separate from it, and checks assignments."""
+def test_copies_are_equal_and_validated(kind: type[Any]) -> None:
+    """Shallow and deep copies are equal, independent, and validate assignments."""
     made = kind("out", include_for_metrics=["loss"])
     for copied in (copy.copy(made), copy.deepcopy(made)):
         assert copied == made
@@ -180,8 +180,8 @@ def test_copies_are_equal_and_stay_checked(kind: type[Any]) -> None:
             copied.seed = -1
 
 
-def test_a_subclass_with_its_own_constructor_may_name_its_parameters() -> None:
-    """A hand-written `__init__` may take parameters that are no arguments."""
+def test_custom_constructor_may_have_other_parameters() -> None:
+    """A hand-written `__init__` may have parameters that are not arguments."""
 
     class Custom(TrainingArguments):
         def __init__(self, folder: str, **named: Any) -> None:
@@ -192,8 +192,8 @@ def test_a_subclass_with_its_own_constructor_may_name_its_parameters() -> None:
     assert (made.output_dir, made.folder, made.seed) == ("out", "out", 1)
 
 
-def test_annotations_that_cannot_be_resolved_do_no_harm() -> None:
-    """A subclass may name types that only its own function knows; its arguments are checked all the same."""
+def test_unresolvable_annotations_are_accepted() -> None:
+    """A subclass may use types local to a function, and its arguments are still validated."""
 
     class Local:
         pass
@@ -209,8 +209,8 @@ def test_annotations_that_cannot_be_resolved_do_no_harm() -> None:
         made.seed = -1
 
 
-def test_a_default_computed_from_the_object_is_for_attrs_alone() -> None:
-    """An attrs subclass may compute a default from the object; a dataclass derived from it must be given it."""
+def test_default_computed_from_the_object_requires_attrs() -> None:
+    """An attrs subclass may compute a default from the object; a derived dataclass requires the value."""
 
     @attrs.define(slots=False)
     class Computing(TrainingArguments):
@@ -229,7 +229,7 @@ def test_a_default_computed_from_the_object_is_for_attrs_alone() -> None:
 
 
 def test_other_attributes_may_be_set() -> None:
-    """An attribute that is no argument may be attached to the object, as to any dataclass; `surroundings` is one."""
+    """Attributes that are not arguments may be set on the object; `surroundings` is one."""
     arguments = TrainingArguments("out")
     arguments.note = "mine"  # type: ignore[attr-defined]  # checkers report it, as for any class
     assert arguments.note == "mine"  # type: ignore[attr-defined]
@@ -238,8 +238,8 @@ def test_other_attributes_may_be_set() -> None:
     assert "surroundings" not in arguments.to_dict()
 
 
-def test_the_reference_parser_of_dataclasses_parses_it() -> None:
-    """The reference library's parser of dataclasses builds the arguments and their subclasses."""
+def test_parser_of_transformers_accepts_the_arguments() -> None:
+    """HfArgumentParser of transformers builds the arguments and their subclasses."""
     line = "--output_dir out --learning_rate 1e-3 --bf16 --gradient_checkpointing --report_to tensorboard --extra 5"
     (made,) = HfArgumentParser(Plain).parse_args_into_dataclasses(  # type: ignore[arg-type]
         [*line.split(), "--lr_scheduler_kwargs", '{"num_cycles": 2}'], look_for_args_file=False

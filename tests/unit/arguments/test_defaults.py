@@ -1,4 +1,4 @@
-"""Names, values and defaults are those of the reference library."""
+"""Names, values and defaults equal those of transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ API = TABLE.with_name("api.md")
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The rows of the table by the name of the argument, those of sequence-to-sequence arguments among them."""
+    """Return the table's rows by argument, those of sequence-to-sequence arguments included."""
     lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
     return {row["name"]: row for row in csv.DictReader(lines, delimiter="\t")}
 
@@ -53,26 +53,26 @@ def default(field: dataclasses.Field[Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(OURS.keys() - OWN))
-def test_default_is_that_of_the_installed_reference(name: str) -> None:
-    """Each argument has the default that the installed reference library gives it."""
+def test_default_equals_the_installed_transformers(name: str) -> None:
+    """Each argument has the default of the installed transformers."""
     assert name in THEIRS
     assert plain(default(OURS[name])) == plain(default(THEIRS[name]))
 
 
 @pytest.mark.parametrize("name", sorted(OURS.keys() - OWN))
-def test_default_is_that_of_the_table(name: str) -> None:
-    """Each argument has the default that the table of the reference library's releases gives it."""
-    told = table()[name]["default in 5.23"]
-    if told == "factory":
+def test_default_equals_the_table(name: str) -> None:
+    """Each argument has the default listed in the table of transformers' releases."""
+    expected = table()[name]["default in 5.23"]
+    if expected == "factory":
         assert OURS[name].default_factory is list
-    elif told == "default_optim":
+    elif expected == "default_optim":
         assert OURS[name].default == "adamw_torch_fused"
     else:
-        assert repr(plain(OURS[name].default)) == told
+        assert repr(plain(OURS[name].default)) == expected
 
 
-def test_every_name_of_the_reference_is_known() -> None:
-    """A name of any release of the reference library is an argument, one of earlier releases, or another class's."""
+def test_every_name_of_transformers_is_known() -> None:
+    """Each name of any release of transformers is an argument, an old name, or another class's argument."""
     rows = table()
     accepted = OURS.keys() - OWN
     present = {name for name, row in rows.items() if in_present_release(row)}
@@ -81,8 +81,8 @@ def test_every_name_of_the_reference_is_known() -> None:
     assert rows.keys() - present == LEGACY_ARGUMENTS.keys() | DISCOURAGED_ARGUMENTS.keys()
 
 
-def test_values_after_construction_are_those_of_the_reference(tmp_path: Path) -> None:
-    """A default construction derives the same values as the reference library's."""
+def test_derived_defaults_equal_transformers(tmp_path: Path) -> None:
+    """A default construction derives the same values as in transformers."""
     ours = TrainingArguments(str(tmp_path), use_cpu=True)
     theirs = ReferenceArguments(str(tmp_path), use_cpu=True)
     for name in OURS.keys() - OWN:
@@ -114,8 +114,8 @@ DERIVING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", DERIVING, ids=" ".join)
-def test_derived_values_are_those_of_the_reference(given: dict[str, Any]) -> None:
-    """What is left open is derived from the rest as the reference library derives it."""
+def test_derived_values_equal_transformers(given: dict[str, Any]) -> None:
+    """Unset values are derived from the others as in transformers."""
     named = {"output_dir": "out", "use_cpu": True, **given}
     ours, theirs = TrainingArguments(**named), ReferenceArguments(**named)
     for name in OURS.keys() - OWN:
@@ -124,7 +124,7 @@ def test_derived_values_are_those_of_the_reference(given: dict[str, Any]) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 def test_both_names_of_activation_checkpointing_work() -> None:
-    """The older name of activation checkpointing sets the newer one, which wins where both are given."""
+    """The older name sets the newer one, which takes precedence if both are given."""
     older: dict[str, Any] = {"gradient_checkpointing": True}
     both: dict[str, Any] = {"gradient_checkpointing": False, "activation_checkpointing": True}
     for given in (older, both):
@@ -147,19 +147,19 @@ ENUMERATIONS = [
 
 
 @pytest.mark.parametrize(("ours", "theirs"), ENUMERATIONS, ids=lambda kind: str(kind.__name__))
-def test_enumerations_are_those_of_the_reference(ours: type[Enum], theirs: type[Enum]) -> None:
-    """Each enumeration has the reference library's members, under the same names with the same values."""
+def test_enumerations_equal_transformers(ours: type[Enum], theirs: type[Enum]) -> None:
+    """Each enumeration has the members and values of that in transformers."""
     assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}
 
 
-# set_save takes `best` as well, and says so in its type; that the methods return the object is not in the reference's.
+# set_save also accepts `best`, as its type shows; in transformers the methods' annotations omit the returned object.
 SETTERS = [name for name in vars(ReferenceArguments) if name.startswith("set_")]
 OF_EARLIER_RELEASES = {"jit_mode", "warmup_ratio"}
 
 
 @pytest.mark.parametrize("name", SETTERS)
-def test_setters_have_the_reference_signature(name: str) -> None:
-    """Each grouped setter has the parameters and defaults of the reference library's, and old ones by name."""
+def test_setters_have_the_signature_of_transformers(name: str) -> None:
+    """Each grouped setter has the parameters and defaults of that in transformers, and old ones by name."""
     signatures = [inspect.signature(getattr(kind, name)) for kind in (TrainingArguments, ReferenceArguments)]
     ours, theirs = (
         [(each.name, each.default) for each in signature.parameters.values() if each.name not in OF_EARLIER_RELEASES]
@@ -185,8 +185,8 @@ SET: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "given"), SET, ids=str)
-def test_setters_set_what_the_reference_sets(name: str, given: dict[str, Any]) -> None:
-    """A grouped setter sets the same values as the reference library's, and returns the object."""
+def test_setters_equal_transformers(name: str, given: dict[str, Any]) -> None:
+    """A grouped setter sets the same values as in transformers and returns the object."""
     ours, theirs = TrainingArguments("out", use_cpu=True), ReferenceArguments("out", use_cpu=True)
     assert getattr(ours, name)(**given) is ours
     getattr(theirs, name)(**given)
@@ -194,8 +194,8 @@ def test_setters_set_what_the_reference_sets(name: str, given: dict[str, Any]) -
         assert plain(getattr(ours, field)) == plain(getattr(theirs, field)), field
 
 
-def test_every_public_member_of_the_reference_is_there() -> None:
-    """What the list of the reference library's API names is there."""
+def test_every_public_member_of_transformers_exists() -> None:
+    """Each member in the API list of transformers exists."""
     section = API.read_text().split("\n## TrainingArguments\n")[1].split("\n## ")[0]
     listed = set(re.findall(r"^- `(\w+)\(", section, flags=re.MULTILINE))
     assert len(listed) > 20
@@ -203,7 +203,7 @@ def test_every_public_member_of_the_reference_is_there() -> None:
 
 
 def test_enumerations_print_as_their_values() -> None:
-    """A member of an enumeration is the text that selects it, in messages, in f-strings and in comparisons."""
+    """A member equals its value in messages, f-strings and comparisons."""
     strategy = TrainingArguments("out").save_strategy
     assert strategy == "steps"
     assert f"{strategy}" == str(strategy) == "steps"

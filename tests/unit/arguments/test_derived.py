@@ -1,4 +1,4 @@
-"""Values that follow from the arguments and the surroundings."""
+"""Values derived from the arguments and the environment."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
 from hexloop.app.environment import Surroundings
 
 
-def test_batch_sizes_count_the_gpus() -> None:
-    """A batch of the process is a batch of each device, times the GPUs that the process trains on."""
+def test_batch_size_is_multiplied_by_the_gpus() -> None:
+    """The batch size of a process is that of a device times its number of GPUs."""
     arguments = TrainingArguments("out", per_device_train_batch_size=4, per_device_eval_batch_size=6)
     arguments.surroundings = Surroundings(device="cuda:0", n_gpu=2)
     assert (arguments.train_batch_size, arguments.eval_batch_size, arguments.n_gpu) == (8, 12, 2)
@@ -34,8 +34,8 @@ def test_batch_sizes_count_the_gpus() -> None:
     assert (arguments.train_batch_size, arguments.eval_batch_size, arguments.n_gpu) == (4, 6, 0)
 
 
-def test_the_device_is_found_named_or_the_processor() -> None:
-    """The device is the processor with `use_cpu`, the one that the surroundings name, or the one that torch finds."""
+def test_device_is_the_cpu_named_or_detected() -> None:
+    """The device is the CPU with `use_cpu`, the one given by the environment, or the one torch finds."""
     assert TrainingArguments("out", use_cpu=True).device == torch.device("cpu")
     arguments = TrainingArguments("out")
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
@@ -49,8 +49,8 @@ def test_the_device_is_found_named_or_the_processor() -> None:
 @pytest.mark.parametrize(
     ("module", "device"), [(torch.cuda, "cuda:0"), (torch.backends.mps, "mps"), (torch.xpu, "xpu:0")]
 )
-def test_a_gpu_of_any_make_is_found(monkeypatch: pytest.MonkeyPatch, module: Any, device: str) -> None:
-    """Where torch has a GPU, the first one is the device, and the process trains on that one."""
+def test_any_kind_of_gpu_is_detected(monkeypatch: pytest.MonkeyPatch, module: Any, device: str) -> None:
+    """If torch has a GPU of any kind, the first one is the device."""
     for make in (torch.cuda, torch.backends.mps, torch.xpu):
         monkeypatch.setattr(make, "is_available", lambda make=make: make is module)
     arguments = TrainingArguments("out")
@@ -59,7 +59,7 @@ def test_a_gpu_of_any_make_is_found(monkeypatch: pytest.MonkeyPatch, module: Any
 
 
 def test_a_single_process_logs_and_saves() -> None:
-    """Without surroundings of its own the process is the only one."""
+    """Without a distributed environment the process is the only one."""
     arguments = TrainingArguments("out", use_cpu=True)
     assert (arguments.world_size, arguments.process_index, arguments.local_process_index) == (1, 0, 0)
     assert arguments.should_log
@@ -69,8 +69,8 @@ def test_a_single_process_logs_and_saves() -> None:
 
 
 @pytest.mark.parametrize("each_node", [True, False])
-def test_one_process_a_machine_or_one_in_all_logs_and_saves(each_node: bool) -> None:
-    """The first process of the second machine logs and saves only where each machine is to."""
+def test_local_rank_0_or_rank_0_logs_and_saves(each_node: bool) -> None:
+    """The first process of the second machine logs and saves only if each machine does."""
     arguments = TrainingArguments("out", log_on_each_node=each_node, save_on_each_node=each_node, log_level="info")
     arguments.surroundings = Surroundings(world_size=4, process_index=2, local_process_index=0)
     assert arguments.should_log is arguments.should_save is each_node
@@ -78,8 +78,8 @@ def test_one_process_a_machine_or_one_in_all_logs_and_saves(each_node: bool) -> 
     assert arguments.parallel_mode is ParallelMode.DISTRIBUTED
 
 
-def test_a_passive_level_is_that_of_the_library_s_logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With level `passive` the level is the one that the application gave hexloop's logger, and the bar follows it."""
+def test_passive_level_equals_hexloops_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level `passive` is the level of hexloop's logger, and decides about the progress bar."""
     arguments = TrainingArguments("out")
     monkeypatch.setattr(logging.getLogger("hexloop"), "level", logging.ERROR)
     logging.getLogger("hexloop").manager._clear_cache()  # type: ignore[attr-defined]
@@ -89,8 +89,8 @@ def test_a_passive_level_is_that_of_the_library_s_logger(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_the_main_process_goes_first(local: bool) -> None:
-    """The first process meets the barrier after its block, the others before theirs, even when the block fails."""
+def test_main_process_first_order(local: bool) -> None:
+    """The first process meets the barrier after its block, the others before theirs, even on errors."""
     done: list[str] = []
     arguments = TrainingArguments("out")
     for index, order in ((0, ["block", "barrier"]), (1, ["barrier", "block"])):
@@ -106,8 +106,8 @@ def test_the_main_process_goes_first(local: bool) -> None:
 
 
 @given(warmup=st.integers(0, 500) | st.floats(0, 1, exclude_max=True), total=st.integers(0, 10**6))
-def test_warmup_steps_are_the_reference_s(warmup: float, total: int) -> None:
-    """Warm-up is a number of steps, or a ratio of the run rounded up, as in the reference library."""
+def test_warmup_steps_equal_transformers(warmup: float, total: int) -> None:
+    """Warm-up is a number of steps, or a ratio of the run rounded up, as in transformers."""
     reference = ReferenceArguments.get_warmup_steps(Warmup(warmup), total)  # type: ignore[arg-type]
     assert TrainingArguments("out", warmup_steps=warmup).get_warmup_steps(total) == reference
 
@@ -117,8 +117,8 @@ class Warmup:
     warmup_steps: float
 
 
-def test_dictionaries_are_the_reference_s() -> None:
-    """`to_dict`, `to_json_string` and `to_sanitized_dict` give what the reference library's give, and hexloop's own."""
+def test_dictionaries_equal_transformers() -> None:
+    """`to_dict`, `to_json_string` and `to_sanitized_dict` equal transformers', plus hexloop's own arguments."""
     given: dict[str, Any] = {"report_to": ["tensorboard"], "lr_scheduler_kwargs": {"num_cycles": 2}, "use_cpu": True}
     ours = TrainingArguments("out", **given)
     theirs: Any = ReferenceArguments("out", **given)
@@ -144,8 +144,8 @@ class WithObjects(TrainingArguments):
     model_init_kwargs: dict[str, Any] = field(default_factory=lambda: {"dtype": torch.bfloat16})
 
 
-def test_what_json_has_no_form_for_is_text() -> None:
-    """Fields of a script's own may be paths or dtypes: the arguments can be written out all the same."""
+def test_values_without_a_json_form_become_strings() -> None:
+    """Fields of a subclass, such as paths or dtypes, are written as strings."""
     arguments = WithObjects("out")
     written = json.loads(arguments.to_json_string())
 
@@ -159,28 +159,28 @@ class WithToken(TrainingArguments):
     hub_token: str = "secret"
 
 
-def test_tokens_are_shown_nowhere() -> None:
-    """The value of a field that is called a token is in no dictionary and no printed form."""
+def test_tokens_are_hidden() -> None:
+    """Values of fields whose name contains "token" appear in no dictionary or repr."""
     arguments = WithToken("out")
     assert arguments.to_dict()["hub_token"] == "<HUB_TOKEN>"
     assert "secret" not in arguments.to_json_string()
     assert "secret" not in TrainingArguments.__repr__(arguments)
 
 
-def test_the_printed_form_shows_every_argument() -> None:
-    """Printing shows each argument and its value on a line of its own."""
+def test_str_shows_every_argument() -> None:
+    """The printed form has one line for each argument and its value."""
     printed = str(TrainingArguments("out", eval_strategy="epoch"))
     assert "\n    output_dir='out',\n" in printed
     assert "\n    eval_strategy='epoch',\n" in printed
     assert len(printed.splitlines()) == len(TrainingArguments.__dataclass_fields__) + 2
 
 
-def test_the_timeout_is_a_span_of_time() -> None:
-    """`ddp_timeout_delta` is the number of seconds as torch takes it."""
+def test_timeout_is_a_timedelta() -> None:
+    """`ddp_timeout_delta` is the number of seconds as a timedelta."""
     assert TrainingArguments("out", ddp_timeout=90).ddp_timeout_delta == timedelta(minutes=1, seconds=30)
 
 
 @pytest.mark.parametrize(("given", "format_"), [({"bf16": True}, "bf16"), ({"fp16": True}, "fp16"), ({}, "no")])
-def test_mixed_precision_is_named(given: dict[str, bool], format_: str) -> None:
-    """`mixed_precision` names the format of training as the reference library does."""
+def test_mixed_precision_name(given: dict[str, bool], format_: str) -> None:
+    """`mixed_precision` has the same names as in transformers."""
     assert TrainingArguments("out", **given).mixed_precision == format_  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Environment variables that are heeded."""
+"""Environment variables that set arguments."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from hexloop.domain.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(("value", "on_the_processor"), [("true", True), ("1", True), ("False", False), ("", False)])
-def test_the_processor_may_be_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, on_the_processor: bool) -> None:
-    """ACCELERATE_USE_CPU trains on the processor where it is a word for true."""
+def test_use_cpu_variable(monkeypatch: pytest.MonkeyPatch, value: str, on_the_processor: bool) -> None:
+    """ACCELERATE_USE_CPU selects the CPU if it is a true value."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("ACCELERATE_USE_CPU", value)
     arguments = TrainingArguments("out")
     assert (arguments.device.type, arguments.n_gpu) == (("cpu", 0) if on_the_processor else ("cuda", 1))
 
 
-def test_a_word_that_is_no_truth_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the variable, its value and what to set."""
+def test_invalid_boolean_variable_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the variable, its value and the accepted values."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "perhaps")
     with pytest.raises(ConfigurationError, match="ACCELERATE_USE_CPU='perhaps', but it takes a truth value; set true"):
         TrainingArguments("out").device  # noqa: B018
 
 
-def test_a_device_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ACCELERATE_TORCH_DEVICE names the device, which use_cpu overrules."""
+def test_device_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ACCELERATE_TORCH_DEVICE selects the device unless use_cpu is set."""
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
     assert TrainingArguments("out").device == torch.device("meta")
     assert TrainingArguments("out", use_cpu=True).device == torch.device("cpu")
 
 
-def test_the_number_format_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ACCELERATE_MIXED_PRECISION is the number format where the arguments give none."""
+def test_mixed_precision_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ACCELERATE_MIXED_PRECISION sets the precision if the arguments do not."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert TrainingArguments("out").mixed_precision == "bf16"
     assert TrainingArguments("out", fp16=True).mixed_precision == "fp16"
@@ -55,13 +55,13 @@ COMPILING: list[tuple[dict[str, str], dict[str, Any], tuple[bool, str | None, st
 
 
 @pytest.mark.parametrize(("variables", "given", "compiling"), COMPILING, ids=str)
-def test_compilation_may_be_set(
+def test_dynamo_variables(
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
     given: dict[str, Any],
     compiling: tuple[bool, str | None, str | None],
 ) -> None:
-    """ACCELERATE_DYNAMO_BACKEND and _MODE compile the model where the arguments do not."""
+    """ACCELERATE_DYNAMO_BACKEND and _MODE turn on compilation if the arguments do not."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     made = TrainingArguments("out", **given)

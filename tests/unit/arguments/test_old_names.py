@@ -1,4 +1,4 @@
-"""The names of earlier releases keep working, and say what to write today."""
+"""Arguments of earlier releases keep working, with a warning that names the replacement."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-def told_by(make: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What is made, and the FutureWarnings on the way, each of which must point at this file."""
+def warnings_of(make: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return the object and the FutureWarnings raised while building it, which must point at this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = make()
@@ -91,7 +91,7 @@ def told_by(make: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def changed(arguments: TrainingArguments) -> dict[str, Any]:
-    """What differs from arguments that were told nothing."""
+    """Return the differences from default arguments."""
     plain = TrainingArguments("out")
     return {
         field.name: getattr(arguments, field.name)
@@ -101,18 +101,18 @@ def changed(arguments: TrainingArguments) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "value", "modern"), RENAMED)
-def test_an_old_name_has_its_modern_effect_and_a_warning(name: str, value: Any, modern: dict[str, Any]) -> None:
-    """An old name does what it did, by today's arguments, and one warning at the caller's line names what to write."""
+def test_old_name_sets_its_replacement_with_a_warning(name: str, value: Any, modern: dict[str, Any]) -> None:
+    """An old name sets today's arguments, with one warning at the caller's line."""
     given: dict[str, Any] = {name: value}
-    made, told = told_by(lambda: TrainingArguments("out", **given))
+    made, warned = warnings_of(lambda: TrainingArguments("out", **given))
     assert changed(made) == modern
-    assert told == [f"{name} is an argument of earlier releases; {LEGACY_ARGUMENTS[name].write}."]
+    assert warned == [f"{name} is an argument of earlier releases; {LEGACY_ARGUMENTS[name].write}."]
 
 
 @pytest.mark.parametrize(("name", "value", "said"), REFUSED)
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_what_is_no_more_is_refused_with_the_way_out(name: str, value: Any, said: str) -> None:
-    """A value that asks for something that is no more, or is none, is refused under the name that was written."""
+def test_removed_features_are_rejected_with_a_replacement(name: str, value: Any, said: str) -> None:
+    """Unsupported and invalid values are rejected under the name that was used."""
     with pytest.raises(ConfigurationError) as caught:
         TrainingArguments("out", **{name: value})
     (problem,) = caught.value.problems
@@ -120,8 +120,8 @@ def test_what_is_no_more_is_refused_with_the_way_out(name: str, value: Any, said
     assert said in problem
 
 
-def test_every_old_name_is_tried() -> None:
-    """The tables above try every old name."""
+def test_tables_cover_every_old_name() -> None:
+    """The tables above contain every old name."""
     assert {row[0] for row in RENAMED} | {row[0] for row in REFUSED} == LEGACY_ARGUMENTS.keys()
 
 
@@ -141,22 +141,22 @@ class Custom(TrainingArguments):
 
 
 @pytest.mark.parametrize("kind", [Plain, Attrs, Custom])
-def test_subclasses_take_old_names(kind: type[Any]) -> None:
-    """A dataclass, an attrs class and a class with a constructor of its own take old names as their base does."""
-    made, told = told_by(lambda: kind("out", evaluation_strategy="epoch", no_cuda=True))
-    assert (made.eval_strategy, made.use_cpu, len(told)) == ("epoch", True, 2)
+def test_subclasses_accept_old_names(kind: type[Any]) -> None:
+    """Derived dataclasses, attrs classes and classes with their own constructor accept old names."""
+    made, warned = warnings_of(lambda: kind("out", evaluation_strategy="epoch", no_cuda=True))
+    assert (made.eval_strategy, made.use_cpu, len(warned)) == ("epoch", True, 2)
 
 
-def test_a_subclass_may_use_an_old_name_itself() -> None:
-    """A field that a subclass calls like an old argument is its own, and nobody warns."""
+def test_subclass_may_define_an_old_name() -> None:
+    """A subclass's field with an old name is its own and gives no warning."""
 
     @dataclasses.dataclass
     class Own(TrainingArguments):
         ray_scope: str = "mine"
         group_by_length: bool = False
 
-    made, told = told_by(lambda: Own("out", ray_scope="anything", group_by_length=True))
-    assert (made.ray_scope, made.group_by_length, made.train_sampling_strategy, told) == (
+    made, warned = warnings_of(lambda: Own("out", ray_scope="anything", group_by_length=True))
+    assert (made.ray_scope, made.group_by_length, made.train_sampling_strategy, warned) == (
         "anything",
         True,
         "random",
@@ -164,8 +164,8 @@ def test_a_subclass_may_use_an_old_name_itself() -> None:
     )
 
 
-def test_a_subclass_may_say_an_old_name_before_the_checks() -> None:
-    """An old name that a subclass sets in its `__post_init__` has its modern effect."""
+def test_subclass_may_set_an_old_name_before_the_checks() -> None:
+    """An old name set in `__post_init__` sets its replacement."""
 
     @dataclasses.dataclass
     class Earlier(TrainingArguments):
@@ -173,12 +173,12 @@ def test_a_subclass_may_say_an_old_name_before_the_checks() -> None:
             self.evaluation_strategy = "epoch"
             super().__post_init__()
 
-    made, told = told_by(lambda: Earlier("out"))
-    assert (made.eval_strategy, len(told)) == ("epoch", 1)
+    made, warned = warnings_of(lambda: Earlier("out"))
+    assert (made.eval_strategy, len(warned)) == ("epoch", 1)
 
 
-def test_old_names_come_from_files_and_command_lines(tmp_path: Path) -> None:
-    """YAML, JSON, a dictionary and a command line may use old names, whose values may be text."""
+def test_files_and_command_lines_may_use_old_names(tmp_path: Path) -> None:
+    """YAML, JSON, dictionaries and command lines may use old names with text values."""
     values = {"output_dir": "out", "evaluation_strategy": "epoch", "warmup_ratio": 0.1, "no_cuda": True}
     (tmp_path / "a.json").write_text(json.dumps(values))
     (tmp_path / "a.yaml").write_text("output_dir: out\nevaluation_strategy: epoch\nwarmup_ratio: 1e-1\nno_cuda: true\n")
@@ -198,8 +198,8 @@ def test_old_names_come_from_files_and_command_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_a_refused_old_name_is_told_with_its_place(tmp_path: Path) -> None:
-    """A file's line, or an option, is named with the old name that was written there."""
+def test_rejected_old_name_is_reported_with_its_source(tmp_path: Path) -> None:
+    """The error names the line or the option with the old name."""
     path = tmp_path / "a.yaml"
     path.write_text("output_dir: out\nfp16_backend: apex\n")
     with pytest.raises(ConfigurationError, match="line 2: You chose fp16_backend='apex'"):
@@ -223,20 +223,20 @@ CONTRADICTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", CONTRADICTIONS, ids=str)
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_an_old_and_a_new_name_may_not_contradict_each_other(given: dict[str, Any]) -> None:
-    """Of an old name and the one that replaced it, with different values, neither wins."""
+def test_contradictory_old_and_new_names_are_rejected(given: dict[str, Any]) -> None:
+    """Different values of an old name and its replacement are an error."""
     with pytest.raises(ConfigurationError, match=r"leave one of the two out|write hub_model_id alone") as caught:
         TrainingArguments("out", **given)
     assert caught.value.problems[0].startswith(f"You chose {next(iter(given))}=")
 
 
-def test_a_token_is_shown_in_no_message() -> None:
-    """What is told of two tokens does not tell the tokens."""
-    with pytest.warns(FutureWarning) as told, pytest.raises(ConfigurationError) as caught:
+def test_messages_do_not_show_tokens() -> None:
+    """The error about two tokens does not print them."""
+    with pytest.warns(FutureWarning) as warned, pytest.raises(ConfigurationError) as caught:
         TrainingArguments("out", push_to_hub_token="secret1", hub_token="secret2")  # type: ignore[call-arg]
     (problem,) = caught.value.problems
     assert problem.startswith("You chose push_to_hub_token='<hidden>', but hub_token is '<hidden>'")
-    assert not [each for each in told if "secret" in str(each.message)]
+    assert not [each for each in warned if "secret" in str(each.message)]
 
 
 AGREEING: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -262,15 +262,15 @@ AGREEING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("given", "modern"), AGREEING, ids=str)
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_an_old_and_a_new_name_may_agree(given: dict[str, Any], modern: dict[str, Any]) -> None:
-    """Both names may be given where they say the same, one of them says nothing, or one adds to the other."""
+def test_consistent_old_and_new_names_are_accepted(given: dict[str, Any], modern: dict[str, Any]) -> None:
+    """Both names may be given if they agree, one is unset, or one adds to the other."""
     made = TrainingArguments("out", **given)
     assert {name: getattr(made, name) for name in modern} == modern
 
 
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_all_defaults_of_an_earlier_release_ask_for_nothing() -> None:
-    """A dictionary of everything that an earlier release had, at its defaults, changes nothing."""
+def test_defaults_of_an_earlier_release_change_nothing() -> None:
+    """A dictionary with all defaults of an earlier release changes nothing."""
     nothing: dict[str, Any] = {
         name: False if old.kind is bool and name != "save_safetensors" else None
         for name, old in LEGACY_ARGUMENTS.items()
@@ -283,8 +283,8 @@ def test_all_defaults_of_an_earlier_release_ask_for_nothing() -> None:
 
 @pytest.mark.parametrize(("name", "value", "modern"), RENAMED)
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_an_old_name_can_be_assigned(name: str, value: Any, modern: dict[str, Any]) -> None:
-    """Assigning an old name, as scripts do between two runs, has its modern effect as well."""
+def test_old_name_can_be_assigned(name: str, value: Any, modern: dict[str, Any]) -> None:
+    """Assigning an old name sets its replacement."""
     made = TrainingArguments("out")
     setattr(made, name, value)
     made.check()
@@ -330,13 +330,13 @@ READ: list[tuple[str, dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("name", "given", "value"), READ)
-def test_an_old_name_can_be_read(name: str, given: dict[str, Any], value: Any) -> None:
-    """Reading an old name gives what today's arguments amount to under it, without a warning."""
+def test_old_name_can_be_read(name: str, given: dict[str, Any], value: Any) -> None:
+    """Reading an old name returns its equivalent value without a warning."""
     assert getattr(TrainingArguments("out", **given), name) == value
 
 
-def test_every_old_name_is_read() -> None:
-    """The table above reads every old name; another name is no attribute."""
+def test_table_reads_every_old_name() -> None:
+    """The table above reads every old name; other names raise AttributeError."""
     assert {row[0] for row in READ} == LEGACY_ARGUMENTS.keys()
     with pytest.raises(AttributeError, match="'TrainingArguments' object has no attribute 'nothing'"):
         TrainingArguments("out").nothing  # type: ignore[attr-defined]  # noqa: B018
@@ -351,16 +351,16 @@ SETTERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "given", "modern"), SETTERS, ids=str)
-def test_setters_take_what_they_took(name: str, given: dict[str, Any], modern: dict[str, Any]) -> None:
-    """A keyword that a setter of an earlier release had warns and has its modern effect."""
-    made, told = told_by(lambda: getattr(TrainingArguments("out"), name)(**given))
+def test_setters_accept_old_keywords(name: str, given: dict[str, Any], modern: dict[str, Any]) -> None:
+    """An old keyword of a setter sets its replacement with a warning."""
+    made, warned = warnings_of(lambda: getattr(TrainingArguments("out"), name)(**given))
     assert {each: getattr(made, each) for each in modern} == modern
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.* is an argument of earlier releases:FutureWarning")
-def test_a_setter_refuses_what_is_no_more() -> None:
-    """A keyword of an earlier release that asks for what is no more is refused, and nothing is set."""
+def test_setter_rejects_removed_features() -> None:
+    """An old keyword for an unsupported feature is rejected, and nothing is set."""
     made = TrainingArguments("out")
     with pytest.raises(ConfigurationError, match=r"jit_mode_eval=True.*torch_compile"):
         made.set_evaluate(strategy="epoch", jit_mode=True)
@@ -371,11 +371,11 @@ KEPT_VALUES: dict[str, Any] = {"logging_dir": "logs", "overwrite_output_dir": Tr
 
 
 @pytest.mark.parametrize("name", DISCOURAGED_ARGUMENTS)
-def test_an_old_argument_that_nothing_replaced_is_kept(name: str) -> None:
-    """An old argument without a successor is an argument still; it warns where it asks for something."""
+def test_old_argument_without_a_replacement_is_kept(name: str) -> None:
+    """It remains an argument and warns if it is set to anything but its default."""
     value, default = KEPT_VALUES[name], TrainingArguments.__dataclass_fields__[name].default
-    made, told = told_by(lambda: TrainingArguments("out", **{name: value}))
+    made, warned = warnings_of(lambda: TrainingArguments("out", **{name: value}))
     assert getattr(made, name) == value
-    assert len(told) == 1
-    assert DISCOURAGED_ARGUMENTS[name] in told[0]
-    assert told_by(lambda: TrainingArguments("out", **{name: default}))[1] == []
+    assert len(warned) == 1
+    assert DISCOURAGED_ARGUMENTS[name] in warned[0]
+    assert warnings_of(lambda: TrainingArguments("out", **{name: default}))[1] == []

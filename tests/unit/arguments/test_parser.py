@@ -1,4 +1,4 @@
-"""What the parser does besides what the reference's does, and how it is used."""
+"""Features of the parser beyond those of transformers, and its use in scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDED = ["--name", "n", "--needed", "blue"]
 
 @dataclass
 class ScriptArguments(TrainingArguments):
-    """A script's own arguments over those of training."""
+    """A script's own arguments added to those of training."""
 
     freeze: bool = field(default=False, metadata={"help": "freeze 90% of the layers".replace("%", "%%")})
     layers: list[int] = field(default_factory=list)
@@ -74,8 +74,8 @@ def problems_of(make: Any) -> tuple[str, ...]:
         ("--several_or_text one two", {"several_or_text": ["one", "two"]}),
     ],
 )
-def test_kinds_of_values_that_the_reference_does_not_take(line: str, wanted: dict[str, Any]) -> None:
-    """JSON text, numbers of two types, several words and truths in a union become what the field says."""
+def test_additional_types_of_values(line: str, wanted: dict[str, Any]) -> None:
+    """JSON text, unions of numbers, lists of strings and booleans in unions are converted."""
     made = parse(Generous, *line.split())
     assert {name: getattr(made, name) for name in wanted} == wanted
     untouched = vars(Generous()).keys() - wanted.keys()
@@ -92,10 +92,8 @@ def test_kinds_of_values_that_the_reference_does_not_take(line: str, wanted: dic
         ("--number x", "invalid"),
     ],
 )
-def test_a_wrong_value_ends_the_script_as_argparse_does(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The usage and the reason are printed, with the option's name."""
+def test_wrong_value_exits_like_argparse(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage and the reason are printed with the option's name."""
     with pytest.raises(SystemExit, match="2"):
         parse(Generous, *line.split())
     printed = capsys.readouterr().err
@@ -103,7 +101,7 @@ def test_a_wrong_value_ends_the_script_as_argparse_does(
 
 
 def test_attrs_classes() -> None:
-    """Names without their underscore, converters, factories and defaults made of other values work as in a call."""
+    """Names without underscore, converters, factories and computed defaults work as in a call."""
     assert parse(Attrs, "-s", "5", "--secret", "x", "--kind", "blue", "--items", "1", "2") == Attrs(
         secret="x", steps=5, kind=Colour.BLUE, items=[1, 2]
     )
@@ -112,8 +110,8 @@ def test_attrs_classes() -> None:
     assert "hidden" not in HfArgumentParser(Attrs).format_help()
 
 
-def test_a_default_is_made_anew_for_each_object() -> None:
-    """Two parses share no list that a default factory made."""
+def test_default_factories_run_for_each_object() -> None:
+    """Two parses share no list from a default factory."""
     parser = HfArgumentParser(Plain)
     one, other = (parser.parse_args_into_dataclasses(NEEDED, look_for_args_file=False)[0] for _ in range(2))
     one.numbers.append(99)
@@ -121,15 +119,15 @@ def test_a_default_is_made_anew_for_each_object() -> None:
 
 
 def test_defaults_can_be_set() -> None:
-    """What `set_defaults` says goes to the class, as in argparse."""
+    """`set_defaults` applies to the class, as in argparse."""
     parser = HfArgumentParser((Plain, TrainingArguments))
     parser.set_defaults(count=9, learning_rate=0.25, flag=True)
     plain, arguments = parser.parse_args_into_dataclasses([*NEEDED, "--output_dir", "o", "--no_flag"])
     assert (plain.count, plain.flag, arguments.learning_rate) == (9, False, 0.25)
 
 
-def test_several_classes_a_namespace_and_what_is_left() -> None:
-    """Objects come in the order of the classes, then what was added to the parser, then the other words."""
+def test_several_classes_a_namespace_and_remaining_arguments() -> None:
+    """Objects come in the order of classes, then the namespace, then the remaining arguments."""
     parser = HfArgumentParser([Attrs, TrainingArguments], description="trains")
     assert isinstance(parser, argparse.ArgumentParser)
     parser.add_argument("--config", default="c")
@@ -142,8 +140,8 @@ def test_several_classes_a_namespace_and_what_is_left() -> None:
     assert vars(HfArgumentParser().parse_args([])) == {}
 
 
-def test_an_added_option_takes_precedence_over_an_old_name() -> None:
-    """A script may have an option of its own that is called as an argument of earlier releases was."""
+def test_added_option_overrides_an_old_name() -> None:
+    """A script may add an option with the name of an old argument."""
     parser = HfArgumentParser((DataArguments, TrainingArguments))
     parser.add_argument("--no_cuda", action="store_true")
     data, arguments, namespace = parser.parse_args_into_dataclasses(["--output_dir", "o", "--no_cuda"])
@@ -155,8 +153,8 @@ def test_an_added_option_takes_precedence_over_an_old_name() -> None:
 
 
 @pytest.mark.parametrize("handler", ["error", "resolve"])
-def test_an_added_option_stays_whatever_the_conflict_handler(handler: str) -> None:
-    """What only earlier releases had never takes the place of what a script added."""
+def test_added_option_is_kept_for_any_conflict_handler(handler: str) -> None:
+    """Options for old names never replace options added by a script."""
     parser = HfArgumentParser(TrainingArguments, conflict_handler=handler)
     parser.add_argument("--no-cuda", dest="cuda", action="store_false")
     parser.add_argument("--no_bf16", dest="narrow", action="store_false")
@@ -165,7 +163,7 @@ def test_an_added_option_stays_whatever_the_conflict_handler(handler: str) -> No
 
 
 def test_old_names_of_arguments() -> None:
-    """What a script was given for an earlier release still means the same, with a warning."""
+    """Options of earlier releases keep their meaning, with a warning."""
     line = "--output_dir o --evaluation_strategy steps --per-gpu-train-batch-size 3 --no_cuda --eval_steps 5"
     with pytest.warns(FutureWarning, match="is an argument of earlier releases"):
         made = parse(TrainingArguments, *line.split())
@@ -188,8 +186,8 @@ LINES = [
 
 @pytest.mark.parametrize("cls", [TrainingArguments, ScriptArguments, AttrsArguments], ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("line", LINES)
-def test_arguments_of_training_are_the_reference_s(cls: Any, line: str, tmp_path: Path) -> None:
-    """A line of training arguments gives the values that the reference's parser and class make of it."""
+def test_training_arguments_equal_transformers(cls: Any, line: str, tmp_path: Path) -> None:
+    """A command line gives the values that transformers' parser and class give."""
     words = [*f"--output_dir {tmp_path} --report_to none --use_cpu".split(), *line.split()]
     ours = parse(cls, *words)
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)  # type: ignore[arg-type]
@@ -203,15 +201,15 @@ def test_arguments_of_training_are_the_reference_s(cls: Any, line: str, tmp_path
     assert same.to_dict() == {name: value for name, value in ours.to_dict().items() if name in same.to_dict()}
 
 
-def test_a_script_s_own_arguments() -> None:
-    """Fields that a subclass adds are options too."""
+def test_arguments_of_a_subclass() -> None:
+    """Fields of a subclass are options too."""
     made = parse(ScriptArguments, *["--output_dir", "o", "--freeze", "--layers", "1", "2", "--bf16", "--no_bf16"])
     assert (made.freeze, made.layers, made.bf16) == (True, [1, 2], False)
     assert parse(AttrsArguments, "--output_dir", "o", "--beam", "2").beam == 2
 
 
-def test_every_problem_of_a_line_at_once() -> None:
-    """Unknown options with the nearest, stray words, and values that the classes refuse come in one error."""
+def test_all_problems_of_a_command_line_are_reported() -> None:
+    """One error lists unknown options with the closest name, stray arguments, and rejected values."""
     words = [
         "--output_dir",
         "o",
@@ -233,8 +231,8 @@ def test_every_problem_of_a_line_at_once() -> None:
     assert len(found) == 5
 
 
-def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:
-    """Each is told with its line: keys with the nearest one, missing values, and what a class refuses."""
+def test_all_problems_of_a_file_are_reported(tmp_path: Path) -> None:
+    """One error lists unknown keys, missing values and rejected values, each with its line."""
     file = tmp_path / "arguments.yaml"
     file.write_text("layers: 3\nlearnign_rate: 1\nmax_grad_norm: -1\noutput_dir: o\n")
     parser = HfArgumentParser((Needing, TrainingArguments))
@@ -247,7 +245,7 @@ def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 def test_files(kind: str, tmp_path: Path) -> None:
-    """Values of a file go to the classes that have them; other keys only where they are allowed."""
+    """Values of a file go to the classes with these fields; extra keys need allow_extra_keys."""
     file = tmp_path / f"arguments.{kind}"
     values = {"model": "m", "layers": 2, "output_dir": "o", "learning_rate": 1e-3, "bf16": True, "extra": 1}
     file.write_text(json.dumps(values))
@@ -267,14 +265,14 @@ def test_files(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script, and a command line on which it was started."""
+    """Create a script and set the command line that started it."""
     script = tmp_path / "train.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--steps", "5"])
     return script
 
 
-def test_words_from_files(script: Path) -> None:
-    """Words come from the file beside the script, then from those that the line names, and the line's own are last."""
+def test_arguments_from_files(script: Path) -> None:
+    """Arguments come from the script's .args file, then from named files, then from the command line."""
     parser, folder = HfArgumentParser(Attrs), script.parent
     (folder / "train.args").write_text("--steps 1\n--secret beside --items 1 2\n")
     (folder / "other.args").write_text("--secret other")
@@ -296,8 +294,8 @@ def test_words_from_files(script: Path) -> None:
         assert (found.name, found.count) == ("beside", 6)
 
 
-def test_a_file_of_words_that_is_not_there(script: Path) -> None:
-    """One that was named is missed; the one beside the script need not be there."""
+def test_missing_args_files(script: Path) -> None:
+    """A named file must exist; the one beside the script is optional."""
     parser = HfArgumentParser(Attrs)
     assert parser.parse_args_into_dataclasses()[0].steps == 5
     for options in ({"args_filename": "no.args"}, {"args": ["-f", "no.args"], "args_file_flag": "-f"}):
@@ -305,8 +303,8 @@ def test_a_file_of_words_that_is_not_there(script: Path) -> None:
             parser.parse_args_into_dataclasses(**options)
 
 
-def test_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Options stand under their class, with help, choices and default; what only earlier releases had does not."""
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Options are listed by class with help, choices and default; old names are hidden."""
 
     @dataclass
     class Named(DataArguments):
@@ -340,11 +338,11 @@ class Unresolved:
     ],
 )
 def test_classes_that_cannot_be_parsed(classes: Any, message: str) -> None:
-    """They are refused when the parser is made."""
+    """Unsupported classes are rejected when the parser is built."""
     with pytest.raises(ConfigurationError, match=message):
         HfArgumentParser(classes)
 
 
-def test_it_is_on_the_front_door() -> None:
-    """Scripts import it from hexloop."""
+def test_parser_is_exported_by_hexloop() -> None:
+    """Scripts import the parser from hexloop."""
     assert hexloop.HfArgumentParser is HfArgumentParser

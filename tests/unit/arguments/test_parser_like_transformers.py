@@ -1,4 +1,4 @@
-"""The parser beside the reference library's: whatever that one makes of a command line, this one makes as well."""
+"""The parser accepts every command line that the parser of transformers accepts, with the same result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OURS, THEIRS = HfArgumentParser(Plain), transformers.HfArgumentParser(Plain)  # 
 
 
 def outcome(parser: Any, words: list[str]) -> Any:
-    """The object that is made, as names, types and values; None where the words are refused."""
+    """Return the object as names, types and values, or None if the command line is rejected."""
     try:
         (made,) = parser.parse_args_into_dataclasses(words, look_for_args_file=False)
     except (SystemExit, ValueError):
@@ -58,22 +58,22 @@ def outcome(parser: Any, words: list[str]) -> Any:
 
 @pytest.mark.parametrize("chunk", [chunk for chunks in CHUNKS.values() for chunk in chunks])
 def test_one_option(chunk: str) -> None:
-    """Each option by itself is taken for the same value, or refused, as there."""
+    """Each single option gives the same value, or is rejected, in both libraries."""
     words = [*NEEDED, *chunk.split()]
     assert outcome(OURS, words) == outcome(THEIRS, words)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from([chunk for chunks in CHUNKS.values() for chunk in chunks]), max_size=8), st.booleans())
-def test_any_line(capsys: pytest.CaptureFixture[str], chunks: list[str], complete: bool) -> None:
-    """Any number of options in any order, repeated or not, means the same in both libraries."""
+def test_any_command_line(capsys: pytest.CaptureFixture[str], chunks: list[str], complete: bool) -> None:
+    """Any number of options in any order, with repetitions, means the same in both libraries."""
     words = [word for chunk in chunks for word in chunk.split()] + NEEDED * complete
     assert outcome(OURS, words) == outcome(THEIRS, words)
     capsys.readouterr()
 
 
-def test_the_words_are_not_all_refused() -> None:
-    """Most of the options above are right, so that their agreement says something."""
+def test_most_options_are_valid() -> None:
+    """Most of the options above are valid, so that the comparison is meaningful."""
     lines = [[*NEEDED, *chunk.split()] for chunks in CHUNKS.values() for chunk in chunks]
     assert sum(outcome(OURS, line) is not None for line in lines) > len(lines) / 2
 
@@ -82,7 +82,7 @@ def test_the_words_are_not_all_refused() -> None:
     "name", ["__init__", "parse_args_into_dataclasses", "parse_dict", "parse_json_file", "parse_yaml_file"]
 )
 def test_signatures(name: str) -> None:
-    """Methods take the same arguments in the same order, with the same defaults."""
+    """Methods have the same parameters in the same order, with the same defaults."""
     ours, theirs = (
         inspect.signature(getattr(parser, name)).parameters
         for parser in (HfArgumentParser, transformers.HfArgumentParser)
@@ -95,7 +95,7 @@ def test_signatures(name: str) -> None:
 @pytest.mark.parametrize("extra", [{}, {"more": 3}])
 @pytest.mark.parametrize("allowed", [True, False])
 def test_values_by_name(extra: dict[str, Any], allowed: bool) -> None:
-    """Values of a mapping go to the class as they are, and what no class has is refused unless it is allowed."""
+    """Values of a mapping are passed unchanged, and unknown keys are rejected unless allowed."""
     values = {"name": "n", "needed": "red", "count": "7", "numbers": (1,), **extra}
     made = []
     for parser in (OURS, THEIRS):

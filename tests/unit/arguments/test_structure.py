@@ -1,4 +1,4 @@
-"""Arguments, and other classes, out of dictionaries and files, with the line of every problem."""
+"""Building arguments and other classes from dictionaries and files, with the line of each problem."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def write(tmp_path: Path, text: str, name: str = "recipe.yaml") -> Path:
 
 
 def problems_of_yaml(cls: type[Any], tmp_path: Path, text: str) -> list[str]:
-    """What the file is refused for, with its folder left out of the sentences."""
+    """Return the problems of a file without its folder."""
     with pytest.raises(ConfigurationError) as caught:
         from_yaml_file(cls, write(tmp_path, text))
     return [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
 
 
-def test_yaml_words_and_numbers_mean_what_they_look_like(tmp_path: Path) -> None:
-    """`no` is a word, `1e-4` a number at any depth, `010` ten, a date text, and truth values may be yes and on."""
+def test_yaml_scalars(tmp_path: Path) -> None:
+    """`no` is a string, `1e-4` a number at any depth, `010` ten, a date text; yes and on are booleans."""
     text = """
         output_dir: out
         eval_strategy: no
@@ -119,8 +119,8 @@ def test_yaml_words_and_numbers_mean_what_they_look_like(tmp_path: Path) -> None
     assert (made.seed, made.run_name, made.include_for_metrics, made.eval_steps) == (10, "2024-01-02", ["loss"], None)
 
 
-def test_every_problem_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
-    """A typo in a key, a wrong type, a bad value and a contradiction are told together, each with its line."""
+def test_all_problems_of_a_file_are_reported_with_their_lines(tmp_path: Path) -> None:
+    """One error lists misspelt keys, wrong types, bad values and contradictions."""
     text = (
         "output_dir: out\nlearning_rat: 1e-4\n\nseed: many\nfp16: true\nmax_steps: 0\nbf16: true\nlearning_rate: .nan\n"
     )
@@ -136,8 +136,8 @@ def test_every_problem_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     ]
 
 
-def test_problems_deep_in_a_recipe_are_told_with_their_lines(tmp_path: Path) -> None:
-    """In classes of the user's own, attrs or dataclass, problems at any depth have their path and line."""
+def test_nested_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
+    """Problems in nested attrs classes and dataclasses have their path and line."""
     text = """\
 model:
   nam: net
@@ -153,8 +153,8 @@ colour: rad
 level: 2
 modle: x
 """
-    told = problems_of_yaml(Recipe, tmp_path, text)
-    assert told == [
+    reported = problems_of_yaml(Recipe, tmp_path, text)
+    assert reported == [
         "recipe.yaml, line 1: model.name is missing; give it a value.",
         "recipe.yaml, line 2: You chose nam='net', but there is no such key; did you mean name?",
         "recipe.yaml, line 5: You chose wramup_steps=3, but there is no argument of that name; "
@@ -170,8 +170,8 @@ modle: x
     ]
 
 
-def test_a_good_recipe_is_built(tmp_path: Path) -> None:
-    """A recipe of nested classes comes out with every value of its type, the arguments among them."""
+def test_valid_recipe_is_built(tmp_path: Path) -> None:
+    """In a recipe of nested classes every value has its type, arguments included."""
     text = (
         "model: {name: net, settings: {depth: 3}}\ntraining: {output_dir: out, max_steps: 5}\nratio: 1e-1\nlevel: 1\n"
     )
@@ -185,17 +185,17 @@ def test_a_good_recipe_is_built(tmp_path: Path) -> None:
     assert ready.training is made.training
 
 
-def test_what_a_class_itself_refuses_is_told(tmp_path: Path) -> None:
-    """An error that a class of the user's own raises is told with its value and line."""
-    (told,) = problems_of_yaml(Holder, tmp_path, "seed: 1\npicky: {size: 12}\n")
-    assert told.startswith("recipe.yaml, line 2: You chose picky={'size': 12}, but its class refuses it: ")
-    assert "must be < 10" in told
-    (told,) = problems_of_yaml(Holder, tmp_path, "run_name: unlucky\n")
-    assert told.endswith("its class refuses it: no luck")
+def test_error_of_a_user_class_is_reported(tmp_path: Path) -> None:
+    """An error raised by a user's class is reported with value and line."""
+    (reported,) = problems_of_yaml(Holder, tmp_path, "seed: 1\npicky: {size: 12}\n")
+    assert reported.startswith("recipe.yaml, line 2: You chose picky={'size': 12}, but its class refuses it: ")
+    assert "must be < 10" in reported
+    (reported,) = problems_of_yaml(Holder, tmp_path, "run_name: unlucky\n")
+    assert reported.endswith("its class refuses it: no luck")
 
 
-def test_fields_that_a_subclass_adds_are_converted_too(tmp_path: Path) -> None:
-    """Plain fields of a subclass are converted by their types, and their problems are told with those of arguments."""
+def test_fields_of_a_subclass_are_converted(tmp_path: Path) -> None:
+    """Fields of a subclass are converted by type, and their problems are reported with the others."""
     made = from_dict(Mine, {"output_dir": "out", "alphas": ["1e-1", 2], "model": {"name": "net"}, "amount": "3"})
     assert (made.alphas, made.model, made.amount) == ([0.1, 2], Component("net"), 3)
     text = "alphas: [1, x]\nmodel: {name: 3}\namount: none\nseed: -1\n"
@@ -206,23 +206,23 @@ def test_fields_that_a_subclass_adds_are_converted_too(tmp_path: Path) -> None:
     ]
 
 
-def test_a_required_field_that_is_missing_or_refused_is_told(tmp_path: Path) -> None:
-    """A field without a default is told when it is left out, and only once when its value is refused."""
-    (told,) = problems_of_yaml(Needing, tmp_path, "needed: x\n")
-    assert told == "recipe.yaml, line 1: You chose needed='x', but it takes a whole number; give one."
+def test_missing_or_rejected_required_field_is_reported_once(tmp_path: Path) -> None:
+    """A required field is reported if it is missing, and only once if its value is rejected."""
+    (reported,) = problems_of_yaml(Needing, tmp_path, "needed: x\n")
+    assert reported == "recipe.yaml, line 1: You chose needed='x', but it takes a whole number; give one."
     assert problems_of_yaml(Needing, tmp_path, "seed: 1\n") == ["needed is missing; give it a value."]
     assert from_dict(Needing, {"needed": "5"}).needed == 5
 
 
-def test_a_key_that_occurs_twice_is_a_problem(tmp_path: Path) -> None:
-    """A key given twice in one mapping is told with both lines, at any depth; elsewhere the same key is fine."""
+def test_duplicate_key_is_a_problem(tmp_path: Path) -> None:
+    """A key given twice in one mapping is reported with both lines at any depth."""
     text = "seed: 1\nseed: 2\nlr_scheduler_kwargs:\n  seed: 3\n  seed: 4\n"
-    told = problems_of_yaml(TrainingArguments, tmp_path, text)
-    assert [line.split(":")[0] for line in told] == ["recipe.yaml, lines 1 and 2", "recipe.yaml, lines 4 and 5"]
+    reported = problems_of_yaml(TrainingArguments, tmp_path, text)
+    assert [line.split(":")[0] for line in reported] == ["recipe.yaml, lines 1 and 2", "recipe.yaml, lines 4 and 5"]
 
 
 def test_anchors_and_merges_work(tmp_path: Path) -> None:
-    """Aliases and merged mappings mean what YAML says, and a value that came by an alias has a line."""
+    """Aliases and merged mappings work as in YAML, and aliased values have a line."""
     text = "model: &m {name: a}\nextras: [*m, {<<: *m, name: b}]\ntraining: {output_dir: x}\n"
     made = from_yaml_file(Recipe, write(tmp_path, text))
     assert [extra.name for extra in made.extras] == ["a", "b"]
@@ -240,18 +240,18 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "said"), BROKEN, ids=[text for text, _ in BROKEN])
-def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """Text that is no YAML, or no mapping, is one configuration error."""
-    assert any(said in told for told in problems_of_yaml(TrainingArguments, tmp_path, text))
+def test_invalid_file_is_rejected(tmp_path: Path, text: str, said: str) -> None:
+    """Text that is not YAML, or not a mapping, raises one configuration error."""
+    assert any(said in reported for reported in problems_of_yaml(TrainingArguments, tmp_path, text))
 
 
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
-    """A file in which nothing stands gives the defaults."""
+def test_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    """An empty file gives the defaults."""
     assert from_yaml_file(TrainingArguments, write(tmp_path, "# nothing\n")) == TrainingArguments()
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    """A file that cannot be read is a configuration error that says why."""
+def test_unreadable_file_is_rejected(tmp_path: Path) -> None:
+    """An unreadable file raises a configuration error with the reason."""
     with pytest.raises(ConfigurationError, match="No such file"):
         from_yaml_file(TrainingArguments, tmp_path / "none.yaml")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
@@ -259,8 +259,8 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         from_json_file(TrainingArguments, tmp_path / "binary.json")
 
 
-def test_json_is_read_with_lines_too(tmp_path: Path) -> None:
-    """A JSON file, tabs and all, gives the arguments, or its problems with their lines."""
+def test_json_is_read_with_lines(tmp_path: Path) -> None:
+    """A JSON file, tabs included, gives the arguments, or problems with their lines."""
     good = '{\n\t"output_dir": "out",\n\t"learning_rate": 1e-4\n}'
     assert from_json_file(TrainingArguments, write(tmp_path, good)).learning_rate == 1e-4
     for bad, said in (
@@ -273,8 +273,8 @@ def test_json_is_read_with_lines_too(tmp_path: Path) -> None:
             from_json_file(TrainingArguments, write(tmp_path, bad, "bad.json"))
 
 
-def test_values_may_be_put_over_those_of_a_file(tmp_path: Path) -> None:
-    """What is put over a value of a document counts instead, and is told with its own place."""
+def test_overrides_replace_values_of_a_file(tmp_path: Path) -> None:
+    """An override replaces a document's value and is reported with its own source."""
     document = read_yaml(write(tmp_path, "training:\n  seed: 1\n  lr_scheduler_kwargs: {a: 1}\n"))
     document.put(("training", "seed"), "-5", SourceLocation("--seed"))
     document.put(("training", "lr_scheduler_kwargs"), "{}", SourceLocation("--lr_scheduler_kwargs"))
@@ -287,8 +287,8 @@ def test_values_may_be_put_over_those_of_a_file(tmp_path: Path) -> None:
     assert from_document(Component, Document({"name": "x"})) == Component("x")
 
 
-def test_values_cannot_be_put_into_what_is_no_mapping(tmp_path: Path) -> None:
-    """What is put into an empty place of a file is all there is; into something else than a mapping it is not put."""
+def test_overrides_require_a_mapping(tmp_path: Path) -> None:
+    """An override fills an empty value of a file, and is not applied to values other than mappings."""
     document = read_yaml(write(tmp_path, "model: {name: a}\ntraining: 5\n"))
     document.put(("training", "seed"), 1, SourceLocation("--seed"))
     with pytest.raises(ConfigurationError, match="line 2: You chose training=5, but it takes a mapping"):
@@ -318,8 +318,10 @@ VALID = st.fixed_dictionaries(
 
 
 @given(values=VALID)
-def test_what_is_written_out_reads_back_equal(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The dictionary of any arguments reads back as equal arguments, straight, as JSON and as YAML."""
+def test_round_trip_through_dictionary_json_and_yaml(
+    values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The dictionary of any arguments gives equal arguments, directly and through JSON and YAML."""
     made = TrainingArguments(**values)
     folder = tmp_path_factory.getbasetemp()
     (folder / "a.json").write_text(made.to_json_string(), encoding="utf-8")
@@ -330,8 +332,8 @@ def test_what_is_written_out_reads_back_equal(values: dict[str, Any], tmp_path_f
 
 
 @given(values=VALID)
-def test_values_may_all_be_text(values: dict[str, Any]) -> None:
-    """Any value written as text, a list or mapping as JSON, is read as the value itself."""
+def test_all_values_may_be_strings(values: dict[str, Any]) -> None:
+    """Any value given as text, lists and mappings as JSON, is read as the value itself."""
     text = {
         name: json.dumps(value) if isinstance(value, list | dict) else str(value)
         for name, value in values.items()

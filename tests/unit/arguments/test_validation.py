@@ -1,4 +1,4 @@
-"""What is refused, in which words, and that everything is said at once."""
+"""Validation of arguments: which values are rejected, and how problems are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = sorted(name for name, (_, kind) in declarations(TrainingArguments).ite
 
 
 def problems(**values: Any) -> tuple[str, ...]:
-    """What a construction with `values` is refused for; nothing if it is not."""
+    """Return the problems of constructing arguments with `values`; empty if they are accepted."""
     try:
         TrainingArguments(**{"output_dir": "out", **values})
     except ConfigurationError as error:
@@ -82,26 +82,26 @@ ALONE: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), ALONE)
-def test_a_bad_value_is_refused_with_the_reason(name: str, value: Any, reason: str) -> None:
-    """A bad value is refused by name and value, with why and what to do, on construction and on assignment alike."""
-    (told,) = problems(**{name: value})
-    assert told.startswith(f"You chose {name}=")
-    assert reason in told
-    assert ";" in told
+def test_bad_value_is_rejected_with_the_reason(name: str, value: Any, reason: str) -> None:
+    """The error has name, value, reason and fix, on construction and on assignment."""
+    (reported,) = problems(**{name: value})
+    assert reported.startswith(f"You chose {name}=")
+    assert reason in reported
+    assert ";" in reported
     arguments = TrainingArguments("out")
     with pytest.raises(ConfigurationError) as caught:
         setattr(arguments, name, value)
-    assert caught.value.problems == (told,)
+    assert caught.value.problems == (reported,)
     assert arguments == TrainingArguments("out")
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", NOT_FINITE)
-def test_no_number_may_be_nan_or_infinite(name: str, value: float) -> None:
-    """NaN and the infinities are refused by every argument that takes a number, also when written as text."""
+def test_nan_and_infinity_are_rejected(name: str, value: float) -> None:
+    """NaN and infinities are rejected by every numeric argument, also as text."""
     for spelled in (value, str(value)):
-        (told,) = problems(**{name: spelled})
-        assert name in told
+        (reported,) = problems(**{name: spelled})
+        assert name in reported
 
 
 TOGETHER: list[tuple[dict[str, Any], str]] = [
@@ -140,16 +140,16 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "reason"), TOGETHER)
-def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], reason: str) -> None:
-    """Values that are good alone and bad together are refused on construction, and by `check` after assignments."""
-    (told,) = problems(**values)
-    assert reason in told
+def test_contradictory_values_are_rejected(values: dict[str, Any], reason: str) -> None:
+    """Contradictory values are rejected on construction, and by `check` after assignments."""
+    (reported,) = problems(**values)
+    assert reason in reported
     arguments = TrainingArguments("out")
     for name, value in values.items():
         setattr(arguments, name, value)
     with pytest.raises(ConfigurationError) as caught:
         arguments.check()
-    assert caught.value.problems == (told,)
+    assert caught.value.problems == (reported,)
 
 
 AGREEING: list[dict[str, Any]] = [
@@ -166,14 +166,14 @@ AGREEING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("values", AGREEING, ids=str)
-def test_values_that_agree_are_taken(values: dict[str, Any]) -> None:
-    """What can be trained with is not refused."""
+def test_consistent_values_are_accepted(values: dict[str, Any]) -> None:
+    """Valid combinations are accepted."""
     assert problems(**values) == ()
 
 
-def test_every_problem_is_told_at_once() -> None:
-    """One error names every unknown name, every bad value and every contradiction between the good ones."""
-    told = problems(
+def test_all_problems_are_reported_in_one_error() -> None:
+    """One error lists unknown names, bad values, and contradictions between good values."""
+    reported = problems(
         learning_rat=1e-4,
         predict_with_generate=True,
         jit_mode_eval=True,
@@ -183,7 +183,7 @@ def test_every_problem_is_told_at_once() -> None:
         bf16=True,
         dataloader_prefetch_factor=2,
     )
-    assert [sentence.split("=")[0].removeprefix("You chose ") for sentence in told] == [
+    assert [sentence.split("=")[0].removeprefix("You chose ") for sentence in reported] == [
         "learning_rat",
         "predict_with_generate",
         "jit_mode_eval",
@@ -194,10 +194,10 @@ def test_every_problem_is_told_at_once() -> None:
     ]
 
 
-def test_a_rule_is_silent_about_a_value_that_is_bad_in_itself() -> None:
-    """A value that is refused alone is not refused again for what its default would contradict."""
-    (told,) = problems(eval_strategy="stepz", load_best_model_at_end=True)
-    assert told.startswith("You chose eval_strategy='stepz'")
+def test_bad_value_is_reported_once() -> None:
+    """A rejected value is not reported again for a contradiction of its default."""
+    (reported,) = problems(eval_strategy="stepz", load_best_model_at_end=True)
+    assert reported.startswith("You chose eval_strategy='stepz'")
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def test_a_rule_is_silent_about_a_value_that_is_bad_in_itself() -> None:
         ("zzz", "there is no argument of that name; leave it out."),
     ],
 )
-def test_an_unknown_name_is_answered_with_what_to_write(name: str, said: str) -> None:
-    """A name that is no argument is answered with the nearest one, or with why the reference library's is not taken."""
-    (told,) = problems(**{name: 1})
-    assert told.startswith(f"You chose {name}=1, but ")
-    assert told.endswith(said)
+def test_unknown_name_is_reported_with_a_replacement(name: str, said: str) -> None:
+    """The error shows the closest name, or why a name of transformers is not supported."""
+    (reported,) = problems(**{name: 1})
+    assert reported.startswith(f"You chose {name}=1, but ")
+    assert reported.endswith(said)
 
 
-def test_several_values_are_assigned_whole_or_not_at_all() -> None:
-    """`assign`, and the grouped setters with it, tell every refused value and then change nothing."""
+def test_assign_is_atomic() -> None:
+    """`assign` and the grouped setters report every rejected value and then change nothing."""
     arguments = TrainingArguments("out")
     with pytest.raises(ConfigurationError) as caught:
         arguments.assign(seed=7, learning_rate=-1, bf16="x", sede=1)
@@ -230,8 +230,8 @@ def test_several_values_are_assigned_whole_or_not_at_all() -> None:
     assert arguments == TrainingArguments("out")
 
 
-def test_check_leaves_good_arguments_as_they_are_and_derives_after_assignments() -> None:
-    """`check` may be called any number of times; after assignments it derives what they leave open."""
+def test_check_is_idempotent_and_derives_values() -> None:
+    """`check` may be repeated; after assignments it derives the unset values."""
     arguments = TrainingArguments("out")
     arguments.check()
     assert arguments == TrainingArguments("out")
@@ -242,7 +242,7 @@ def test_check_leaves_good_arguments_as_they_are_and_derives_after_assignments()
 
 
 def test_both_names_of_activation_checkpointing_stay_equal() -> None:
-    """Assigning one name of activation checkpointing sets the other, so that neither is overruled later."""
+    """Assigning either name of activation checkpointing sets the other."""
     arguments = TrainingArguments("out")
     arguments.gradient_checkpointing = True
     arguments.gradient_checkpointing_kwargs = {"use_reentrant": False}
@@ -254,16 +254,16 @@ def test_both_names_of_activation_checkpointing_stay_equal() -> None:
     assert arguments.gradient_checkpointing is False
 
 
-def test_text_inside_json_text_is_resolved_where_it_is_a_number_or_truth_value() -> None:
-    """In JSON text, values may themselves be text of numbers and truth values; in a mapping they are what they are."""
+def test_strings_inside_json_text_are_converted() -> None:
+    """Numbers and booleans as strings are converted within JSON text, but not within a mapping."""
     given = '{"a": "1e-3", "b": "False", "c": "2nd", "d": {"e": "07"}, "f": [1, null]}'
     expected = {"a": 1e-3, "b": False, "c": "2nd", "d": {"e": 7}, "f": [1, None]}
     assert TrainingArguments("out", lr_scheduler_kwargs=given).lr_scheduler_kwargs == expected
     assert TrainingArguments("out", lr_scheduler_kwargs={"a": "1e-3"}).lr_scheduler_kwargs == {"a": "1e-3"}
 
 
-def test_other_types_of_number_and_path_are_taken(tmp_path: Any) -> None:
-    """Scalars of numpy count as numbers, a whole float as an integer, and a path as text."""
+def test_other_types_of_numbers_and_paths_are_accepted(tmp_path: Any) -> None:
+    """NumPy scalars are accepted as numbers, whole floats as integers, and paths as text."""
     arguments = TrainingArguments(tmp_path, learning_rate=np.float32(0.5), seed=np.int64(3), max_steps=1e3)  # type: ignore[arg-type]
     assert (arguments.learning_rate, arguments.seed, arguments.max_steps) == (0.5, 3, 1000)
     assert [type(value) for value in (arguments.learning_rate, arguments.seed)] == [float, int]
@@ -274,10 +274,10 @@ def test_other_types_of_number_and_path_are_taken(tmp_path: Any) -> None:
     name=st.sampled_from(sorted(declarations(TrainingArguments))),
     value=st.integers(-(2**40), 2**40) | st.floats(allow_nan=True) | st.text(max_size=5) | st.none() | st.booleans(),
 )
-def test_whatever_is_given_is_taken_or_refused_by_name(name: str, value: Any) -> None:
-    """Any value at all is either taken or refused with a sentence that names the argument; nothing else is raised."""
-    for told in problems(**{name: value}):
-        assert name in told
+def test_any_value_is_accepted_or_rejected_by_name(name: str, value: Any) -> None:
+    """Any value is accepted or rejected with a sentence that names the argument."""
+    for reported in problems(**{name: value}):
+        assert name in reported
 
 
 @dataclass
@@ -285,22 +285,22 @@ class Needing(TrainingArguments):
     needed: int = field(kw_only=True)
 
 
-def test_an_unknown_name_is_told_even_where_a_required_one_is_missing() -> None:
-    """A misspelt name is answered even where, for want of the right one, the object could not be made."""
+def test_unknown_name_is_reported_if_a_required_one_is_missing() -> None:
+    """A misspelt name is reported even if the required one is missing because of it."""
     with pytest.raises(ConfigurationError, match="did you mean needed"):
         Needing("out", neeeded=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="needed"):
         Needing("out")  # type: ignore[call-arg]
 
 
-def test_groups_stand_alone() -> None:
-    """A class of one group of arguments alone is checked as that of all is."""
+def test_groups_are_validated_alone() -> None:
+    """A class of one group of arguments is validated as the whole class is."""
     from hexloop.app.arguments.declaration import arguments_class
     from hexloop.app.arguments.hardware import PrecisionArguments
 
     @arguments_class
     class Formats(PrecisionArguments, Arguments):
-        """How numbers are kept."""
+        """Number formats."""
 
     assert issubclass(Formats, Arguments)
     assert Formats(bf16=True).mixed_precision == "bf16"

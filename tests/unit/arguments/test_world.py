@@ -1,4 +1,4 @@
-"""How the tensors of a run's processes travel."""
+"""Selecting the backend for collectives."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ WAYS: list[tuple[str, dict[str, Any], str]] = [
 
 
 def backend_on(device: str, given: dict[str, Any]) -> str:
-    """What processes of such a device use."""
+    """Return the backend for such a device."""
     arguments = TrainingArguments("out", report_to=[], **given)
     arguments.surroundings = Surroundings(world_size=2, device=device)
     return backend_for(arguments)
 
 
 @pytest.mark.parametrize(("device", "given", "way"), WAYS)
-def test_tensors_travel_as_fits_the_device_and_the_engine(device: str, given: dict[str, Any], way: str) -> None:
-    """Under FSDP a backend that is for a GPU's tensors alone has gloo beside it for the host's, named or not."""
+def test_backend_fits_the_device_and_the_engine(device: str, given: dict[str, Any], way: str) -> None:
+    """Under FSDP, a backend for GPU tensors is combined with gloo for CPU tensors."""
     assert backend_on(device, given) == way
 
 
-def test_the_launcher_s_fsdp_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it does where the variable of accelerate turns FSDP on."""
+def test_fsdp_of_the_launcher_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same holds if accelerate's variable turns FSDP on."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert backend_on("cuda:0", {}) == "cpu:gloo,cuda:nccl"

@@ -1,4 +1,4 @@
-"""A wrong value of every argument of every release: the message names the argument, the value, the reason, the fix."""
+"""A wrong value of any argument of any release gives a message with argument, value, reason and fix."""
 
 from __future__ import annotations
 
@@ -133,25 +133,25 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 def names() -> list[str]:
-    """The arguments of the table of the reference library's releases."""
+    """Return the arguments in the table of transformers' releases."""
     lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
     return [row["name"] for row in csv.DictReader(lines, delimiter="\t")]
 
 
 def kind_of(name: str) -> Any:
-    """The type that an argument's values have."""
+    """Return the type of an argument's values."""
     return LEGACY_ARGUMENTS[name].kind if name in LEGACY_ARGUMENTS else declarations(Seq2SeqTrainingArguments)[name][1]
 
 
 def wrong_value(name: str) -> tuple[Any, str]:
-    """What the table says, or what is wrong for any switch and any free text."""
+    """Return a wrong value from the table, or a default one for booleans and free text."""
     plain: dict[Any, tuple[Any, str]] = {bool: TRUTH, bool | None: TRUTH, str: TEXT, str | None: TEXT}
     return WRONG[name] if name in WRONG else plain[kind_of(name)]
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_wrong_value_is_refused_in_one_sentence(name: str) -> None:
-    """It says which argument was given which value, why that cannot be, and what to do instead."""
+def test_wrong_value_is_rejected_in_one_sentence(name: str) -> None:
+    """The error names the argument, the value, the reason and the fix."""
     value, said = wrong_value(name)
     with pytest.raises(ConfigurationError) as caught:
         Seq2SeqTrainingArguments("out", **{name: value}) if name != "output_dir" else Seq2SeqTrainingArguments(value)
@@ -159,6 +159,6 @@ def test_a_wrong_value_is_refused_in_one_sentence(name: str) -> None:
     assert caught.value.problems == (f"You chose {name}={value!r}, but {said}{stop}",)
 
 
-def test_the_table_names_arguments_alone() -> None:
-    """Whatever the table has a wrong value for is an argument of some release."""
+def test_table_lists_only_arguments() -> None:
+    """Every entry of the table is an argument of some release."""
     assert WRONG.keys() <= set(names())

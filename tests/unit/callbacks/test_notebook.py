@@ -1,4 +1,4 @@
-"""NotebookProgressCallback shows a run as a bar and a table, and cannot end it."""
+"""NotebookProgressCallback shows a run as a bar and a table, and its failures never end the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_STEPS, BY_EPOCHS, NEVER = (SimpleNamespace(eval_strategy=each) for each in ("
 
 @define
 class Screen:
-    """What a notebook shows: pages in the order in which they were first shown, each as it was last updated."""
+    """The pages that a notebook shows, in order of their first display, each with its latest content."""
 
     pages: list[str] = field(factory=list)
     drawings: int = 0
@@ -38,20 +38,20 @@ class Screen:
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    """Stands where IPython hands pages to the notebook."""
+    """Replace IPython's display."""
     shown = Screen()
     monkeypatch.setattr(IPython.display, "display", shown.display)
     return shown
 
 
 def cells(page: str) -> list[list[str]]:
-    """The table of a page, row by row, its head first."""
+    """Return the table of a page by rows, header first."""
     rows = page.split("<tr")[1:]
     return [[cell.split("<")[0] for cell in row.replace("<th>", "<td>").split("<td>")[1:]] for row in rows]
 
 
-def test_a_row_for_each_evaluation(screen: Screen) -> None:
-    """It stands under the step, with the last training loss and the metrics, times apart."""
+def test_one_row_for_each_evaluation(screen: Screen) -> None:
+    """A row shows the step, the last training loss and the metrics without times."""
     callback, state = NotebookProgressCallback(), TrainerState(max_steps=4, num_train_epochs=2)
     callback.on_train_begin(BY_STEPS, state, CONTROL)
     assert cells(screen.pages[0]) == [["Step", "Training Loss", "Validation Loss"]]
@@ -74,7 +74,7 @@ def test_a_row_for_each_evaluation(screen: Screen) -> None:
 
 
 def test_several_evaluation_sets_share_a_row(screen: Screen) -> None:
-    """What is measured at the same step on another set joins the row, under the names of both."""
+    """Metrics of another data set at the same step join the row under prefixed names."""
     callback, state = NotebookProgressCallback(), TrainerState(max_steps=4)
     callback.on_train_begin(BY_EPOCHS, state, CONTROL)
     state.epoch = 1.0
@@ -86,8 +86,8 @@ def test_several_evaluation_sets_share_a_row(screen: Screen) -> None:
     ]
 
 
-def test_a_row_for_each_log_where_nothing_is_evaluated(screen: Screen) -> None:
-    """Logs without a loss, such as those at the end, bring no row."""
+def test_one_row_for_each_log_without_evaluations(screen: Screen) -> None:
+    """Logs without a loss, such as the final ones, add no row."""
     callback, state = NotebookProgressCallback(), TrainerState(max_steps=4)
     callback.on_train_begin(NEVER, state, CONTROL)
     for step, logs in ((2, {"loss": 0.5}), (4, {"loss": 0.25}), (4, {"train_loss": 0.4})):
@@ -96,8 +96,8 @@ def test_a_row_for_each_log_where_nothing_is_evaluated(screen: Screen) -> None:
     assert cells(screen.pages[0]) == [["Step", "Training Loss"], ["2", "0.500000"], ["4", "0.250000"]]
 
 
-def test_an_evaluation_outside_a_run_has_a_table_of_its_own(screen: Screen) -> None:
-    """So has what is predicted a bar, which ends with the prediction."""
+def test_evaluation_outside_a_run_has_its_own_table(screen: Screen) -> None:
+    """Outside a run, evaluation has its own table and prediction its own bar."""
     callback, state = NotebookProgressCallback(), TrainerState()
     for _batch in range(2):
         callback.on_prediction_step(NEVER, state, CONTROL, eval_dataloader=["batch"] * 2)
@@ -112,8 +112,8 @@ def test_an_evaluation_outside_a_run_has_a_table_of_its_own(screen: Screen) -> N
     assert callback.prediction_bar is None
 
 
-def test_it_is_drawn_five_times_a_second_at_most(screen: Screen) -> None:
-    """Of a hundred steps of ten milliseconds each, every twentieth is shown, and the last at the end."""
+def test_display_is_updated_five_times_a_second_at_most(screen: Screen) -> None:
+    """Of 100 steps of 10 ms each, every twentieth is shown, and the last at the end."""
     clock = ManualClock()
     callback, state = NotebookProgressCallback(clock.monotonic), TrainerState(max_steps=100, num_train_epochs=1)
     callback.on_train_begin(NEVER, state, CONTROL)
@@ -126,8 +126,8 @@ def test_it_is_drawn_five_times_a_second_at_most(screen: Screen) -> None:
     assert "value='95' max='100'" in screen.pages[0]
 
 
-def test_a_bar_tells_how_long_the_rest_takes() -> None:
-    """Its rate is measured from where it began, which a resumed run does not do at 0."""
+def test_bar_shows_the_remaining_time() -> None:
+    """The rate is measured from the step where the bar started, also after a resume."""
     clock = ManualClock()
     bar = Bar(total=20, done=10, comment="Epoch 1/2", clock=clock.monotonic)
     assert bar.label() == "[10/20 00:00, Epoch 1/2]"
@@ -137,16 +137,16 @@ def test_a_bar_tells_how_long_the_rest_takes() -> None:
     assert [as_time(seconds) for seconds in (0, 61.9, 3600)] == ["00:00", "01:01", "1:00:00"]
 
 
-def test_text_is_shown_as_it_is() -> None:
-    """A metric may be text, and no text is HTML."""
+def test_text_is_escaped() -> None:
+    """Text metrics are accepted, and no text is rendered as HTML."""
     table = MetricsTable(["Step"])
     table.enter({"Step": 1, "a<b": "<script>"})
     assert "a&lt;b" in table.html()
     assert "&lt;script&gt;" in table.html()
 
 
-def test_a_display_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One warning says so, and nothing more is shown."""
+def test_failing_display_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one warning nothing more is shown."""
 
     def failing(page: Any, display_id: bool) -> None:
         raise OSError("the notebook is gone")
@@ -162,8 +162,8 @@ def test_a_display_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     callback.on_train_end(BY_STEPS, state, CONTROL)
 
 
-def test_other_processes_show_nothing(screen: Screen) -> None:
-    """Only the first process of all draws."""
+def test_only_rank_0_displays(screen: Screen) -> None:
+    """Only the first of all processes displays."""
     callback, state = NotebookProgressCallback(), TrainerState(is_world_process_zero=False, max_steps=4)
     callback.on_train_begin(BY_STEPS, state, CONTROL)
     callback.on_evaluate(BY_STEPS, state, CONTROL, metrics={"eval_loss": 1.0})
@@ -171,8 +171,8 @@ def test_other_processes_show_nothing(screen: Screen) -> None:
     assert screen.pages == []
 
 
-def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a process without IPython is one, nor IPython in a terminal."""
+def test_only_a_kernel_counts_as_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without IPython, or IPython in a terminal, does not count as a notebook."""
     assert not in_notebook()
     terminal: dict[str, object] = {}
     for config, expected in ((terminal, False), ({"IPKernelApp": {}}, True)):

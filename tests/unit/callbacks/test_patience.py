@@ -1,4 +1,4 @@
-"""Patience counts the evaluations in a row that were no improvement."""
+"""Patience counts consecutive evaluations without improvement."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ metrics = st.floats(allow_nan=True, allow_infinity=True)
         (math.inf, math.inf, True, 0.0, 4),
     ],
 )
-def test_only_a_clear_improvement_resets_the_count(
+def test_only_an_improvement_above_the_threshold_resets_the_count(
     metric: float, best: float | None, greater_is_better: bool, threshold: float, expected: int
 ) -> None:
-    """The count of 3 goes back to 0 for the first evaluation or one better by more than the threshold, else to 4."""
+    """The first evaluation, or one better by more than the threshold, resets the count."""
     assert patience_after(metric, best, 3, greater_is_better=greater_is_better, threshold=threshold) == expected
 
 
 @fixed
 @given(st.lists(st.floats(-10, 10), max_size=30), st.booleans(), st.sampled_from([0.0, 0.5, 3.0]))
-def test_the_count_is_the_length_of_the_run_since_the_last_improvement(
+def test_count_equals_evaluations_since_the_last_improvement(
     values: list[float], greater_is_better: bool, threshold: float
 ) -> None:
-    """Over any sequence, the count equals the evaluations since the last that beat all before it by the threshold."""
+    """For any sequence, the count equals the evaluations since the last improvement above the threshold."""
     sign = 1 if greater_is_better else -1
     counter = 0
     for position, value in enumerate(values):
@@ -63,8 +63,8 @@ def test_the_count_is_the_length_of_the_run_since_the_last_improvement(
 
 @fixed
 @given(metrics, metrics, st.integers(0, 5), st.floats(0, 10))
-def test_greater_and_smaller_mirror_each_other(metric: float, best: float, counter: int, threshold: float) -> None:
-    """Turning the sign of everything and the direction gives the same count."""
+def test_both_directions_are_symmetric(metric: float, best: float, counter: int, threshold: float) -> None:
+    """Negating all values and the direction gives the same count."""
     smaller = patience_after(metric, best, counter, greater_is_better=False, threshold=threshold)
     assert smaller == patience_after(-metric, -best, counter, greater_is_better=True, threshold=threshold)
 

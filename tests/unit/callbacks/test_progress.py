@@ -1,4 +1,4 @@
-"""ProgressCallback shows where a run stands, and cannot end it."""
+"""ProgressCallback shows a run's progress, and its failures never end the run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def last_frame(error_output: str) -> str:
     return error_output.rstrip("\n").rsplit("\r", 1)[-1]
 
 
-def test_the_training_bar_ends_where_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """After a whole run the bar stands at its last step, and stays on the screen."""
+def test_training_bar_ends_at_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a run the bar shows the last step and stays on the screen."""
     callback, state = ProgressCallback(), TrainerState(max_steps=4)
     callback.on_train_begin(None, state, CONTROL)
     steps(callback, state, 1, 2, 3, 4)
@@ -35,8 +35,8 @@ def test_the_training_bar_ends_where_the_run_does(capsys: pytest.CaptureFixture[
     assert callback.training_bar is None
 
 
-def test_a_resumed_run_begins_where_it_stood(capsys: pytest.CaptureFixture[str]) -> None:
-    """The bar of a run that goes on from step 6 shows 6 at once, and 7 after a step."""
+def test_bar_of_a_resumed_run_starts_at_the_resumed_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar of a run resumed at step 6 shows 6 at first and 7 after a step."""
     callback, state = ProgressCallback(), TrainerState(max_steps=8, global_step=6)
     callback.on_train_begin(None, state, CONTROL)
     assert " 6/8 " in last_frame(capsys.readouterr().err)
@@ -45,8 +45,8 @@ def test_a_resumed_run_begins_where_it_stood(capsys: pytest.CaptureFixture[str])
     callback.close()
 
 
-def test_held_out_batches_have_a_bar_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts up to the number of batches, and is gone after the evaluation while the training bar stays."""
+def test_evaluation_has_its_own_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bar counts the batches and disappears after the evaluation; the training bar stays."""
     callback, state = ProgressCallback(), TrainerState(max_steps=4)
     callback.on_train_begin(None, state, CONTROL)
     for _batch in range(3):
@@ -60,8 +60,8 @@ def test_held_out_batches_have_a_bar_of_their_own(capsys: pytest.CaptureFixture[
     callback.on_train_end(None, state, CONTROL)
 
 
-def test_the_bar_of_a_prediction_without_training_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    """Outside a run the bar of held-out batches is left on the screen."""
+def test_bar_outside_a_run_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside a run the bar of a prediction stays on the screen."""
     callback, state = ProgressCallback(), TrainerState()
     for _batch in range(2):
         callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"] * 2)
@@ -71,7 +71,7 @@ def test_the_bar_of_a_prediction_without_training_stays(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("batches", [None, iter([])])
-def test_batches_that_nobody_can_count_have_no_bar(batches: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_a_length_has_no_bar(batches: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Data without a length is predicted without a bar."""
     callback = ProgressCallback()
     callback.on_prediction_step(None, TrainerState(), CONTROL, eval_dataloader=batches)
@@ -81,7 +81,7 @@ def test_batches_that_nobody_can_count_have_no_bar(batches: Any, capsys: pytest.
 
 
 def test_logs_are_written_above_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log is a line on standard output, shortened for the eye, and the logs themselves stay as they were."""
+    """A log is printed as one shortened line, and the logs are not modified."""
     callback, state = ProgressCallback(max_str_len=10), TrainerState(max_steps=4)
     logs = {"loss": 0.693147, "total_flos": 1e12, "epoch": 1, "short": "x" * 10, "long": "x" * 11}
     callback.on_train_begin(None, state, CONTROL)
@@ -93,8 +93,8 @@ def test_logs_are_written_above_the_bar(capsys: pytest.CaptureFixture[str]) -> N
     assert len(logs["long"]) == 11  # type: ignore[arg-type]
 
 
-def test_a_log_outside_a_run_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a training bar there is nothing to write above."""
+def test_log_outside_a_run_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs are not printed if there is no training bar."""
     callback = ProgressCallback()
     callback.on_log(None, TrainerState(), CONTROL, logs={"loss": 1.0})
     callback.on_step_end(None, TrainerState(), CONTROL)
@@ -102,8 +102,8 @@ def test_a_log_outside_a_run_is_not_shown(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr() == ("", "")
 
 
-def test_only_the_first_process_of_all_shows_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    """On the other processes a whole run shows nothing."""
+def test_only_rank_0_shows_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other processes show nothing."""
     callback, state = ProgressCallback(), TrainerState(max_steps=1, is_world_process_zero=False)
     callback.on_train_begin(None, state, CONTROL)
     steps(callback, state, 1)
@@ -114,8 +114,8 @@ def test_only_the_first_process_of_all_shows_anything(capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_second_run_closes_what_the_first_left_open(capsys: pytest.CaptureFixture[str]) -> None:
-    """After a run that ended in an error, the next has bars of its own."""
+def test_second_run_closes_open_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a run that failed, the next run opens new bars."""
     callback, state = ProgressCallback(), TrainerState(max_steps=4)
     callback.on_train_begin(None, state, CONTROL)
     callback.on_prediction_step(None, state, CONTROL, eval_dataloader=["batch"])
@@ -127,7 +127,7 @@ def test_a_second_run_closes_what_the_first_left_open(capsys: pytest.CaptureFixt
 
 
 class Screen:
-    """A screen whose writes fail after the first `good_writes`: the next one, or all."""
+    """A stream whose writes fail after the first `good_writes`: one of them, or all."""
 
     def __init__(self, good_writes: int, error: BaseException, recovers: bool) -> None:
         self._left, self._error, self._recovers = good_writes, error, recovers
@@ -154,10 +154,10 @@ def whole_run(callback: ProgressCallback) -> None:
 
 
 @pytest.mark.parametrize(("good_writes", "recovers"), [*((writes, True) for writes in range(12)), (1, False)])
-def test_a_screen_that_fails_ends_the_bar_and_not_the_run(
+def test_failing_stream_disables_the_bar_only(
     good_writes: int, recovers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever write fails, there is one warning, and neither this run nor the next shows a bar again."""
+    """A failing write gives one warning, and neither this run nor the next shows a bar."""
     monkeypatch.setattr("sys.stderr", Screen(good_writes, OSError("terminal gone"), recovers))
     monkeypatch.setattr(tqdm, "monitor_interval", 0)
     gc.collect()  # tqdm's list of bars must not shrink while it is gone through
@@ -169,8 +169,8 @@ def test_a_screen_that_fails_ends_the_bar_and_not_the_run(
     assert callback.training_bar is callback.prediction_bar is None
 
 
-def test_a_keyboard_interrupt_while_the_bar_is_drawn_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control-C is never taken for a failure of the bar."""
+def test_keyboard_interrupt_while_drawing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C is not treated as a failure of the bar."""
     monkeypatch.setattr("sys.stderr", Screen(0, KeyboardInterrupt(), recovers=True))
     with pytest.raises(KeyboardInterrupt):
         ProgressCallback().on_train_begin(None, TrainerState(max_steps=3), CONTROL)

@@ -1,4 +1,4 @@
-"""TrainerState shows where a run stands, and what is written to it is written to the run."""
+"""TrainerState shows the state of a run, and changes to it change the run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ VALUES: dict[str, Any] = {
 
 @define
 class SmallRun:
-    """What of a run a TrainerState follows."""
+    """The part of a run that TrainerState reads."""
 
     state: RunState = field(factory=RunState)
     plan: Plan = make_plan(batches_per_epoch=10, accumulation=2, epochs=3, max_steps=-1)  # noqa: RUF009 - frozen
@@ -92,13 +92,13 @@ def fields_of(state: TrainerState) -> dict[str, Any]:
     return {each.name: getattr(state, each.name) for each in dataclasses.fields(state)}
 
 
-def test_it_begins_with_the_reference_names_and_values_in_their_order() -> None:
-    """Before a run the fields and their values are those of the reference library's TrainerState."""
+def test_initial_fields_equal_those_of_transformers() -> None:
+    """Before a run, fields, order and values equal those of TrainerState in transformers."""
     assert list(fields_of(TrainerState()).items()) == list(NAMES_AND_DEFAULTS.items())
 
 
-def test_free_standing_states_share_nothing() -> None:
-    """What is written to one free-standing state shows in no other."""
+def test_detached_states_share_nothing() -> None:
+    """Changes of one detached state do not affect another."""
     TrainerState().log_history.append({"loss": 1.0})
     TrainerState(global_step=3).stateful_callbacks["Own"] = {}
     TrainerState().save_steps = 1
@@ -106,16 +106,16 @@ def test_free_standing_states_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", list(VALUES))
-def test_each_field_can_be_given_and_written(name: str) -> None:
-    """A field holds what it was constructed with, or what was assigned to it, and the others stay as they were."""
+def test_each_field_can_be_passed_and_assigned(name: str) -> None:
+    """A field holds the passed or assigned value, and the other fields do not change."""
     written = TrainerState()
     setattr(written, name, VALUES[name])
     assert fields_of(written) == NAMES_AND_DEFAULTS | {name: VALUES[name]}
     assert TrainerState(**{name: VALUES[name]}) == written
 
 
-def test_it_shows_the_run_it_follows_as_it_moves() -> None:
-    """Without another call, the view shows what the run has become."""
+def test_live_state_follows_the_run() -> None:
+    """The state shows the run's current values without a further call."""
     run = SmallRun()
     view = following(run, train_batch_size=8)
     before = (view.epoch, view.global_step, view.max_steps, view.num_train_epochs, view.train_batch_size)
@@ -134,8 +134,8 @@ def test_it_shows_the_run_it_follows_as_it_moves() -> None:
     assert view.global_step == 40
 
 
-def test_what_is_written_stands_in_the_run() -> None:
-    """Every field that belongs to the run is written through to it."""
+def test_assigned_values_change_the_run() -> None:
+    """Each field that belongs to the run is written through to it."""
     run = SmallRun()
     view = following(run)
     for name, value in VALUES.items():
@@ -153,8 +153,8 @@ def test_what_is_written_stands_in_the_run() -> None:
     ("name", "switch"),
     [("logging_steps", "should_log"), ("eval_steps", "should_evaluate"), ("save_steps", "should_save")],
 )
-def test_writing_a_rhythm_changes_when_the_run_acts(name: str, switch: str) -> None:
-    """After `state.save_steps = 5` the run is told of triggers that fire every fifth step, where steps count at all."""
+def test_assigning_an_interval_changes_the_triggers(name: str, switch: str) -> None:
+    """After `state.save_steps = 5`, the run's triggers fire every fifth step if saves follow steps."""
     steps = Trigger(Interval.STEPS, 4)
     run = SmallRun(triggers=Triggers(steps, steps, steps))
     setattr(following(run), name, 5)
@@ -167,8 +167,8 @@ def test_writing_a_rhythm_changes_when_the_run_acts(name: str, switch: str) -> N
     assert due == [5, 10]
 
 
-def test_a_rhythm_below_one_is_a_share_of_the_run() -> None:
-    """A fifth of a run of 15 steps is every third step."""
+def test_interval_below_one_is_a_fraction_of_the_run() -> None:
+    """An interval of 0.2 in a run of 15 steps is every third step."""
     run = SmallRun()
     view = following(run)
     view.save_steps = 0.2
@@ -176,8 +176,8 @@ def test_a_rhythm_below_one_is_a_share_of_the_run() -> None:
     assert run.triggers.save.interval is Interval.EPOCH
 
 
-def test_writing_max_steps_moves_the_end() -> None:
-    """The run ends at the step that was written, and is told to look at its triggers again."""
+def test_assigning_max_steps_changes_the_end() -> None:
+    """The run ends at the assigned step, and its triggers are updated."""
     run = SmallRun()
     following(run).max_steps = 7
     assert run.changes == 1
@@ -186,8 +186,8 @@ def test_writing_max_steps_moves_the_end() -> None:
     assert control.should_training_stop
 
 
-def test_an_epoch_that_was_written_holds_until_the_run_moves_on() -> None:
-    """The written value shows until the next micro-batches are counted, then the run's own again."""
+def test_assigned_epoch_holds_until_the_next_micro_batch() -> None:
+    """The assigned value is shown until the next micro-batches are counted."""
     run = SmallRun()
     view = following(run)
     view.epoch = 7.5
@@ -196,14 +196,14 @@ def test_an_epoch_that_was_written_holds_until_the_run_moves_on() -> None:
     assert view.epoch == 0.2
 
 
-def test_a_run_without_epochs_has_as_many_as_can_be() -> None:
-    """Where only the number of steps is known, num_train_epochs is the greatest size, as in the reference library."""
+def test_num_train_epochs_of_a_run_without_epochs() -> None:
+    """If only the number of steps is known, num_train_epochs is sys.maxsize, as in transformers."""
     run = SmallRun(plan=make_plan(batches_per_epoch=None, accumulation=1, epochs=3, max_steps=10))
     assert following(run).num_train_epochs == sys.maxsize
 
 
-def test_copies_are_free_standing() -> None:
-    """A copy, deep or replaced, keeps what was; the run and the view move on without it."""
+def test_copies_are_detached() -> None:
+    """A shallow, deep or replaced copy keeps its values while the run continues."""
     run = SmallRun(state=RunState(step=3, epoch=1, history=[{"loss": 1.0}]))
     view = following(run)
     deep, replaced = copy.deepcopy(view), dataclasses.replace(view, train_batch_size=16)
@@ -217,8 +217,8 @@ def test_copies_are_free_standing() -> None:
     assert view.global_step == 4
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
-    """A state that is saved and loaded is equal, and the file's keys are the fields' names, sorted."""
+def test_saved_state_loads_equal(tmp_path: Path) -> None:
+    """A saved and loaded state is equal, and the keys of the file are the sorted field names."""
     path = str(tmp_path / "trainer_state.json")
     state = TrainerState(**VALUES)
     state.save_to_json(path)
@@ -239,22 +239,22 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
         },
     )
 )
-def test_json_loses_nothing(values: dict[str, Any]) -> None:
-    """Whatever a state holds, infinite metrics included, its JSON document holds too."""
+def test_json_round_trip_is_lossless(values: dict[str, Any]) -> None:
+    """Any state, infinite metrics included, survives a round trip through JSON."""
     state = TrainerState(**values)
     assert json.loads(state.to_json_string()) == fields_of(state)
 
 
-def test_unknown_fields_of_a_file_are_named_and_passed_over(tmp_path: Path) -> None:
-    """A file of another version loads, and the warning names what was not understood."""
+def test_unknown_fields_of_a_file_are_ignored_with_a_warning(tmp_path: Path) -> None:
+    """A file of another version loads, and the warning lists the unknown fields."""
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps({"global_step": 3, "novelty": 1}))
     with pytest.warns(UserWarning, match="novelty"):
         assert TrainerState.load_from_json(str(path)).global_step == 3
 
 
-def test_stateful_callbacks_may_be_given_as_callbacks() -> None:
-    """Callbacks that are given are exported by the name of their class; one that keeps nothing is refused by name."""
+def test_stateful_callbacks_may_be_passed_as_objects() -> None:
+    """Passed callbacks are exported by class name; a stateless one is rejected by name."""
     stopping = EarlyStoppingCallback(early_stopping_patience=3)
     state = TrainerState(stateful_callbacks=[stopping, TrainerControl(should_save=True)])
     assert state.stateful_callbacks["EarlyStoppingCallback"] == stopping.state()

@@ -1,4 +1,4 @@
-"""No watcher can end a run."""
+"""A failing logger never ends a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RECORD = Record(1, 0.5, {"loss": 1.0})
 
 
 class Diary:
-    """A logger that notes what it is told, and raises `error` where it is told `fails_at`."""
+    """Records calls, and raises `error` in the call named `fails_at`."""
 
     def __init__(self, fails_at: str = "", error: BaseException | None = None) -> None:
-        self.told: list[object] = []
+        self.calls: list[object] = []
         self._fails_at, self._error = fails_at, error
 
     def start(self, run: RunInformation) -> None:
@@ -30,7 +30,7 @@ class Diary:
         self._note("finish", "the end")
 
     def _note(self, action: str, what: object) -> None:
-        self.told.append(what)
+        self.calls.append(what)
         if action == self._fails_at and self._error is not None:
             raise self._error
 
@@ -42,53 +42,53 @@ ACTIONS: dict[str, Callable[[LoggerGroup], None]] = {
 }
 
 
-def test_every_logger_is_told_everything_in_order() -> None:
-    """Each logger hears of the start, of every record and of the end."""
+def test_every_logger_receives_every_call_in_order() -> None:
+    """Each logger receives the start, every record and the end."""
     first, second, warnings = Diary(), Diary(), list[str]()
     watchers = LoggerGroup([first, second], warnings.append)
     for act in ACTIONS.values():
         act(watchers)
-    assert first.told == second.told == [RUN, RECORD, "the end"]
+    assert first.calls == second.calls == [RUN, RECORD, "the end"]
     assert warnings == []
 
 
 @pytest.mark.parametrize("fails_at", list(ACTIONS))
-def test_a_failing_logger_is_reported_once_and_left_out(fails_at: str) -> None:
-    """The others go on hearing everything; the one that failed hears no more and is named in one warning."""
+def test_failing_logger_is_reported_once_and_removed(fails_at: str) -> None:
+    """The failing logger is named in one warning and called no more; the others continue."""
     healthy, warnings = [Diary(), Diary()], list[str]()
     failing = Diary(fails_at, OSError("disk gone"))
     watchers = LoggerGroup([healthy[0], failing, healthy[1]], warnings.append)
     for _round in range(2):
         for act in ACTIONS.values():
             act(watchers)
-    assert [diary.told for diary in healthy] == [[RUN, RECORD, "the end"] * 2] * 2
-    assert len(failing.told) == 1 + list(ACTIONS).index(fails_at)
+    assert [diary.calls for diary in healthy] == [[RUN, RECORD, "the end"] * 2] * 2
+    assert len(failing.calls) == 1 + list(ACTIONS).index(fails_at)
     [warning] = warnings
     assert all(part in warning for part in ("Diary", fails_at, "OSError: disk gone"))
 
 
-def test_loggers_that_are_equal_are_not_confused() -> None:
-    """Only the very object that failed is left out, even where another compares equal."""
+def test_equal_loggers_are_distinguished() -> None:
+    """Only the object that failed is removed, even if another compares equal."""
 
-    class Alike(Diary):
+    class EqualToAll(Diary):
         def __eq__(self, other: object) -> bool:
-            return isinstance(other, Alike)
+            return isinstance(other, EqualToAll)
 
         __hash__ = None  # type: ignore[assignment]
 
-    healthy, failing = Alike(), Alike("start", ValueError())
+    healthy, failing = EqualToAll(), EqualToAll("start", ValueError())
     watchers = LoggerGroup([healthy, failing], lambda text: None)
     watchers.start(RUN)
     watchers.write(RECORD)
-    assert healthy.told == [RUN, RECORD]
-    assert failing.told == [RUN]
+    assert healthy.calls == [RUN, RECORD]
+    assert failing.calls == [RUN]
 
 
-def test_a_keyboard_interrupt_passes_through() -> None:
-    """Whoever presses control-C while a logger writes ends the run, and the logger stays."""
+def test_keyboard_interrupt_in_a_logger_is_raised() -> None:
+    """Control-C while a logger writes ends the run, and the logger is kept."""
     interrupted = Diary("write", KeyboardInterrupt())
     watchers = LoggerGroup([interrupted], pytest.fail)
     with pytest.raises(KeyboardInterrupt):
         watchers.write(RECORD)
     watchers.finish()
-    assert interrupted.told == [RECORD, "the end"]
+    assert interrupted.calls == [RECORD, "the end"]

@@ -1,4 +1,4 @@
-"""Calling the command line in this process, and a project whose runs are stopped at an exact step."""
+"""Calls of the command line in this process, and a project whose runs are stopped at an exact step."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ arguments:
 
 @frozen
 class Outcome:
-    """How a command ended, and what it printed."""
+    """The result and the output of a command."""
 
     code: int
     output: str
@@ -96,30 +96,30 @@ class Outcome:
 
     @property
     def last_line(self) -> str:
-        """The last line on standard output."""
+        """Return the last line of standard output."""
         return self.output.splitlines()[-1]
 
 
 @frozen
 class Commands:
-    """The command line in the folder of `project`."""
+    """The command line, run in the folder of `project`."""
 
     project: Project
     capture: pytest.CaptureFixture[str]
 
     def __call__(self, *words: str | Path) -> Outcome:
-        """Do what `words` say."""
+        """Run the command with the arguments `words`."""
         self.capture.readouterr()
         code = main([str(word) for word in words])
         return Outcome(code, *self.capture.readouterr())
 
     def stopping(self, **keywords: Any) -> str:
-        """A recipe whose run is stopped by signals; see `Signals`."""
+        """Return a recipe whose run is stopped by signals; see `Signals`."""
         callback = json.dumps({"call": "signalling.Signals", **keywords})
         self.project.write("stopping.yaml", f"{NOISY}\ncallbacks: [{callback}]\n")
         return "stopping.yaml"
 
     def write(self, name: str, text: str) -> str:
-        """A file in the folder."""
+        """Write a file in the folder."""
         self.project.write(name, text)
         return name

@@ -1,4 +1,4 @@
-"""A project in the working directory, and a way to call the command line in this process."""
+"""A project in the working directory, and a fixture that calls the command line in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.recipe.small_project import Project
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Commands]:
-    """The command line, in a folder with a project whose modules are forgotten afterwards."""
+    """Return the command line in the folder of a project whose modules are unloaded afterwards."""
     path, modules = list(sys.path), set(sys.modules)
     project = Project(tmp_path)
     project.write("signalling.py", SIGNALLING)

@@ -1,4 +1,4 @@
-"""Checkpoints of a linear model, saved without a framework in milliseconds."""
+"""Checkpoints of a linear model, saved within milliseconds and without a framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hexloop.ports.storage import Storage
 
 @define
 class SmallRun:
-    """A run of which only the saves are real: before each, its first weight becomes the step."""
+    """A run that only saves; before each save its first weight is set to the step."""
 
     storage: Storage
     name: str
@@ -32,7 +32,7 @@ class SmallRun:
         return RunState(run=self.name)
 
     def save(self, step: int, eval_loss: float | None = None, weight: float | None = None) -> None:
-        """Save at a step; where an evaluation was made, it may have been the best."""
+        """Save a checkpoint at a step; an evaluated one may be the best."""
         self.state.step = step
         self.trainable.model.parameters[0] = float(step) if weight is None else weight
         if eval_loss is not None:
@@ -44,7 +44,7 @@ class SmallRun:
 
 
 def saved(storage: Storage, name: str, *steps: int) -> SmallRun:
-    """A run with a checkpoint at each of the steps, whose loss is best at step 20."""
+    """Return a run with a checkpoint at each of the steps and the lowest loss at step 20."""
     run = SmallRun(storage, name)
     for step in steps:
         run.save(step, eval_loss=abs(step - 20) / 10)
@@ -52,7 +52,7 @@ def saved(storage: Storage, name: str, *steps: int) -> SmallRun:
 
 
 def flip(storage: Storage, path: str) -> None:
-    """Change one bit in the middle of a file."""
+    """Flip one bit in the middle of a file."""
     data = bytearray(b"".join(storage.read(path)))
     data[len(data) // 2] ^= 1
     storage.remove(path)

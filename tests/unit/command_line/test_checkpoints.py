@@ -1,4 +1,4 @@
-"""`hexloop checkpoints list`, `verify`, `show` and `prune`: what is good, what is bad, what goes."""
+"""`hexloop checkpoints list`, `verify`, `show` and `prune`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for words in json.loads(sys.argv[1]):
 
 @pytest.fixture(params=["folder", "url"])
 def folder(request: pytest.FixtureRequest) -> str:
-    """Where the checkpoints are: a folder, where they appear by a rename, or a URL, where the manifest comes last."""
+    """The output folder: a local folder, published by renaming, or a URL, published by its manifest."""
     return "runs/one" if request.param == "folder" else f"memory://bucket/{uuid.uuid4().hex}"
 
 
@@ -44,7 +44,7 @@ def storage_of(folder: str) -> Storage:
 
 
 def listed(outcome: Outcome) -> dict[str, dict[str, Any]]:
-    """What --json says of each folder."""
+    """Return the --json output for each folder."""
     return {each["name"]: each for each in json.loads(outcome.output)["checkpoints"]}
 
 
@@ -52,8 +52,8 @@ def names(storage: Storage) -> list[str]:
     return [entry.name for entry in storage.list("")]
 
 
-def test_a_list_tells_step_size_metric_run_and_condition(commands: Commands, folder: str) -> None:
-    """A line for each, by step; the newest and the best are marked; the exit code is 0."""
+def test_list_shows_step_size_metric_run_and_condition(commands: Commands, folder: str) -> None:
+    """`list` prints one line a checkpoint by step, marks the newest and the best, and exits with 0."""
     saved(storage_of(folder), "morning-run-1", 10, 20, 100)
     outcome = commands("checkpoints", "list", folder)
     assert (outcome.code, outcome.errors) == (0, "")
@@ -65,15 +65,15 @@ def test_a_list_tells_step_size_metric_run_and_condition(commands: Commands, fol
         ["0", "morning-", "good", "best"],
         ["8", "morning-", "good", "newest"],
     ]
-    told = listed(commands("checkpoints", "list", folder, "--json"))["checkpoint-20"]
+    reported = listed(commands("checkpoints", "list", folder, "--json"))["checkpoint-20"]
     manifest = json.loads(b"".join(storage_of(folder).read("checkpoint-20/manifest.json")))
-    assert told["size"] == sum(stored["size"] for stored in manifest["files"].values())
-    assert told["written"] is not None
-    assert (told["step"], told["run"], told["metric"]) == (20, "morning-run-1", {"eval_loss": 0.0})
+    assert reported["size"] == sum(stored["size"] for stored in manifest["files"].values())
+    assert reported["written"] is not None
+    assert (reported["step"], reported["run"], reported["metric"]) == (20, "morning-run-1", {"eval_loss": 0.0})
 
 
-def test_a_bad_one_is_listed_with_the_reason_below_it(commands: Commands, folder: str) -> None:
-    """The exit code is 1, and the newest is the newest good one; --quick does not see what the files hold."""
+def test_list_shows_why_a_checkpoint_is_bad(commands: Commands, folder: str) -> None:
+    """A bad checkpoint gives exit code 1 and its reason; --quick does not read file contents."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
     flip(storage, "checkpoint-30/model.safetensors")
@@ -91,8 +91,8 @@ def test_a_bad_one_is_listed_with_the_reason_below_it(commands: Commands, folder
     assert "eval_loss" not in quick.output
 
 
-def test_what_is_no_checkpoint_is_listed_as_what_it_is(commands: Commands, folder: str) -> None:
-    """Set aside, unfinished, without its manifest, of another library: each is told apart; a lost manifest is bad."""
+def test_list_distinguishes_other_folders(commands: Commands, folder: str) -> None:
+    """Set-aside, unfinished and foreign folders are listed as such; a missing manifest is bad."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
     aside = quarantine(storage, "checkpoint-10", "somebody dropped it").partition("/")[0]
@@ -105,17 +105,17 @@ def test_what_is_no_checkpoint_is_listed_as_what_it_is(commands: Commands, folde
     storage.remove("checkpoint-20/manifest.json")
     outcome = commands("checkpoints", "list", folder, "--json")
     assert outcome.code == 1
-    told = {name: (each["state"], each["reason"]) for name, each in listed(outcome).items()}
-    assert told[aside] == ("set aside", "somebody dropped it")
-    assert told[unfinished] == ("unfinished", "a save or a removal that was not completed.")
-    assert told["checkpoint-50"][0] == "no checkpoint"
-    assert told["checkpoint-20"][0] == "bad"
-    assert "it has no manifest.json" in told["checkpoint-20"][1]
-    assert told["checkpoint-30"] == ("good", "")
+    reported = {name: (each["state"], each["reason"]) for name, each in listed(outcome).items()}
+    assert reported[aside] == ("set aside", "somebody dropped it")
+    assert reported[unfinished] == ("unfinished", "a save or a removal that was not completed.")
+    assert reported["checkpoint-50"][0] == "no checkpoint"
+    assert reported["checkpoint-20"][0] == "bad"
+    assert "it has no manifest.json" in reported["checkpoint-20"][1]
+    assert reported["checkpoint-30"] == ("good", "")
 
 
-def test_a_checkpoint_that_is_staged_whole_is_told_apart(commands: Commands) -> None:
-    """One whose rename was lost is not gone: the next resume takes it up, and no pruning removes it."""
+def test_list_shows_complete_staged_checkpoints(commands: Commands) -> None:
+    """A complete checkpoint that was not renamed is recovered on resume and never pruned."""
     storage = LocalStorage("runs")
     saved(storage, "run", 10, 20)
     staged = Owner("run", new_session()).staging_name("checkpoint-20")
@@ -125,18 +125,18 @@ def test_a_checkpoint_that_is_staged_whole_is_told_apart(commands: Commands) -> 
     assert staged in names(storage)
 
 
-def test_runs_are_told_apart(commands: Commands) -> None:
-    """Each run has its newest and its best."""
+def test_list_distinguishes_runs(commands: Commands) -> None:
+    """Each run has its own newest and best checkpoint."""
     storage = LocalStorage("runs")
     saved(storage, "first", 10, 20, 30)
     saved(storage, "second", 25, 35)
-    told = listed(commands("checkpoints", "list", "runs", "--json"))
-    assert [name for name, each in told.items() if each["newest"]] == ["checkpoint-30", "checkpoint-35"]
-    assert [name for name, each in told.items() if each["best"]] == ["checkpoint-20", "checkpoint-25"]
+    reported = listed(commands("checkpoints", "list", "runs", "--json"))
+    assert [name for name, each in reported.items() if each["newest"]] == ["checkpoint-30", "checkpoint-35"]
+    assert [name for name, each in reported.items() if each["best"]] == ["checkpoint-20", "checkpoint-25"]
 
 
-def test_verify_reads_all_and_says_everything_that_is_wrong(commands: Commands, folder: str) -> None:
-    """Folders and checkpoints may be named together; 0 where all are good, else 1, and nothing is changed."""
+def test_verify_reports_all_problems(commands: Commands, folder: str) -> None:
+    """`verify` accepts folders and checkpoints, changes nothing, and exits with 0 if all are good, else 1."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20)
     saved(LocalStorage("other"), "run", 5)
@@ -153,13 +153,13 @@ def test_verify_reads_all_and_says_everything_that_is_wrong(commands: Commands, 
         f"{folder}/checkpoint-20: good",
     ]
     assert bad.output.splitlines()[-1] == "Not good: 1 of 3."
-    told = json.loads(commands("checkpoints", "verify", f"{folder}/checkpoint-10", "--json").output)
-    assert (told["bad"], told["checkpoints"][0]["good"]) == (1, False)
+    reported = json.loads(commands("checkpoints", "verify", f"{folder}/checkpoint-10", "--json").output)
+    assert (reported["bad"], reported["checkpoints"][0]["good"]) == (1, False)
     assert names(storage) == before
 
 
-def test_show_tells_what_the_checkpoint_says_of_itself(commands: Commands, folder: str) -> None:
-    """The run, the step, the state, each file with its digest, and the tensors where they are asked for."""
+def test_show_prints_the_metadata_of_a_checkpoint(commands: Commands, folder: str) -> None:
+    """`show` prints run, step, state, files with digests, and on request the tensors."""
     saved(storage_of(folder), "morning", 10, 20)
     text = commands("checkpoints", "show", f"{folder}/checkpoint-20", "--tensors").output
     for word in (
@@ -170,17 +170,17 @@ def test_show_tells_what_the_checkpoint_says_of_itself(commands: Commands, folde
         "Tensors of model.saf",
     ):
         assert word in text, text
-    told = json.loads(commands("checkpoints", "show", f"{folder}/checkpoint-20", "--tensors", "--json").output)
-    assert (told["run"], told["step"], told["parent"]) == ("morning", 20, "checkpoint-10")
-    assert told["state"]["best_checkpoint"] == "checkpoint-20"
-    weight, bias = told["tensors"]["model.safetensors"]
+    reported = json.loads(commands("checkpoints", "show", f"{folder}/checkpoint-20", "--tensors", "--json").output)
+    assert (reported["run"], reported["step"], reported["parent"]) == ("morning", 20, "checkpoint-10")
+    assert reported["state"]["best_checkpoint"] == "checkpoint-20"
+    weight, bias = reported["tensors"]["model.safetensors"]
     assert (weight["name"], weight["dtype"], weight["shape"], bias["name"]) == ("weight", "F64", [3], "bias")
     manifest = json.loads(b"".join(storage_of(folder).read("checkpoint-20/manifest.json")))
-    assert told["files"] == manifest["files"]
+    assert reported["files"] == manifest["files"]
 
 
 def test_prune_keeps_the_last_and_the_best(commands: Commands, folder: str) -> None:
-    """A dry run says the same and removes nothing."""
+    """A dry run reports the same and removes nothing."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30, 40, 50)
     words = ("checkpoints", "prune", folder, "--keep", "2", "--keep-best")
@@ -193,12 +193,12 @@ def test_prune_keeps_the_last_and_the_best(commands: Commands, folder: str) -> N
     assert names(storage) == ["checkpoint-20", "checkpoint-50"]
     assert commands("checkpoints", "verify", folder).code == 0
     assert commands(*words).output == f"There is nothing to remove of the run run in {folder}.\n"
-    told = json.loads(commands("checkpoints", "prune", folder, "--keep", "1", "--json").output)
-    assert told == {"run": "run", "removed": ["checkpoint-20"], "leftovers": [], "dry_run": False}
+    reported = json.loads(commands("checkpoints", "prune", folder, "--keep", "1", "--json").output)
+    assert reported == {"run": "run", "removed": ["checkpoint-20"], "leftovers": [], "dry_run": False}
 
 
-def test_prune_touches_one_run_only_and_asks_which(commands: Commands, folder: str) -> None:
-    """With several, the run is named, by how its name begins; those of the others stay."""
+def test_prune_removes_checkpoints_of_one_run_only(commands: Commands, folder: str) -> None:
+    """With several runs, one is selected by a prefix of its name; the others are kept."""
     storage = storage_of(folder)
     saved(storage, "apple", 10, 30, 50)
     saved(storage, "banana", 20, 40)
@@ -211,8 +211,8 @@ def test_prune_touches_one_run_only_and_asks_which(commands: Commands, folder: s
     assert sorted(names(storage)) == ["checkpoint-20", "checkpoint-40", "checkpoint-50"]
 
 
-def test_prune_keeps_what_somebody_protects(commands: Commands, folder: str) -> None:
-    """A file of that name in its folder is enough."""
+def test_prune_keeps_protected_checkpoints(commands: Commands, folder: str) -> None:
+    """A checkpoint with the protection file in its folder is kept."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
     storage.write("checkpoint-10/protected", [b""])
@@ -221,16 +221,16 @@ def test_prune_keeps_what_somebody_protects(commands: Commands, folder: str) -> 
     assert names(storage) == ["checkpoint-10", "checkpoint-30"]
 
 
-def test_prune_of_a_checkpoint_asks_for_its_folder(commands: Commands, folder: str) -> None:
-    """It is the folder around it that is pruned."""
+def test_prune_of_a_checkpoint_asks_for_the_output_folder(commands: Commands, folder: str) -> None:
+    """`prune` takes the output folder, not a checkpoint."""
     saved(storage_of(folder), "run", 10, 20)
     outcome = commands("checkpoints", "prune", f"{folder}/checkpoint-20", "--keep", "1")
     assert outcome.code == 2
     assert "that is a checkpoint itself; name the folder that contains it" in outcome.errors
 
 
-def test_prune_leaves_a_past_that_was_given_up(commands: Commands) -> None:
-    """A run that went on from an older checkpoint has two futures; only what led to the newer one is pruned."""
+def test_prune_keeps_abandoned_branches(commands: Commands) -> None:
+    """If a run resumed from an older checkpoint, only ancestors of the newest are pruned."""
     storage = LocalStorage("runs")
     saved(storage, "run", 10, 20, 30)
     again = saved(storage, "run")
@@ -247,8 +247,8 @@ def test_prune_leaves_a_past_that_was_given_up(commands: Commands) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "manifest.json"])
-def test_prune_removes_nothing_where_the_newest_is_not_good(commands: Commands, folder: str, file: str) -> None:
-    """What would be removed may be all that is left; so, too, where the newest cannot even say whose it is."""
+def test_prune_removes_nothing_if_the_newest_is_bad(commands: Commands, folder: str, file: str) -> None:
+    """Nothing is removed if the newest checkpoint is bad or its run is unknown."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
     flip(storage, f"checkpoint-30/{file}")
@@ -258,8 +258,8 @@ def test_prune_removes_nothing_where_the_newest_is_not_good(commands: Commands, 
     assert len(names(storage)) == 3
 
 
-def test_prune_removes_what_the_run_left_unfinished(commands: Commands, folder: str) -> None:
-    """What another run left unfinished stays; what was set aside, too."""
+def test_prune_removes_unfinished_saves_of_the_run(commands: Commands, folder: str) -> None:
+    """Unfinished saves of other runs and set-aside folders are kept."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20)
     saved(storage, "other", 15)
@@ -278,8 +278,8 @@ def test_prune_removes_what_the_run_left_unfinished(commands: Commands, folder: 
     }  # fmt: skip
 
 
-def test_what_is_still_to_be_sent_is_not_pruned(commands: Commands) -> None:
-    """The fast tier of two may hold the only copy, as long as its outbox is not empty."""
+def test_prune_keeps_checkpoints_not_yet_uploaded(commands: Commands) -> None:
+    """Checkpoints in the outbox of a tiered storage are kept, as the copy may be the only one."""
     fast = LocalStorage("fast")
     saved(fast, "run", 10, 20)
     fast.write(".outbox/00000000000000000001-0.json", [b"{}"])
@@ -290,8 +290,8 @@ def test_what_is_still_to_be_sent_is_not_pruned(commands: Commands) -> None:
     assert commands("checkpoints", "prune", "fast", "--keep", "1").code == 0
 
 
-def test_the_other_digest_is_known(commands: Commands) -> None:
-    """Checkpoints whose digests nobody can forge are verified by these."""
+def test_cryptographic_digests_are_verified(commands: Commands) -> None:
+    """Checkpoints with cryptographic digests are verified by these."""
     storage = LocalStorage("runs", digest="blake2b")
     saved(storage, "run", 10, 20)
     assert commands("checkpoints", "list", "runs").code == 0
@@ -300,8 +300,8 @@ def test_the_other_digest_is_known(commands: Commands) -> None:
     assert "does not hold the bytes" in commands("checkpoints", "verify", "runs").output
 
 
-def test_what_is_not_there_is_told(commands: Commands) -> None:
-    """A folder that is missing is a wrong word (2); one without checkpoints lists none (0), and verifies none (1)."""
+def test_missing_folders_and_checkpoints_are_reported(commands: Commands) -> None:
+    """A missing folder exits with 2; without checkpoints `list` exits with 0 and `verify` with 1."""
     os.mkdir("empty")
     for command in ("list", "verify", "show"):
         outcome = commands("checkpoints", command, "nowhere")
@@ -316,8 +316,8 @@ def test_what_is_not_there_is_told(commands: Commands) -> None:
     assert commands("checkpoints", "prune", "empty", "--keep", "1").code == 2
 
 
-def test_torch_is_not_needed(tmp_path: Path) -> None:
-    """To look after checkpoints costs no import of torch, and works where there is none; neither does the help."""
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    """Commands on checkpoints, and the help, work without torch."""
     saved(LocalStorage(tmp_path / "runs"), "run", 10, 20)
     lines = [
         ["list", "runs"],
@@ -338,8 +338,8 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
     assert names(LocalStorage(tmp_path / "runs")) == ["checkpoint-20"]
 
 
-def test_sizes_and_ages_are_told_in_their_unit() -> None:
-    """Three digits at most, and the largest unit of which there is one."""
+def test_sizes_and_ages_have_readable_units() -> None:
+    """Sizes and ages have at most three digits in the largest unit that fits."""
     assert [format_bytes(size) for size in (None, 0, 999, 1000, 999_600, 1_500_000_000)] == [
         "-", "0 B", "999 B", "1 kB", "1 MB", "1.5 GB",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`hexloop checkpoints diff`: what differs first, by how much, and what is left out."""
+"""`hexloop checkpoints diff` finds the first difference and its size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST, SECOND = "one/checkpoint-20", "two/checkpoint-20"
 
 
 def checkpoint_of(storage: Storage, step: int, *files: File) -> None:
-    """A checkpoint of these files alone."""
+    """Create a checkpoint with these files only."""
     name = f"checkpoint-{step}"
     stored = {file.path: storage.write(f"{name}/{file.path}", file.chunks) for file in files}
     manifest = Manifest("run", "session", {}, None, step, 1, {}, stored)
@@ -36,8 +36,8 @@ def weights(values: dict[str, torch.Tensor], path: str = "model.safetensors") ->
     return tensor_file(path, join(tensor_part(name, value) for name, value in values.items()))
 
 
-def test_two_runs_that_trained_alike_are_equal(commands: Commands) -> None:
-    """Names, sessions and readings of the clock are left out; --strict compares them, too."""
+def test_identical_runs_are_equal(commands: Commands) -> None:
+    """Names, sessions and clock readings are ignored unless --strict is given."""
     saved(LocalStorage("one"), "morning", 10, 20)
     twin = saved(LocalStorage("two"), "evening", 10)
     twin.save(20, eval_loss=0.0)
@@ -51,8 +51,8 @@ def test_two_runs_that_trained_alike_are_equal(commands: Commands) -> None:
     assert strict.output.splitlines()[-1] == '  run_state.json: run is "morning" and "evening"'
 
 
-def test_the_first_tensor_that_differs_is_named_with_the_largest_difference(commands: Commands) -> None:
-    """The weights come first, and of them the element that differs most, with both values; a URL is as good."""
+def test_first_different_tensor_is_shown_with_its_largest_difference(commands: Commands) -> None:
+    """Weights come first, with the element that differs most and both values; URLs work too."""
     url = f"memory://bucket/{uuid.uuid4().hex}"
     saved(LocalStorage("one"), "run", 10, 20)
     other = saved(FsspecStorage(url), "run", 10)
@@ -68,14 +68,14 @@ def test_the_first_tensor_that_differs_is_named_with_the_largest_difference(comm
     assert "  run_state.json: history[1].eval_loss is 0.0 and 3.0, 3 apart" in everything
     assert "  run_state.json: best_step is 20 and 10, 10 apart" in everything
     assert "5 tensors compared, 1 different" in everything
-    told = json.loads(commands("checkpoints", "diff", FIRST, f"{url}/checkpoint-20", "--json").output)
-    (difference,) = told["differences"]
+    reported = json.loads(commands("checkpoints", "diff", FIRST, f"{url}/checkpoint-20", "--json").output)
+    (difference,) = reported["differences"]
     assert (difference["name"], difference["elements"]) == ("weight", [2, 3])
     assert difference["largest"] == {"difference": 0.25, "index": [2], "values": [0.0, -0.25]}
 
 
-def test_missing_and_reshaped_tensors_are_named(commands: Commands) -> None:
-    """Each with its kind, and which of the two has it; shards of one model are compared as one."""
+def test_missing_and_reshaped_tensors_are_reported(commands: Commands) -> None:
+    """Each is reported with its kind and side; shards of one model are compared as one."""
     one, two, both = torch.arange(6.0).reshape(2, 3), torch.arange(6.0), torch.ones(2, dtype=torch.bfloat16)
     checkpoint_of(LocalStorage("one"), 20, weights({"reshaped": one, "mine": one, "both": both}))
     first = weights({"both": both}, "model-00001-of-00002.safetensors")
@@ -93,7 +93,7 @@ def test_missing_and_reshaped_tensors_are_named(commands: Commands) -> None:
 
 
 def test_documents_and_other_files_are_compared(commands: Commands) -> None:
-    """Field by field, by type as well as by value; a long list of numbers is one field; other files by their bytes."""
+    """JSON is compared by field and type, a long list of numbers as one field, other files by bytes."""
     stream = list(range(20))
     document = {"schema_version": 1, "rate": 0.5, "flag": 1, "nan": {"$number": "nan"}, "stream": stream, "mine": [1]}
     changed = {**document, "rate": 0.75, "flag": True, "stream": [*stream[:18], 7, 8]}
@@ -116,8 +116,8 @@ def test_documents_and_other_files_are_compared(commands: Commands) -> None:
     ]
 
 
-def test_a_document_that_hexloop_cannot_read_is_compared_by_its_bytes(commands: Commands) -> None:
-    """Such as a tokenizer's that names a thing twice; tensors that are none are an error of the words (2)."""
+def test_unreadable_documents_are_compared_by_bytes(commands: Commands) -> None:
+    """JSON with duplicate keys is compared by bytes; invalid tensor files are a usage error (2)."""
     for folder, text in (("one", b'{"a": 1, "a": 2}'), ("two", b'{"a": 1, "a": 3}')):
         checkpoint_of(LocalStorage(folder), 20, File("tokenizer.json", [text]))
         checkpoint_of(LocalStorage(folder), 30, File("extra.safetensors", [text]))
@@ -132,8 +132,8 @@ def test_a_document_that_hexloop_cannot_read_is_compared_by_its_bytes(commands: 
     assert "extra.safetensors is not a safetensors file" in broken.errors
 
 
-def test_a_damaged_checkpoint_is_not_compared(commands: Commands) -> None:
-    """It is an error of the words (2), never a difference (1), and tells of both."""
+def test_damaged_checkpoints_are_not_compared(commands: Commands) -> None:
+    """Damaged checkpoints are a usage error (2), not a difference (1), and both are reported."""
     for folder in ("one", "two"):
         saved(LocalStorage(folder), "run", 20)
         flip(LocalStorage(folder), "checkpoint-20/model.safetensors")
@@ -143,8 +143,8 @@ def test_a_damaged_checkpoint_is_not_compared(commands: Commands) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_every_type_is_compared(dtype: str) -> None:
-    """One bit of the last element is found, and the elements are shown as what they are."""
+def test_every_dtype_is_compared(dtype: str) -> None:
+    """One changed bit of the last element is found, and elements are shown in their own type."""
     one = torch.ones(3, 4).to(TYPES[dtype])
     other = one.clone()
     other.view(torch.uint8).view(-1)[-ITEM_BYTES[dtype]] ^= 1
@@ -158,8 +158,8 @@ def test_every_type_is_compared(dtype: str) -> None:
     assert compare_tensors("model", "w", tensor_part("w", one), tensor_part("w", one.clone())) is None
 
 
-def test_what_is_no_number_is_the_largest_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it stands among the blocks; two that are no numbers, or zeros of either sign, differ in bits alone."""
+def test_nan_is_the_largest_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is the largest difference in any block; two NaNs or signed zeros differ in bits only."""
     monkeypatch.setattr(tensors, "BLOCK", 4)
     one = torch.zeros(12)
     other = one.clone()
@@ -180,7 +180,7 @@ def test_what_is_no_number_is_the_largest_difference(monkeypatch: pytest.MonkeyP
 
 
 def test_tensors_are_streamed(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file that differs is read twice, however many tensors it has: to be verified, and to be compared."""
+    """Each file that differs is read twice: once to verify it and once to compare it."""
     many = {f"w{number:03}": torch.full((1000,), float(number)) for number in range(100)}
     for folder, last in (("one", 1.0), ("two", 2.0)):
         changed = {**many, "w099": torch.full((1000,), last)}

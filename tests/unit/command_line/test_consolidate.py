@@ -1,4 +1,4 @@
-"""`hexloop checkpoints consolidate`: a model in one file, from however many."""
+"""`hexloop checkpoints consolidate` writes a model's weights to one file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bytes(array: Any) -> memoryview:
 
 
 class Weights:
-    """Tensors of so many rows, of 4 KiB each or of half of that."""
+    """Tensors with the given number of rows of 4 KiB or 2 KiB each."""
 
     def __init__(self, rows: int) -> None:
         self.arrays = {
@@ -51,7 +51,7 @@ class Weights:
 
 
 def save(storage: Storage, rows: int = 4) -> Weights:
-    """A checkpoint at step 5, of twelve files of weights, a configuration, and what a run keeps."""
+    """Save a checkpoint at step 5 with twelve weight files, a configuration and the run's state."""
     weights = Weights(rows)
     contents = CheckpointContents(
         {"model": weights},
@@ -68,8 +68,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "url"])
-def test_a_checkpoint_becomes_a_folder_with_the_model_alone(commands: Commands, tmp_path: Path, kind: str) -> None:
-    """Its weights are one file; what describes the model comes along, and what says how the run stands does not."""
+def test_checkpoint_becomes_a_model_folder(commands: Commands, tmp_path: Path, kind: str) -> None:
+    """The folder has one weight file and the model's description, but no run state."""
     place = "runs" if kind == "folder" else f"memory://{uuid.uuid4().hex}"
     storage: Storage = LocalStorage(place) if kind == "folder" else FsspecStorage(place)
     weights = save(storage)
@@ -85,8 +85,8 @@ def test_a_checkpoint_becomes_a_folder_with_the_model_alone(commands: Commands, 
         np.testing.assert_array_equal(found[name], array, strict=True)
 
 
-def test_the_checkpoint_stays_as_it_is(commands: Commands, tmp_path: Path) -> None:
-    """Not a byte of it changes, nothing appears in it, and nothing unfinished is left beside it."""
+def test_checkpoint_is_not_modified(commands: Commands, tmp_path: Path) -> None:
+    """No byte of the checkpoint changes, and no temporary files remain beside it."""
     save(LocalStorage("runs"))
     before = tree(tmp_path / "runs/checkpoint-5")
     assert commands("checkpoints", "consolidate", "runs/checkpoint-5", "--output", "models/mine").code == 0
@@ -95,8 +95,8 @@ def test_the_checkpoint_stays_as_it_is(commands: Commands, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine"]
 
 
-def test_it_needs_no_torch_and_one_tensor_of_memory(commands: Commands, tmp_path: Path) -> None:
-    """With torch made unimportable; Python's own memory never holds half of what the files have."""
+def test_torch_is_not_needed_and_memory_is_one_tensor(commands: Commands, tmp_path: Path) -> None:
+    """Without torch, Python's peak memory stays below half of the files' size."""
     weights = save(LocalStorage("runs"), rows=1024)
     script = """
 import sys, tracemalloc
@@ -114,8 +114,8 @@ print(tracemalloc.get_traced_memory()[1])
     assert len(load_file(tmp_path / "runs/checkpoint-5-consolidated/model.safetensors")) == COUNT
 
 
-def test_what_is_not_whole_is_refused(commands: Commands, tmp_path: Path) -> None:
-    """A damaged file, an unpublished folder and a missing one are told, and nothing is written."""
+def test_incomplete_checkpoints_are_rejected(commands: Commands, tmp_path: Path) -> None:
+    """A damaged file and an unpublished or missing folder are reported, and nothing is written."""
     storage = LocalStorage("runs")
     save(storage)
     flip(storage, "checkpoint-5/model-00003-of-00012.safetensors")
@@ -133,7 +133,7 @@ def test_what_is_not_whole_is_refused(commands: Commands, tmp_path: Path) -> Non
 
 
 def test_nothing_is_overwritten(commands: Commands, tmp_path: Path) -> None:
-    """A folder that is there, or that lies in the checkpoint, is refused; what an attempt left that died is not."""
+    """An existing target, or one in the checkpoint, is rejected; leftovers of a failed attempt are replaced."""
     save(LocalStorage("runs"))
     (tmp_path / "taken").mkdir()
     for output, why in (("taken", "exists already"), ("runs/checkpoint-5/model", "nothing may be written into")):
@@ -147,8 +147,8 @@ def test_nothing_is_overwritten(commands: Commands, tmp_path: Path) -> None:
     assert not (tmp_path / ".unfinished-mine").exists()
 
 
-def test_a_place_that_cannot_be_written_to_is_told(commands: Commands, tmp_path: Path) -> None:
-    """The error names it, and says what to do."""
+def test_unwritable_target_is_reported(commands: Commands, tmp_path: Path) -> None:
+    """The error names the path and how to fix it."""
     save(LocalStorage("runs"))
     (tmp_path / "locked").write_text("a file")
     outcome = commands("checkpoints", "consolidate", "runs/checkpoint-5", "--output", "locked/mine")

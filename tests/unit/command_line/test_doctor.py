@@ -1,4 +1,4 @@
-"""What the doctor says of this machine."""
+"""What `hexloop doctor` reports about the machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.unit.command_line.commands import Commands
 
 
 def examined(commands: Commands) -> Any:
-    """The report as JSON."""
+    """Return the report as JSON."""
     return json.loads(commands("doctor", "--json").output)
 
 
 def install(folder: Path, name: str, number: str, entry_points: str = "") -> None:
-    """Put a package's metadata into `folder`, as an installer would."""
+    """Write a package's metadata to `folder`, as an installer does."""
     information = folder / f"{name}-{number}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     (information / "entry_points.txt").write_text(entry_points)
 
 
-def test_devices_adapters_and_versions_are_told(commands: Commands) -> None:
-    """The processor really computes in its number formats; every port has its adapters; versions are the installed."""
+def test_devices_adapters_and_versions_are_reported(commands: Commands) -> None:
+    """The CPU is tested in its number formats; adapters of every port and versions are listed."""
     report = examined(commands)
     processor = report["devices"][0]
     assert processor["name"] == "cpu"
@@ -42,18 +42,18 @@ def test_devices_adapters_and_versions_are_told(commands: Commands) -> None:
     assert report["missing"] == []
 
 
-def test_what_is_not_there_comes_with_what_to_do(commands: Commands) -> None:
-    """A kind of device of which there is none says why, and where anything can be done about it, what."""
+def test_missing_devices_are_reported_with_a_fix(commands: Commands) -> None:
+    """A missing kind of device has a reason and, if possible, a fix."""
     absent = [device for device in examined(commands)["devices"] if not device["precisions"]]
     for device in absent:
         assert device["description"]
         assert device["advice"] or device["name"] == "mps"
 
 
-def test_adapters_of_other_packages_are_told(
+def test_adapters_of_other_packages_are_reported(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entry points in hexloop's groups are loaded, and one that does not load says why."""
+    """Entry points in hexloop's groups are loaded, and failures are reported with the reason."""
     good, bad = "good = project:Line", "bad = project:Lime"
     install(tmp_path, "third-party", "1.0", f"[hexloop.loggers]\n{good}\n{bad}\n[other]\nx = y:z\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -67,10 +67,10 @@ def test_adapters_of_other_packages_are_told(
     assert "hexloop.loggers good, from third-party: loads" in commands("doctor").output
 
 
-def test_a_package_that_is_too_old_is_a_failure_if_it_is_needed(
+def test_outdated_required_package_is_a_failure(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What hexloop cannot do without must be new enough; for the rest it is only said what to install."""
+    """An outdated required package fails; an optional one gives only advice."""
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "transformers", "4.57.1")
     outcome = commands("doctor")

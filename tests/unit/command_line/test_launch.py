@@ -1,4 +1,4 @@
-"""What `hexloop launch` makes of its words, and how what several processes print comes to one screen."""
+"""Arguments of `hexloop launch`, and how it merges the output of several processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.terminals import screen_of
 from tests.unit.command_line.commands import NOISY, Commands
 
 
-def test_everything_that_is_wrong_is_told_at_once(commands: Commands) -> None:
-    """Values, a missing rendezvous and a recipe that is not there are one error, and nothing is started."""
+def test_all_problems_are_reported_in_one_error(commands: Commands) -> None:
+    """One error lists bad values, a missing rendezvous and a missing recipe, and nothing is started."""
     numbers = ["--processes", "0", "--nodes", "2", "--node-rank", "2", "--restarts", "x", "--grace", "-1"]
     outcome = commands("launch", *numbers, "--log-folder", "project.py", "none.yaml")
     assert outcome.code == 2
     assert outcome.errors.startswith("hexloop: 7 problems in the configuration:\n  1. --processes: You chose '0'")
-    for told in (
+    for expected in (
         "--node-rank: You chose 2, but node ranks start at 0, so the last of 2 is 1",
         "--restarts: You chose 'x', but it must be a whole number",
         "--grace: You chose '-1'",
@@ -29,11 +29,11 @@ def test_everything_that_is_wrong_is_told_at_once(commands: Commands) -> None:
         "--log-folder: You chose 'project.py', but that is a file",
         "You chose 'none.yaml', but there is no such file",
     ):
-        assert told in outcome.errors
+        assert expected in outcome.errors
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--processes", "two"], "--processes: You chose 'two', but it must be a whole number, 1 or more"),
         (["--nodes", "2:1"], "--nodes: You chose '2:1', but a range is MIN:MAX; swap the two numbers"),
@@ -45,22 +45,22 @@ def test_everything_that_is_wrong_is_told_at_once(commands: Commands) -> None:
         (["--restarts", "nan"], "--restarts: You chose 'nan', but it must be a whole number"),
     ],
 )
-def test_a_wrong_value_is_told(commands: Commands, words: list[str], told: str) -> None:
-    """Each message says what was chosen, and what it has to be."""
+def test_wrong_value_is_reported(commands: Commands, words: list[str], expected: str) -> None:
+    """Each message shows the given value and the accepted ones."""
     outcome = commands("launch", "--processes", "2", *words, "recipe.yaml")
-    assert (outcome.code, told in outcome.errors) == (2, True), outcome.errors
+    assert (outcome.code, expected in outcome.errors) == (2, True), outcome.errors
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs, of which each gets a process")
-def test_a_machine_without_gpus_has_to_be_told_how_many(commands: Commands) -> None:
-    """Without --processes there is one for each GPU; where there is none, that is an error."""
+def test_processes_is_required_without_gpus(commands: Commands) -> None:
+    """--processes defaults to the number of GPUs and is required without any."""
     outcome = commands("launch", "recipe.yaml")
     assert outcome.code == 2
     assert "--processes is missing, and there is no GPU to count" in outcome.errors
 
 
-def test_what_stands_after_the_program_is_for_it() -> None:
-    """Options of the same name are not taken for the launcher's, and those of nobody before it are refused."""
+def test_arguments_after_the_program_are_passed_to_it() -> None:
+    """Options after the program belong to it; unknown options before it are rejected."""
     options = read_options(["launch", "--processes", "2", "train.py", "--processes", "7", "--unheard"])
     assert (options.processes, options.program) == ("2", "train.py")
     assert options.program_arguments == ["--processes", "7", "--unheard"]
@@ -70,16 +70,16 @@ def test_what_stands_after_the_program_is_for_it() -> None:
         read_options(["launch", "--processes", "2"])
 
 
-def test_a_recipe_goes_on_after_a_restart() -> None:
-    """The first start is as the words say; the next ones resume from the newest checkpoint, whatever they said."""
+def test_recipe_resumes_after_a_restart() -> None:
+    """The first start uses the given options; later ones resume from the newest checkpoint."""
     plan = LaunchPlan("recipe.yaml", ("--max_steps", "9", "--resume", "out/checkpoint-3"))
     train = ["-u", "-P", "-m", "hexloop", "train", "recipe.yaml", "--max_steps", "9"]
     assert plan.command(again=False) == [*train, "--resume", "out/checkpoint-3"]
     assert plan.command(again=True) == [*train, "--resume", "auto"]
 
 
-def test_a_script_is_started_with_its_own_words() -> None:
-    """A file that ends in .py is run by Python, each time with the same words, dollars among them."""
+def test_script_is_started_with_its_own_arguments() -> None:
+    """A .py file is run by Python with the same arguments at each start, dollar signs included."""
     plan = LaunchPlan("train.py", ("--resume", "never", "$HOME"))
     assert plan.command(again=False) == plan.command(again=True) == ["-u", "train.py", "--resume", "never", "$HOME"]
     assert escaped(["$HOME", "a"]) == ["$$HOME", "a"]
@@ -87,16 +87,14 @@ def test_a_script_is_started_with_its_own_words() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 10_000])
 def test_processes_share_the_cores(processes: int) -> None:
-    """All of them together have no more threads than there are cores, but one each at least."""
+    """The threads of all processes together do not exceed the cores, with at least one thread each."""
     threads = LaunchPlan("train.py", processes=processes).threads
     assert threads >= 1
     assert threads == 1 or threads * processes <= cores()
 
 
-def test_a_run_with_restarts_does_not_start_among_other_runs_checkpoints(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restart could take them for its own; with --resume auto, there is nothing to mistake."""
+def test_restarts_reject_a_folder_with_other_checkpoints(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With restarts, a folder with checkpoints of another run is rejected unless --resume auto is given."""
     recipe = commands.write("whole.yaml", NOISY)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     assert commands("train", recipe).code == 0
@@ -108,8 +106,8 @@ def test_a_run_with_restarts_does_not_start_among_other_runs_checkpoints(
     assert commands("train", recipe).code == 0
 
 
-def test_the_command_that_goes_on_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker says how to go on in the words that a person typed, not in its own."""
+def test_resume_command_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker prints the launcher's command for resuming, not its own."""
     assert command_text(["train", "recipe.yaml", "--resume"]) == "hexloop train recipe.yaml --resume"
     monkeypatch.setenv(LAUNCHED_AS, "hexloop launch --processes 2")
     assert command_text(["train", "recipe.yaml", "--resume"]) == "hexloop launch --processes 2 recipe.yaml --resume"
@@ -120,8 +118,8 @@ def sources(*ranks: int, stream: int = 1) -> list[OutputStream]:
     return [OutputStream(screen, stream, rank, f"[rank {rank}] ".encode()) for rank in ranks]
 
 
-def test_lines_are_labelled_whole(capfd: pytest.CaptureFixture[str]) -> None:
-    """Each line stands under its rank's label, however it came in pieces, and the last one without an end."""
+def test_lines_are_labelled(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each line has its rank's label even if it arrives in pieces or has no newline."""
     first, second = sources(0, 1)
     for source, chunk in ((first, b"a"), (second, b"x\ny"), (first, b"b\r"), (first, b"\nc"), (second, b"z\n\n")):
         source.take(chunk)
@@ -131,8 +129,8 @@ def test_lines_are_labelled_whole(capfd: pytest.CaptureFixture[str]) -> None:
     assert shown == ["[rank 1] x", "[rank 0] ab", "[rank 1] yz", "[rank 1] ", "[rank 0] c"]
 
 
-def test_only_the_first_rank_draws(capfd: pytest.CaptureFixture[str]) -> None:
-    """The bar of rank 0 is drawn over itself under its label, other lines stand alone, and other bars nowhere."""
+def test_only_rank_0_draws_bars(capfd: pytest.CaptureFixture[str]) -> None:
+    """Bars of rank 0 are redrawn under its label, and bars of other ranks are dropped."""
     first, second = sources(0, 1, stream=2)
     for source, chunk in (
         (first, b"\r 0%|    |"),
@@ -150,16 +148,16 @@ def test_only_the_first_rank_draws(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == bars
 
 
-def test_a_bar_that_is_wiped_takes_its_label_along(capfd: pytest.CaptureFixture[str]) -> None:
-    """The blanks that wipe a bar cover the label too."""
+def test_erasing_a_bar_erases_its_label(capfd: pytest.CaptureFixture[str]) -> None:
+    """The blanks that erase a bar also cover the label."""
     (source,) = sources(0, stream=2)
     source.take(b"\r50%|##  |\r         \r")
     source.end()
     assert capfd.readouterr().err.endswith("\r" + " " * len("[rank 0] 50%|##  |"))
 
 
-def test_a_report_of_an_error_is_kept_for_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    """A traceback and what follows it are shown when they are released, without torch's own label; warnings at once."""
+def test_tracebacks_are_shown_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    """Tracebacks are held until released, without torch's label; warnings are shown immediately."""
     (source,) = sources(1, stream=2)
     source.take(b"hexloop: warning: it is late\n[rank1]: Traceback (most recent call last):\n[rank1]:   File\n")
     assert capfd.readouterr().err == "[rank 1] hexloop: warning: it is late\n"
@@ -180,8 +178,8 @@ TWO_BARS = (
 
 @pytest.mark.parametrize("position", range(1, len(TWO_BARS)))
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_line_stays_whenever_it_comes(position: int, rank: int) -> None:
-    """Lines and bars come by two pipes: at whatever piece of the bars a line is seen, it is never drawn over."""
+def test_lines_are_never_overwritten_by_bars(position: int, rank: int) -> None:
+    """A line that arrives between any two pieces of a bar is never overwritten."""
     ours, terminal = os.openpty()
     screen = Screen(joined=True)
     bars = OutputStream(screen, terminal, 0, b"[rank 0] ")

@@ -1,4 +1,4 @@
-"""Evaluation and prediction from the command line: which checkpoint, what is printed, what is written."""
+"""`hexloop evaluate` and `predict`: the checkpoint that is used, the output and the files."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ arguments:
 
 @pytest.fixture
 def trained(commands: Commands) -> Commands:
-    """A folder with a trained recipe, whose checkpoints are of steps 2 and 4."""
+    """A folder with a trained recipe and checkpoints at steps 2 and 4."""
     assert commands("train", commands.write("line.yaml", RECIPE)).code == 0
     return commands
 
 
 def error_of(slope: float) -> float:
-    """The mean error of a line through the origin on the held-out points, whose slope is 2."""
+    """Return the error of a line through the origin on held-out points, whose slope is 2."""
     return abs(slope - 2.0) * 2.5
 
 
 def slope_of(step: int) -> float:
-    """The slope that a checkpoint holds."""
+    """Return the slope saved in a checkpoint."""
     from safetensors.numpy import load_file
 
     return float(load_file(f"out/checkpoint-{step}/model.safetensors")["slope"][0])
 
 
-def test_the_metrics_of_the_newest_checkpoint_are_the_only_output(trained: Commands) -> None:
-    """Standard output is JSON and nothing else; the same text is in the file."""
+def test_metrics_of_the_newest_checkpoint_are_the_only_output(trained: Commands) -> None:
+    """Standard output contains only JSON, and the file has the same text."""
     outcome = trained("evaluate", "line.yaml")
     assert outcome.code == 0
     metrics = json.loads(outcome.output)
@@ -59,8 +59,8 @@ def test_the_metrics_of_the_newest_checkpoint_are_the_only_output(trained: Comma
     assert Path("out/eval_results.json").read_text() == outcome.output
 
 
-def test_the_best_checkpoint_is_used_where_the_run_ends_with_it(trained: Commands) -> None:
-    """With load_best_model_at_end the checkpoint is the best one, as it is for the run itself."""
+def test_best_checkpoint_is_used_with_load_best_model_at_end(trained: Commands) -> None:
+    """With load_best_model_at_end the best checkpoint is used, as in the run."""
     options = ["--load_best_model_at_end", "--greater_is_better", "true", "--output_dir", "best"]
     assert trained("train", "line.yaml", *options).code == 0
     outcome = trained("evaluate", "line.yaml", *options, "--output", "here/metrics.json")
@@ -68,8 +68,8 @@ def test_the_best_checkpoint_is_used_where_the_run_ends_with_it(trained: Command
     assert json.loads(Path("here/metrics.json").read_text()) == json.loads(outcome.output)
 
 
-def test_a_best_checkpoint_that_stayed_elsewhere_is_not_mistaken_for_another_runs(trained: Commands) -> None:
-    """A run that went on in another folder ends with the best weights of the first; there they cannot be evaluated."""
+def test_best_checkpoint_in_another_folder_is_an_error(trained: Commands) -> None:
+    """A best checkpoint in the folder of an earlier run is not confused with another run's."""
     best = ["--load_best_model_at_end", "--greater_is_better", "true"]
     moved = [*best, "--output_dir", "moved"]
     assert trained("train", "line.yaml", *best, "--output_dir", "best").code == 0
@@ -82,8 +82,8 @@ def test_a_best_checkpoint_that_stayed_elsewhere_is_not_mistaken_for_another_run
     assert json.loads(outcome.output)["checkpoint"] == str(Path("moved/checkpoint-6").resolve())
 
 
-def test_a_checkpoint_may_be_named_or_left_out(trained: Commands) -> None:
-    """`--checkpoint` names one, `--no-checkpoint` takes the model as the recipe makes it."""
+def test_checkpoint_may_be_selected_or_skipped(trained: Commands) -> None:
+    """`--checkpoint` selects one; `--no-checkpoint` uses the model as the recipe builds it."""
     named = json.loads(trained("evaluate", "line.yaml", "--checkpoint", "out/checkpoint-2").output)
     assert named["eval_error"] == pytest.approx(error_of(slope_of(2)), rel=1e-5)
     as_made = json.loads(trained("evaluate", "line.yaml", "--no-checkpoint").output)
@@ -91,8 +91,8 @@ def test_a_checkpoint_may_be_named_or_left_out(trained: Commands) -> None:
     assert as_made["eval_error"] == pytest.approx(error_of(0.5), rel=1e-5)
 
 
-def test_a_checkpoint_that_is_not_good_is_refused(trained: Commands) -> None:
-    """A damaged checkpoint exits with 1 and names the good one; without any, training is advised, with 2."""
+def test_bad_checkpoint_is_rejected(trained: Commands) -> None:
+    """A damaged checkpoint exits with 1 and names the good one; without any, the exit code is 2."""
     Path("out/checkpoint-4/model.safetensors").write_bytes(b"nothing")
     outcome = trained("evaluate", "line.yaml", "--checkpoint", "out/checkpoint-4")
     assert outcome.code == 1
@@ -102,8 +102,8 @@ def test_a_checkpoint_that_is_not_good_is_refused(trained: Commands) -> None:
     assert "There is no checkpoint in empty; train first" in outcome.errors
 
 
-def test_predictions_are_arrays_or_lines(trained: Commands) -> None:
-    """Both formats hold the predictions and labels of every sample; the metrics are printed."""
+def test_predictions_are_saved_as_arrays_or_json_lines(trained: Commands) -> None:
+    """Both formats have predictions and labels of every sample; metrics are printed."""
     slope = slope_of(4)
     outcome = trained("predict", "line.yaml", "--output", "out.npz")
     assert outcome.code == 0
@@ -117,8 +117,8 @@ def test_predictions_are_arrays_or_lines(trained: Commands) -> None:
     assert [line["label"] for line in lines] == [2.0, 4.0, 6.0, 8.0]
 
 
-def test_the_test_data_are_predicted_where_the_recipe_has_them(trained: Commands) -> None:
-    """test_dataset comes before eval_dataset, which counts only where there is none and it is one."""
+def test_test_dataset_is_preferred_for_predictions(trained: Commands) -> None:
+    """eval_dataset is used only if there is no test_dataset and it is a single data set."""
     text = RECIPE.replace("eval_strategy: steps", "eval_strategy: 'no'")
     several = "{few: {call: project.points, count: 2}, many: {call: project.points, count: 3}}"
     text = text.replace("eval_dataset: {call: project.points, count: 4, noise: 0.0}", f"eval_dataset: {several}")
@@ -131,8 +131,8 @@ def test_the_test_data_are_predicted_where_the_recipe_has_them(trained: Commands
     assert len(Path("out.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_model_that_only_gives_its_loss_cannot_be_predicted_with(trained: Commands) -> None:
-    """Where there are no predictions no file is written."""
+def test_model_without_outputs_is_rejected_for_prediction(trained: Commands) -> None:
+    """No file is written if the model returns only a loss."""
     outcome = trained("predict", "line.yaml", "--output", "out.npz", "--prediction_loss_only")
     assert outcome.code == 1
     assert "the model returned only a loss" in outcome.errors
@@ -166,10 +166,10 @@ def test_a_model_that_only_gives_its_loss_cannot_be_predicted_with(trained: Comm
         ),
     ],
 )
-def test_outputs_of_any_structure_are_written(
+def test_nested_outputs_are_written(
     tmp_path: Path, predictions: Any, labels: Any, names: list[str], lines: list[Any]
 ) -> None:
-    """Several outputs are several arrays, or nested values a line; JSON's missing numbers are texts."""
+    """Several outputs become several arrays or nested JSON; NaN and infinities become strings."""
     path = tmp_path / "out.npz"
     path.write_bytes(to_npz(predictions, labels))
     assert list(np.load(path, allow_pickle=False)) == names
@@ -177,6 +177,6 @@ def test_outputs_of_any_structure_are_written(
 
 
 def test_python_objects_are_not_pickled() -> None:
-    """An array of Python objects is refused for .npz, by name."""
+    """Arrays of Python objects are rejected for .npz by name."""
     with pytest.raises(DataError, match="predictions_a cannot be written as"):
         to_npz({"a": np.array([None, {}], dtype=object)}, None)

@@ -1,4 +1,4 @@
-"""`hexloop runs diff` and `--resume auto`, on real runs."""
+"""`hexloop runs diff` and `--resume auto` on real runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from tests.unit.command_line.commands import NOISY, Commands
 
 @pytest.fixture
 def recipe(commands: Commands) -> str:
-    """A recipe whose steps are all noted."""
+    """Return a recipe that journals every step."""
     return commands.write("steps.yaml", NOISY.replace("save_steps: 100", "save_steps: 3\n  journal: steps"))
 
 
-def test_a_run_that_was_stopped_and_resumed_does_not_part_from_one_that_was_not(
-    commands: Commands, recipe: str
-) -> None:
-    """Data, random streams, rates, losses and weights are equal at every step; the exit code is 0."""
+def test_resumed_run_equals_an_uninterrupted_one(commands: Commands, recipe: str) -> None:
+    """Data, RNG streams, rates, losses and weights are equal at every step; the exit code is 0."""
     assert commands("train", recipe, "--output_dir", "whole").code == 0
     text = Path(recipe).read_text() + '\ncallbacks: [{call: signalling.Signals, step: 4, names: ["SIGTERM"]}]\n'
     stopping = commands.write("stopping.yaml", text)
@@ -41,8 +39,8 @@ def test_a_run_that_was_stopped_and_resumed_does_not_part_from_one_that_was_not(
         assert line in diff.output, diff.output
 
 
-def test_it_says_what_parted_first_and_where(commands: Commands, recipe: str) -> None:
-    """With another learning rate it is the rate, at the first step; then the loss, and what follows from it."""
+def test_first_difference_is_reported_with_its_step(commands: Commands, recipe: str) -> None:
+    """Another learning rate is reported at the first step, then the loss and later effects."""
     assert commands("train", recipe, "--output_dir", "one").code == 0
     assert commands("train", recipe, "--output_dir", "other", "--learning_rate", "0.2").code == 0
     diff = commands("runs", "diff", "one", "other")
@@ -52,13 +50,13 @@ def test_it_says_what_parted_first_and_where(commands: Commands, recipe: str) ->
     assert [line[2:16].strip() for line in lines[1:5]] == ["learning rate", "loss", "weights", "metrics"]
     assert "  data          equal at all 9 steps compared" in lines
     assert "  learning_rate: 0.1 and 0.2" in lines
-    told = json.loads(commands("runs", "diff", "one", "other", "--json").output)
-    assert told["partings"][0]["what"] == "learning rate"
-    assert told["settings"]["learning_rate"] == [0.1, 0.2]
+    reported = json.loads(commands("runs", "diff", "one", "other", "--json").output)
+    assert reported["partings"][0]["what"] == "learning rate"
+    assert reported["settings"]["learning_rate"] == [0.1, 0.2]
 
 
-def test_another_seed_shows_in_the_random_streams_before_the_first_step(commands: Commands) -> None:
-    """Without notes of each step, too: the streams are noted as the run begins."""
+def test_another_seed_differs_in_the_rng_streams_first(commands: Commands) -> None:
+    """The streams are recorded when the run starts, even without a journal of each step."""
     recipe = commands.write("whole.yaml", NOISY)
     assert commands("train", recipe, "--output_dir", "one").code == 0
     assert commands("train", recipe, "--output_dir", "other", "--seed", "7").code == 0
@@ -67,8 +65,8 @@ def test_another_seed_shows_in_the_random_streams_before_the_first_step(commands
     assert diff.output.startswith("one and other diverge at step 0: first in the randomness.")
 
 
-def test_runs_that_are_not_there_are_told_together(commands: Commands) -> None:
-    """Each is named, with what to name instead."""
+def test_missing_runs_are_reported_in_one_error(commands: Commands) -> None:
+    """Each missing run is named with alternatives."""
     commands.write("journal.jsonl", '{"kind": "began", "run": "abc", "step": 0}\n')
     outcome = commands("runs", "diff", "nowhere", "journal.jsonl@x")
     assert outcome.code == 2
@@ -79,8 +77,8 @@ def test_runs_that_are_not_there_are_told_together(commands: Commands) -> None:
     assert commands("runs").code == 2
 
 
-def test_the_same_line_finds_a_finished_run(commands: Commands, recipe: str) -> None:
-    """It says so, exits with 0, makes nothing and trains nothing; a longer run goes on."""
+def test_same_command_on_a_finished_run_does_nothing(commands: Commands, recipe: str) -> None:
+    """A finished run is reported with exit code 0 and not trained; a longer run resumes."""
     assert commands("train", recipe, "--resume", "auto").code == 0
     before = Path("out", "journal.jsonl").read_bytes()
     again = commands("train", recipe, "--resume", "auto")
@@ -92,8 +90,8 @@ def test_the_same_line_finds_a_finished_run(commands: Commands, recipe: str) -> 
     assert "Done after 12 of 12 steps." in longer.output
 
 
-def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_on(commands: Commands, recipe: str) -> None:
-    """The line finds none that is finished, be the checkpoint that it ended with damaged or gone."""
+def test_finished_run_without_its_last_checkpoint_resumes(commands: Commands, recipe: str) -> None:
+    """If the last checkpoint is damaged or missing, the run resumes from an earlier one."""
     assert commands("train", recipe, "--resume", "auto").code == 0
     weights = Path("out", "checkpoint-9", "model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -105,8 +103,8 @@ def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_on(commands: Co
     assert "this run finished" in commands("train", recipe, "--resume", "auto").output
 
 
-def test_another_runs_checkpoints_are_not_gone_on_from_unasked(commands: Commands, recipe: str) -> None:
-    """Where the folder holds those of two runs, `auto` is an error that names them."""
+def test_auto_rejects_checkpoints_of_several_runs(commands: Commands, recipe: str) -> None:
+    """If the folder has checkpoints of two runs, `auto` is an error that names both."""
     assert commands("train", recipe, "--max_steps", "3").code == 0
     assert commands("train", recipe, "--max_steps", "6", "--save_steps", "2").code == 0
     outcome = commands("train", recipe, "--resume", "auto")

@@ -1,4 +1,4 @@
-"""Runs that are stopped by signals, and go on: exit codes, last lines, and bit-equal weights."""
+"""Runs that are stopped by signals and resumed: exit codes, last lines, and bitwise equal weights."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from tests.unit.command_line.commands import NOISY, Commands
 
 
 def weights(folder: str, step: int) -> bytes:
-    """The bytes of a checkpoint's weights."""
+    """Return the bytes of a checkpoint's weights."""
     return Path(folder, f"checkpoint-{step}", "model.safetensors").read_bytes()
 
 
 def evaluated_steps(folder: str) -> list[int]:
-    """The steps after which the log has an evaluation."""
+    """Return the steps at which the log has an evaluation."""
     lines = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
     return [line["step"] for line in lines if "eval_loss" in line]
 
 
 @pytest.fixture
 def uninterrupted(commands: Commands) -> bytes:
-    """The weights that the run ends with when nobody stops it."""
+    """The final weights of an uninterrupted run."""
     outcome = commands("train", commands.write("whole.yaml", NOISY), "--output_dir", "whole")
     assert outcome.code == 0
     return weights("whole", 9)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_saves_and_stops_and_the_command_shown_goes_on_exactly(
+def test_signal_saves_and_the_printed_command_resumes_bitwise(
     commands: Commands, uninterrupted: bytes, name: str
 ) -> None:
-    """The run stops after the step with a checkpoint; the command in its last line trains the rest, bit for bit."""
+    """A signal saves after the step, and the printed command resumes bitwise."""
     outcome = commands("train", commands.stopping(step=4, names=[name]))
     assert outcome.code == 3
     assert f"signal {name}: saving and stopping" in outcome.errors
@@ -50,8 +50,8 @@ def test_a_signal_saves_and_stops_and_the_command_shown_goes_on_exactly(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_signal_in_the_middle_of_an_evaluation_leaves_it_due(commands: Commands, uninterrupted: bytes) -> None:
-    """The evaluation that was cut short starts over on resume, and the run goes on as if nothing had been."""
+def test_interrupted_evaluation_is_repeated_on_resume(commands: Commands, uninterrupted: bytes) -> None:
+    """The interrupted evaluation runs from its start on resume, and the results are the same."""
     assert commands("train", commands.stopping(step=6, names=["SIGTERM"], evaluating=True)).code == 3
     assert evaluated_steps("out") == [3]
     assert commands("train", commands.write("whole.yaml", NOISY), "--resume").code == 0
@@ -59,8 +59,8 @@ def test_a_signal_in_the_middle_of_an_evaluation_leaves_it_due(commands: Command
     assert weights("out", 9) == uninterrupted
 
 
-def test_a_second_interrupt_ends_the_run_at_once(commands: Commands) -> None:
-    """Two Ctrl-C within a step exit with 130, save nothing, and tell of the checkpoint before."""
+def test_second_interrupt_ends_the_run_immediately(commands: Commands) -> None:
+    """Two Ctrl-C within a step exit with 130, save nothing, and print the previous checkpoint."""
     outcome = commands("train", commands.stopping(step=5, names=["SIGINT", "SIGINT"]), "--save_steps", "2")
     assert outcome.code == 130
     assert outcome.errors.splitlines()[-2:] == [
@@ -71,8 +71,8 @@ def test_a_second_interrupt_ends_the_run_at_once(commands: Commands) -> None:
     assert sorted(path.name for path in Path("out").glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_a_stop_that_cannot_save_is_a_failure(commands: Commands) -> None:
-    """Where the checkpoint of a stop cannot be written, the exit code is 1 and it is said that steps are lost."""
+def test_failed_save_on_stop_is_a_failure(commands: Commands) -> None:
+    """If the checkpoint cannot be written, the exit code is 1 and the lost steps are reported."""
     recipe = commands.stopping(step=4, names=["SIGTERM"], instead_of_folder="out")
     with pytest.warns(UserWarning, match="checkpoint-4 was not saved"):
         outcome = commands("train", recipe, "--report_to", "none")
@@ -82,8 +82,8 @@ def test_a_stop_that_cannot_save_is_a_failure(commands: Commands) -> None:
     )
 
 
-def test_a_signal_after_the_last_step_leaves_the_end_of_the_run_for_the_resume(commands: Commands) -> None:
-    """A run that is stopped at its last step is saved there; to go on ends it without another step."""
+def test_signal_after_the_last_step_saves(commands: Commands) -> None:
+    """A run stopped at its last step is saved, and resuming ends it without another step."""
     assert commands("train", commands.stopping(step=9, names=["SIGTERM"])).code == 3
     saved = weights("out", 9)
     outcome = commands("train", "stopping.yaml", "--resume")
@@ -92,8 +92,8 @@ def test_a_signal_after_the_last_step_leaves_the_end_of_the_run_for_the_resume(c
     assert weights("out", 9) == saved
 
 
-def test_a_finished_run_can_be_made_longer(commands: Commands) -> None:
-    """The last line of a finished run doubles its length, whichever of both arguments decides it."""
+def test_finished_run_can_be_extended(commands: Commands) -> None:
+    """The last line of a finished run doubles its length by the argument that decides it."""
     recipe = commands.write("whole.yaml", NOISY)
     outcome = commands("train", recipe, "--max_steps", "4", "--seed", "3")
     assert outcome.last_line.endswith("; train longer with: hexloop train whole.yaml --seed 3 --resume --max_steps 8")
@@ -107,22 +107,22 @@ def test_a_finished_run_can_be_made_longer(commands: Commands) -> None:
     )
 
 
-def test_another_runs_checkpoint_in_the_folder_is_not_taken_for_this_ones(commands: Commands) -> None:
-    """Where an older run's checkpoint has the higher step, the command names this run's own."""
+def test_checkpoint_of_another_run_is_not_used(commands: Commands) -> None:
+    """The command names this run's checkpoint even if another run's has a higher step."""
     assert commands("train", commands.write("whole.yaml", NOISY)).code == 0
     outcome = commands("train", commands.stopping(step=4, names=["SIGTERM"]))
     assert outcome.last_line.endswith("resume with: hexloop train stopping.yaml --resume out/checkpoint-4")
 
 
-def test_the_argument_names_what_to_resume_as_well(commands: Commands, uninterrupted: bytes) -> None:
-    """`resume_from_checkpoint`, in a recipe or as an option, is what `--resume` with a folder is."""
+def test_resume_from_checkpoint_equals_the_resume_option(commands: Commands, uninterrupted: bytes) -> None:
+    """`resume_from_checkpoint`, in a recipe or as an option, equals `--resume` with a folder."""
     assert commands("train", commands.stopping(step=4, names=["SIGTERM"])).code == 3
     outcome = commands("train", "whole.yaml", "--resume_from_checkpoint", "out/checkpoint-4")
     assert outcome.code == 0
     assert weights("out", 9) == uninterrupted
 
 
-def test_a_run_without_checkpoints_says_so(commands: Commands) -> None:
-    """Where nothing was saved, the last line does not claim that anything can be resumed."""
+def test_run_without_checkpoints_is_not_resumable(commands: Commands) -> None:
+    """If nothing was saved, the last line does not offer to resume."""
     outcome = commands("train", commands.write("whole.yaml", NOISY), "--save_strategy", "no")
     assert outcome.last_line == "No checkpoint was written; look at out/log.jsonl"

@@ -13,8 +13,8 @@ from hexloop.adapters.storage.fsspec import FsspecStorage
 from tests.unit.command_line.commands import NOISY, Commands
 
 
-def test_a_run_on_a_url_is_trained_resumed_measured_and_listed(commands: Commands) -> None:
-    """The last line names the URL, `--resume` goes on there, and the metrics are written there."""
+def test_run_on_a_url_is_trained_resumed_evaluated_and_listed(commands: Commands) -> None:
+    """The last line names the URL, `--resume` continues there, and metrics are written there."""
     url = f"memory://bucket/{uuid.uuid4().hex}"
     text = NOISY.replace("output_dir: out", f"output_dir: {url}").replace("report_to: json_lines", "report_to: none")
     recipe = commands.write("there.yaml", text.replace("save_steps: 100", "save_steps: 3"))
@@ -34,8 +34,8 @@ def test_a_run_on_a_url_is_trained_resumed_measured_and_listed(commands: Command
     assert sorted(path.name for path in Path().iterdir() if path.is_dir() and path.name != "__pycache__") == []
 
 
-def test_a_url_without_checkpoints_is_told(commands: Commands) -> None:
-    """Before anything is made."""
+def test_url_without_checkpoints_is_reported(commands: Commands) -> None:
+    """The error is raised before anything is built."""
     url = f"memory://bucket/{uuid.uuid4().hex}"
     recipe = commands.write("there.yaml", NOISY.replace("output_dir: out", f"output_dir: {url}"))
     outcome = commands("train", recipe, "--resume")
@@ -44,8 +44,8 @@ def test_a_url_without_checkpoints_is_told(commands: Commands) -> None:
     assert f"There is no checkpoint in {url}" in commands("evaluate", recipe).errors
 
 
-def test_a_file_url_is_the_folder_that_it_names(commands: Commands) -> None:
-    """For the checkpoint to go on from, and for the one that is measured."""
+def test_file_url_equals_its_folder(commands: Commands) -> None:
+    """A file URL works for resuming and for evaluating."""
     recipe = commands.write("steps.yaml", NOISY.replace("save_steps: 100", "save_steps: 3"))
     assert commands("train", recipe, "--max_steps", "3").code == 0
     url = Path("out", "checkpoint-3").resolve().as_uri()
@@ -55,8 +55,8 @@ def test_a_file_url_is_the_folder_that_it_names(commands: Commands) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:A checkpoint is skipped")
-def test_a_folder_with_another_librarys_checkpoints_names_the_command_that_reads_them(commands: Commands) -> None:
-    """`--resume` without a name takes none of them, and says how to import the newest."""
+def test_resume_reports_how_to_import_checkpoints_of_transformers(commands: Commands) -> None:
+    """`--resume` without a path rejects foreign checkpoints and prints the import command."""
     recipe = commands.write("steps.yaml", NOISY.replace("save_steps: 100", "save_steps: 3"))
     assert commands("train", recipe, "--max_steps", "6", "--output_dir", "ours").code == 0
     for step in (3, 6):

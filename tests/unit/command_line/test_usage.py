@@ -1,4 +1,4 @@
-"""What the command line makes of its words: help, usage, bad recipes, failures, and the exit code of each."""
+"""The command line's help, usage errors, bad recipes, failures and exit codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hexloop.app.arguments import TrainingArguments
 from tests.unit.command_line.commands import NOISY, Commands
 
 
-def test_the_version_is_told(commands: Commands) -> None:
+def test_version_is_printed(commands: Commands) -> None:
     """`hexloop --version` prints the version."""
     outcome = commands("--version")
     assert (outcome.code, outcome.output) == (0, f"hexloop {hexloop.__version__}\n")
 
 
-def test_help_names_the_commands_and_the_exit_codes(commands: Commands) -> None:
+def test_help_lists_commands_and_exit_codes(commands: Commands) -> None:
     """`hexloop --help` lists every command and every exit code."""
     outcome = commands("--help")
     assert outcome.code == 0
@@ -27,8 +27,8 @@ def test_help_names_the_commands_and_the_exit_codes(commands: Commands) -> None:
         assert f"\n  {word.strip()} " in outcome.output or f"\n    {word.strip()} " in outcome.output
 
 
-def test_the_help_of_train_lists_every_argument(commands: Commands) -> None:
-    """`hexloop train --help` shows a recipe, examples, each argument once in its group, and the exit codes."""
+def test_help_of_train_lists_every_argument(commands: Commands) -> None:
+    """`hexloop train --help` shows a recipe, examples, each argument once by group, and exit codes."""
     shown = commands("train", "--help").output
     for field in dataclasses.fields(TrainingArguments):
         assert shown.count(f"  --{field.name} ") + shown.count(f"  --{field.name}\n") == 1, field.name
@@ -37,8 +37,8 @@ def test_the_help_of_train_lists_every_argument(commands: Commands) -> None:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
-def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands, command: str) -> None:
-    """Commands that only use a checkpoint show their own options, and where the arguments are listed."""
+def test_help_of_other_commands_omits_the_arguments(commands: Commands, command: str) -> None:
+    """Commands on checkpoints list only their own options and refer to the arguments."""
     shown = commands(command, "--help").output
     assert "--checkpoint FOLDER" in shown
     assert "--learning_rate" not in shown
@@ -46,7 +46,7 @@ def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands,
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ([], "usage: hexloop"),
         (["tran", "recipe.yaml"], "invalid choice: 'tran'"),
@@ -71,26 +71,26 @@ def test_the_help_of_other_commands_leaves_the_arguments_out(commands: Commands,
         (["predict", "recipe.yaml", "--output", "x.npz"], "test_dataset and eval_dataset are both missing"),
     ],
 )
-def test_words_that_make_no_sense_are_told(commands: Commands, words: list[str], told: str) -> None:
-    """Wrong usage and wrong configuration print what is wrong, without a traceback, and exit with 2."""
+def test_usage_errors_are_reported(commands: Commands, words: list[str], expected: str) -> None:
+    """Wrong usage and configuration print the problem without a traceback and exit with 2."""
     outcome = commands(*words)
     assert outcome.code == 2
-    assert told in outcome.errors + outcome.output
+    assert expected in outcome.errors + outcome.output
     assert "Traceback" not in outcome.errors
 
 
-def test_the_problems_of_recipe_and_command_line_are_told_together(commands: Commands) -> None:
-    """One error lists a misspelt option, a misspelt key with its line, and a checkpoint that is not there."""
+def test_problems_of_recipe_and_command_line_are_reported_together(commands: Commands) -> None:
+    """One error lists a misspelt option, a misspelt key with its line, and a missing checkpoint."""
     recipe = commands.write("bad.yaml", "modle: {call: project.Line}\ntrain_dataset: {call: project.pionts}\n")
     outcome = commands("train", recipe, "--sede", "1", "--resume")
     assert outcome.code == 2
     assert outcome.errors.startswith("hexloop: 5 problems in the configuration:\n  1. You gave --sede 1")
-    for told in ("line 1: You chose modle=", "model is missing", "did you mean points?", "there is none in"):
-        assert told in outcome.errors
+    for expected in ("line 1: You chose modle=", "model is missing", "did you mean points?", "there is none in"):
+        assert expected in outcome.errors
 
 
-def test_an_error_of_the_users_code_shows_where_it_was_raised(commands: Commands) -> None:
-    """What the user's own code raises shows its traceback and which part was being made, and exits with 1."""
+def test_error_in_user_code_shows_its_traceback(commands: Commands) -> None:
+    """An error in user code prints its traceback and the part being built, and exits with 1."""
     recipe = commands.write(
         "fails.yaml", "model: {call: project.fails}\ntrain_dataset: {call: project.points, count: 3}\n"
     )
@@ -102,8 +102,8 @@ def test_an_error_of_the_users_code_shows_where_it_was_raised(commands: Commands
     )
 
 
-def test_an_error_of_hexloop_shows_its_message_alone(commands: Commands) -> None:
-    """What hexloop refuses while training exits with 1 and its message; --traceback shows where it was raised."""
+def test_error_of_hexloop_shows_only_its_message(commands: Commands) -> None:
+    """An error of hexloop exits with 1 and its message; --traceback prints the traceback."""
     text = "model: {call: project.Line}\ntrain_dataset: {call: project.points, count: 3}\ndata_collator: project.take\n"
     commands.project.write(
         "project.py", f"{(commands.project.folder / 'project.py').read_text()}\ndef take(rows): return len(rows)\n"
@@ -116,8 +116,8 @@ def test_an_error_of_hexloop_shows_its_message_alone(commands: Commands) -> None
     assert "Traceback" in commands("train", recipe, "--use_cpu", "--disable_tqdm", "--traceback").errors
 
 
-def test_a_failing_run_says_what_is_saved_and_how_to_go_on(commands: Commands) -> None:
-    """After an exception in the middle of a run, the last lines name the step and the command that resumes."""
+def test_failing_run_prints_how_to_resume(commands: Commands) -> None:
+    """After an exception, the last lines name the saved step and the command that resumes."""
     recipe = commands.write("buggy.yaml", f"{NOISY}\ncallbacks: [signalling.Fails]\n")
     outcome = commands("train", recipe, "--save_steps", "2")
     assert outcome.code == 1
@@ -128,7 +128,7 @@ def test_a_failing_run_says_what_is_saved_and_how_to_go_on(commands: Commands) -
     ]
 
 
-def test_nothing_heavy_is_imported_to_read_the_words() -> None:
+def test_parsing_imports_neither_torch_nor_numpy() -> None:
     """Neither torch nor numpy is imported before a command needs it."""
     code = """
 import sys

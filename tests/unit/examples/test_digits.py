@@ -24,27 +24,27 @@ def scans_of(split: Digits) -> list[bytes]:
     return [row.numpy().tobytes() for row in split.pixels]
 
 
-def test_the_splits_share_no_scan_and_cover_all() -> None:
-    """Four fifths and one fifth of the 1,797 scans, none in both."""
+def test_splits_are_disjoint_and_complete() -> None:
+    """The splits have four fifths and one fifth of the 1,797 scans, without overlap."""
     train, held_out = scans_of(train_split()), scans_of(held_out_split())
     assert (len(train), len(held_out)) == (1437, 360)
     assert set(train).isdisjoint(held_out)
 
 
-def test_each_digit_is_as_frequent_in_either_split() -> None:
+def test_splits_are_stratified() -> None:
     """A fifth of each digit's scans is held out, to within one scan."""
     train, held_out = (torch.bincount(split.labels) for split in (train_split(), held_out_split()))
     assert (held_out - (train + held_out) / 5).abs().max() <= 1
 
 
-def test_the_split_is_a_function_of_its_seed() -> None:
-    """The same seed holds out the same scans, another seed others."""
+def test_split_depends_on_its_seed_only() -> None:
+    """Equal seeds hold out equal scans, and other seeds hold out other scans."""
     assert scans_of(held_out_split(0)) == scans_of(held_out_split(0))
     assert set(scans_of(held_out_split(0))) != set(scans_of(held_out_split(1)))
 
 
-def test_rows_are_what_the_net_takes() -> None:
-    """A row holds pixels between 0 and 1 and a label; the net answers with logits, and with a loss for labels."""
+def test_net_accepts_the_rows() -> None:
+    """Rows have pixels between 0 and 1 and a label; the net returns logits, and a loss for labels."""
     rows = [train_split()[index] for index in range(4)]
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     assert batch["pixels"].shape == (4, 1, 8, 8)
@@ -64,7 +64,7 @@ def test_accuracy_counts_the_highest_logits() -> None:
 
 
 class ReadsTheBrightness(torch.nn.Module):
-    """Reads a scan as ten times its mean pixel."""
+    """Predicts ten times the mean pixel of a scan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ def bright_scans(read_as: list[int], labels: list[int]) -> Digits:
     return Digits(pixels, torch.tensor(labels))
 
 
-def test_the_confusion_matrix_has_digits_in_rows_and_readings_in_columns() -> None:
-    """A two read as a five counts in row 2, column 5; the model is left in the mode it was in."""
+def test_confusion_matrix_has_labels_in_rows_and_predictions_in_columns() -> None:
+    """A two read as a five counts in row 2, column 5; the model's mode is restored."""
     model = ReadsTheBrightness().train()
     counts = confusion(model, bright_scans(read_as=[2, 5, 5, 0], labels=[2, 2, 2, 9]))
     assert counts.nonzero().tolist() == [[2, 2], [2, 5], [9, 0]]
@@ -89,8 +89,8 @@ def test_the_confusion_matrix_has_digits_in_rows_and_readings_in_columns() -> No
     assert model.training
 
 
-def test_the_loss_figure_draws_both_losses_over_the_epochs() -> None:
-    """One curve for training and one for held-out losses, each where it was logged."""
+def test_loss_figure_shows_both_losses_by_epoch() -> None:
+    """The figure has one curve of training losses and one of held-out losses."""
     history = [
         {"loss": 2.0, "epoch": 1},
         {"eval_loss": 1.5, "epoch": 1},
@@ -103,8 +103,8 @@ def test_the_loss_figure_draws_both_losses_over_the_epochs() -> None:
 
 
 @pytest.mark.parametrize("logged", [[], [{"loss": 2.0, "epoch": 1}, {"eval_loss": 1.5, "epoch": 1}]])
-def test_pictures_are_written_by_the_first_process_alone(logged: list[dict[str, float]], tmp_path: Path) -> None:
-    """Both pictures stand in the output folder after the run, whatever was logged; other processes write nothing."""
+def test_figures_are_written_by_rank_0_only(logged: list[dict[str, float]], tmp_path: Path) -> None:
+    """Rank 0 writes both figures to the output folder; other processes write nothing."""
     args = SimpleNamespace(output_dir=str(tmp_path / "run"))
     pictures = Pictures(bright_scans([1, 2], [1, 3]))
     for first in (False, True):

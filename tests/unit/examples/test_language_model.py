@@ -24,7 +24,7 @@ from hexloop import TrainerControl, TrainerState
 
 
 def small_transformer() -> Transformer:
-    """A model with random weights throughout, those included that begin at zero."""
+    """Return a model in which all weights are random, those initialized to zero included."""
     torch.manual_seed(0)
     model = Transformer(width=16, layers=2, heads=2).eval()
     for parameter in model.parameters():
@@ -32,8 +32,8 @@ def small_transformer() -> Transformer:
     return model
 
 
-def test_windows_hold_each_byte_and_the_one_after_it() -> None:
-    """Windows of four every three bytes, as long as whole ones follow."""
+def test_windows_have_inputs_and_next_bytes() -> None:
+    """There is a window of four bytes every three bytes as long as the text has complete ones."""
     windows = Windows("abcdefghij", length=4, stride=3)
     held = [[bytes(row[key].tolist()) for key in ("input_ids", "labels")] for row in map(windows.__getitem__, range(2))]
     assert held == [[b"abcd", b"bcde"], [b"defg", b"efgh"]]
@@ -42,13 +42,13 @@ def test_windows_hold_each_byte_and_the_one_after_it() -> None:
 
 
 @pytest.mark.parametrize(("text", "count"), [("", 0), ("abcd", 0), ("abcde", 1)])
-def test_a_text_too_short_for_a_window_has_none(text: str, count: int) -> None:
-    """A window of four needs a fifth byte to foretell."""
+def test_short_text_has_no_windows(text: str, count: int) -> None:
+    """A window of four bytes needs a fifth byte as the last target."""
     assert len(Windows(text, length=4, stride=1)) == count
 
 
-def test_no_byte_is_foretold_from_later_ones() -> None:
-    """A change of the sixth byte changes no logits before the sixth."""
+def test_model_is_causal() -> None:
+    """A change of the sixth byte does not change earlier logits."""
     model = small_transformer()
     before = torch.randint(256, (1, 12))
     after = before.clone()
@@ -58,8 +58,8 @@ def test_no_byte_is_foretold_from_later_ones() -> None:
     assert unlike[5:].min() > 0
 
 
-def test_the_first_byte_still_tells_in_the_last_logits() -> None:
-    """Attention reaches beyond the four bytes that the convolution reads."""
+def test_first_byte_affects_the_last_logits() -> None:
+    """Attention reaches beyond the four bytes of the convolution."""
     model = small_transformer()
     before = torch.randint(256, (1, 12))
     after = before.clone()
@@ -67,8 +67,8 @@ def test_the_first_byte_still_tells_in_the_last_logits() -> None:
     assert not torch.equal(model(before)["logits"][0, -1], model(after)["logits"][0, -1])
 
 
-def test_rotation_keeps_lengths_and_tells_distances() -> None:
-    """Products of rotated vectors depend on how far apart they stand, not on where."""
+def test_rotary_embedding_keeps_norms_and_encodes_distances() -> None:
+    """Products of rotated vectors depend on relative positions only."""
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).unbind()
     queries, keys = rotated(query.expand(6, 8)), rotated(key.expand(6, 8))
     torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(6))
@@ -79,13 +79,13 @@ def test_rotation_keeps_lengths_and_tells_distances() -> None:
     assert not torch.allclose(products[0], products[0, :1].expand(6))
 
 
-def test_a_fresh_model_takes_eight_bits_a_byte() -> None:
-    """Logits that are all alike make every byte one of 256."""
+def test_initial_model_needs_eight_bits_per_byte() -> None:
+    """Equal logits give each of the 256 bytes the same probability."""
     assert bits_per_byte(Transformer(width=8, layers=1, heads=2), Windows("some text", 4, 4)) == pytest.approx(8)
 
 
 def test_bits_per_byte_is_the_mean_over_all_windows() -> None:
-    """However the windows are batched, the mean over all their bytes."""
+    """The mean over all bytes does not depend on the batch size."""
     model, windows = small_transformer(), Windows("the quick brown fox jumps over the lazy dog", 8, 8)
     rows = [windows[index] for index in range(len(windows))]
     bits = [
@@ -98,7 +98,7 @@ def test_bits_per_byte_is_the_mean_over_all_windows() -> None:
 
 
 class Successor(torch.nn.Module):
-    """Foretells the next byte of the alphabet with certainty, `choices` of them with falling logits."""
+    """Predicts the next byte of the alphabet, or `choices` of them with decreasing logits."""
 
     def __init__(self, choices: int) -> None:
         super().__init__()
@@ -111,33 +111,33 @@ class Successor(torch.nn.Module):
         return {"logits": logits}
 
 
-def test_writing_goes_on_from_the_prompt() -> None:
-    """A model that is certain writes the one text it knows, without the prompt."""
+def test_sampling_continues_the_prompt() -> None:
+    """A deterministic model writes its only continuation, without the prompt."""
     assert write(Successor(1), "abc", length=4, context=2, temperature=1, top_k=5, seed=0) == "defg"
 
 
-def test_only_the_likeliest_bytes_are_drawn() -> None:
-    """With the two likeliest of many, each byte is one or two letters on; which ones is told by the seed."""
+def test_top_k_sampling() -> None:
+    """With top-k of two, each byte is one of the two most likely, selected by the seed."""
     drawn = [write(Successor(20), "A", length=10, context=4, temperature=9, top_k=2, seed=seed) for seed in (0, 0, 1)]
     letters = [("A" + text).encode() for text in drawn]
     assert {after - before for text in letters for before, after in pairwise(text)} == {1, 2}
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_a_low_temperature_makes_the_likely_likelier() -> None:
-    """Near zero the likeliest byte is always drawn."""
+def test_low_temperature_is_greedy() -> None:
+    """At a temperature near zero the most likely byte is always drawn."""
     assert write(Successor(20), "a", length=6, context=4, temperature=0.01, top_k=20, seed=0) == "bcdefg"
 
 
-def test_words_are_known_as_they_are_written() -> None:
-    """Words are runs of letters; another capital, or half a word, is another word."""
+def test_words_match_exactly() -> None:
+    """Words are runs of letters; other capitalization or a part of a word does not match."""
     assert known_share("the cat sat", "The cat sat on the mat") == 1
     assert known_share("Cat, mats; sat_on(mat)", "The cat sat on the mat") == pytest.approx(3 / 5)
     assert known_share("1 + 1", "anything") == 0
 
 
-def test_copies_are_measured_in_characters() -> None:
-    """The longest passage of both counts, line breaks and all, wherever it stands."""
+def test_longest_copy_is_measured_in_characters() -> None:
+    """The longest common passage counts, line breaks included, at any position."""
     assert longest_copy("a brown fox!", "the quick brown fox jumps") == len(" brown fox")
     assert longest_copy("brown\nfox", "brown fox") == len("brown")
     assert longest_copy("xyz", "abc") == 0
@@ -145,8 +145,8 @@ def test_copies_are_measured_in_characters() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_the_report_is_written_by_the_first_process_alone(first: bool, tmp_path: Path) -> None:
-    """It judges both models by the bytes of whole windows, and its sample by the corpus."""
+def test_report_is_written_by_rank_0_only(first: bool, tmp_path: Path) -> None:
+    """It compares both models on complete windows and its sample with the corpus."""
     corpus, held_out = "ab" * 40, "abababababab"
     report = Report(corpus, held_out, NGram(corpus.encode()), context=4, prompt="a", length=9)
     args = SimpleNamespace(output_dir=str(tmp_path / "run"))

@@ -17,8 +17,8 @@ from docs.examples.reverse_digits import rows as drawn
 from hexloop import EvalPrediction
 
 
-def test_no_row_is_in_both_parts() -> None:
-    """Rows come once, of all lengths; the held-out ones are not trained on."""
+def test_rows_are_unique_across_splits() -> None:
+    """Rows are unique and of all lengths, and held-out rows are not trained on."""
     train, held_out = train_split(count=300, held_out=50), held_out_split(50)
     assert len(train) == len(set(train.rows)) == 300
     assert not set(train.rows) & set(held_out.rows)
@@ -26,7 +26,7 @@ def test_no_row_is_in_both_parts() -> None:
 
 
 def test_labels_are_the_inputs_in_reverse() -> None:
-    """Both end with the end token, and read as the digits that they stand for."""
+    """Inputs and labels end with the end token and decode to their digits."""
     data, words = held_out_split(20), tokenizer()
     end = words.convert_tokens_to_ids(END)
     for index, row in enumerate(data.rows):
@@ -37,7 +37,7 @@ def test_labels_are_the_inputs_in_reverse() -> None:
 
 
 def test_only_exact_rows_count() -> None:
-    """One of two rows is generated exactly, whatever either side is filled up with."""
+    """One of two rows is generated exactly, whatever the padding of either side."""
     words = tokenizer()
     pad, end, one, two = map(words.convert_tokens_to_ids, (PADDING, END, "1", "2"))
     generated = np.array([[pad, one, two, end, pad], [pad, two, two, end, -100]])

@@ -18,7 +18,7 @@ few_bytes = st.binary(max_size=30) | st.lists(st.sampled_from(b"ab "), max_size=
     discount=st.floats(0.01, 1),
 )
 def test_probabilities_sum_to_one(text: bytes, context: bytes, order: int, discount: float) -> None:
-    """After any context, seen or not, some byte comes, and every byte may."""
+    """After any context the probabilities are positive and sum to one."""
     model = NGram(text, order, discount)
     chances = [model.probability(byte, context) for byte in range(256)]
     assert math.fsum(chances) == pytest.approx(1)
@@ -44,19 +44,19 @@ def test_a_trigram_of_abab_by_hand() -> None:
     assert model.bits_per_byte(b"aba") == pytest.approx(-(math.log2(two) + math.log2(three)) / 2)
 
 
-def test_a_unigram_counts_bytes() -> None:
-    """With a tiny discount an order of one says how frequent each byte is: three quarters are worth 0.415 bits."""
+def test_unigram_equals_byte_frequencies() -> None:
+    """With a tiny discount, a unigram equals the byte frequencies: three quarters cost 0.415 bits."""
     model = NGram(b"aaab", order=1, discount=1e-9)
     assert model.bits_per_byte(b"aa") == pytest.approx(math.log2(4 / 3))
 
 
-def test_nothing_seen_is_eight_bits_a_byte() -> None:
-    """A model of no text takes every byte for as likely as any other."""
+def test_untrained_model_needs_eight_bits_per_byte() -> None:
+    """Without text every byte has the same probability."""
     assert NGram(b"").bits_per_byte(b"hello") == pytest.approx(8)
 
 
-def test_more_context_helps_on_what_has_structure() -> None:
-    """A text that repeats every four bytes is foretold by a bigram and not by a unigram."""
+def test_more_context_helps_on_periodic_text() -> None:
+    """A bigram predicts text with a period of four bytes, and a unigram does not."""
     text = b"abcd" * 50
     unigram, bigram = (NGram(text, order).bits_per_byte(text) for order in (1, 2))
     assert unigram > 1.9
@@ -64,7 +64,7 @@ def test_more_context_helps_on_what_has_structure() -> None:
 
 
 def test_the_discount_is_chosen_on_the_last_tenth() -> None:
-    """New bytes at the end call for a high discount, nothing new for a low one; the counts are the whole text's."""
+    """New bytes at the end give a high discount, none give a low one; counts use the whole text."""
     regular = "ab" * 100
     surprising = "ab" * 90 + "".join(map(chr, range(40, 60)))
     for text, discount in ((regular, 0.1), (surprising, 0.9)):

@@ -1,4 +1,4 @@
-"""A folder with a small project in it, and nothing left of it in the process afterwards."""
+"""A fixture with the folder of a small project whose modules are unloaded afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.recipe.small_project import Project
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    """A project in a folder of its own."""
+    """A project in its own folder."""
     path, modules = list(sys.path), set(sys.modules)
     yield Project(tmp_path)
     sys.path[:] = path

@@ -1,4 +1,4 @@
-"""A project such as users have: a module with a model and data, and recipes beside it."""
+"""A project like a user's: a module with a model and data, and recipes beside it."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Project:
         self.write("project.py", MODULE)
 
     def write(self, name: str, text: str) -> Path:
-        """A file in the folder, with `text` moved to the left."""
+        """Write `text` to a file in the folder, without its indentation."""
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(dedent(text))
         return path
 
     def recipe(self, text: str = RECIPE) -> Path:
-        """A recipe in the folder."""
+        """Write a recipe to the folder."""
         return self.write("recipe.yaml", text)

@@ -1,4 +1,4 @@
-"""Import paths: what they lead to, and what is said of those that lead nowhere."""
+"""Resolving import paths, and the errors of paths that cannot be resolved."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.unit.recipe.small_project import Project
         ("sys.maxsize", sys.maxsize),
     ],
 )
-def test_a_path_leads_through_modules_and_attributes(path: str, found: object) -> None:
-    """A path leads to what a module holds, to what that holds, and into submodules."""
+def test_path_resolves_modules_and_attributes(path: str, found: object) -> None:
+    """A path resolves modules, submodules and nested attributes."""
     assert resolve(path) == found
 
 
-def test_a_submodule_that_nobody_imported_is_imported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module inside a package is imported where the path goes through it."""
+def test_submodule_is_imported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submodule in the path is imported if needed."""
     project.write("package/__init__.py", "")
     project.write("package/inner.py", "value = 3")
     monkeypatch.syspath_prepend(str(project.folder))
@@ -50,8 +50,8 @@ def test_a_submodule_that_nobody_imported_is_imported(project: Project, monkeypa
         ("sys.maxsize.qqqqqq", "the int sys.maxsize has no qqqqqq", "check the name"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused_with_what_failed(path: str, because: str, remedy: str) -> None:
-    """It is said which part of the path failed, how, and which name was probably meant."""
+def test_unresolvable_path_is_rejected(path: str, because: str, remedy: str) -> None:
+    """The error names the part that failed, the reason, and the closest name."""
     with pytest.raises(RefusalError) as caught:
         resolve(path)
     assert (caught.value.because, caught.value.remedy) == (because, remedy)
@@ -67,10 +67,10 @@ def test_a_path_that_leads_nowhere_is_refused_with_what_failed(path: str, becaus
         ("from json import qqqqqq\n", "raised ImportError: cannot import name 'qqqqqq' from 'json'", "fix that error"),
     ],
 )
-def test_a_module_that_raises_while_it_is_imported_is_told_with_what_it_raised(
+def test_error_on_import_is_reported(
     project: Project, monkeypatch: pytest.MonkeyPatch, source: str, because: str, remedy: str
 ) -> None:
-    """The error, its file and its line are told, and the error itself is the cause."""
+    """The message has the error with file and line, and the error is the cause."""
     path = project.write("broken.py", source)
     monkeypatch.syspath_prepend(str(project.folder))
     with pytest.raises(RefusalError) as caught:
@@ -82,10 +82,8 @@ def test_a_module_that_raises_while_it_is_imported_is_told_with_what_it_raised(
         assert caught.value.because.endswith(f"({path}, line {len(source.splitlines())})")
 
 
-def test_an_attribute_that_is_imported_when_asked_for_may_raise(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a module raises when an attribute is asked for is told like what it raises on import."""
+def test_error_of_a_lazy_attribute_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error raised by a module's `__getattr__` is reported like one on import."""
     project.write("lazy.py", "def __getattr__(name):\n    raise ImportError(f'{name} needs a compiler')\n")
     monkeypatch.syspath_prepend(str(project.folder))
     with pytest.raises(RefusalError, match=r"importing lazy\.Thing raised ImportError: Thing needs a compiler"):

@@ -1,4 +1,4 @@
-"""Recipes as files: what they may say, and everything that is wrong with one at once."""
+"""Reading recipe files, and reporting all problems of a file at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.unit.recipe.small_project import RECIPE, Project
 
 
 def problems_of(path: Path, *needed: str) -> list[str]:
-    """What is wrong with a recipe, without the name of its file."""
+    """Return the problems of a recipe without its file name."""
     with pytest.raises(ConfigurationError) as caught:
         read_recipe(path, needed or ("model",))
     return [problem.replace(f"{path}", "file") for problem in caught.value.problems]
 
 
-def test_a_recipe_is_read_without_calling_anything(project: Project) -> None:
-    """Modules of the recipe's folder are found, arguments are made, and nothing of the user's is called yet."""
+def test_recipe_is_read_without_calls(project: Project) -> None:
+    """Modules beside the recipe are imported and arguments built, but no user code is called."""
     recipe = read_recipe(project.recipe("model: {call: project.fails}\narguments: {seed: 3}\n"))
     assert set(recipe.parts) == {"model"}
     assert recipe.arguments.seed == 3
@@ -33,8 +33,8 @@ def test_a_recipe_is_read_without_calling_anything(project: Project) -> None:
         recipe.make("model")
 
 
-def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
-    """Misspelt keys, paths that lead nowhere, calls that do not fit and bad arguments are told together."""
+def test_all_problems_are_reported_with_their_lines(project: Project) -> None:
+    """One error lists misspelt keys, unresolvable paths, calls that do not match, and bad arguments."""
     path = project.recipe("""\
         modle: {call: project.Line}
         learning_rate: 3
@@ -88,7 +88,7 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", ["file: The recipe is empty; give it at least a model and a train_dataset."]),
         ("# nothing but this\n", ["file: The recipe is empty; give it at least a model and a train_dataset."]),
@@ -121,30 +121,30 @@ def test_every_problem_is_told_at_once_with_its_line(project: Project) -> None:
         ),
     ],
 )
-def test_a_recipe_that_cannot_be_one_is_refused(project: Project, text: str, told: list[str]) -> None:
-    """Empty files, lists, missing models, calls of nothing and unknown adapters are each told."""
+def test_invalid_recipes_are_rejected(project: Project, text: str, expected: list[str]) -> None:
+    """Empty files, lists, missing models, invalid calls and unknown adapters are reported."""
     found = problems_of(project.recipe(text))
-    assert len(found) == len(told), found
-    for sentence, beginning in zip(found, told, strict=True):
+    assert len(found) == len(expected), found
+    for sentence, beginning in zip(found, expected, strict=True):
         assert sentence.startswith(beginning)
 
 
-def test_a_tab_is_told_as_one(project: Project) -> None:
-    """YAML that is indented with tabs is told so, with the line."""
-    told = problems_of(project.recipe("model:\n\tcall: project.Line\n"))
-    assert len(told) == 1
-    assert told[0].startswith("file, line 2: ")
-    assert told[0].endswith("YAML is indented with spaces, not with tabs.")
+def test_tab_in_yaml_is_reported(project: Project) -> None:
+    """YAML indented with tabs is reported with the line."""
+    expected = problems_of(project.recipe("model:\n\tcall: project.Line\n"))
+    assert len(expected) == 1
+    assert expected[0].startswith("file, line 2: ")
+    assert expected[0].endswith("YAML is indented with spaces, not with tabs.")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """A recipe that does not exist is told with its name."""
+def test_missing_file_is_reported(tmp_path: Path) -> None:
+    """A missing recipe is reported by name."""
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml' cannot be read \(No such file"):
         read_recipe(tmp_path / "nowhere.yaml")
 
 
-def test_what_a_module_raised_is_the_cause(project: Project) -> None:
-    """The errors of the recipe's own modules can be shown with their tracebacks."""
+def test_error_of_a_module_is_the_cause(project: Project) -> None:
+    """Errors of the recipe's modules are kept with their tracebacks."""
     project.write("fails_early.py", "x = 1 / 0\n")
     with pytest.raises(ConfigurationError, match="ZeroDivisionError") as caught:
         read_recipe(project.recipe("model: {call: fails_early.Net}\n"))
@@ -152,8 +152,8 @@ def test_what_a_module_raised_is_the_cause(project: Project) -> None:
     assert isinstance(caught.value.__cause__.exceptions[0], ZeroDivisionError)
 
 
-def test_options_count_instead_of_what_the_recipe_says(project: Project) -> None:
-    """Options of a command line replace arguments of the recipe, and are told by their names where they are wrong."""
+def test_options_override_the_recipe(project: Project) -> None:
+    """Command-line options override the recipe, and their problems are reported by option."""
     parser = argparse.ArgumentParser()
     add_arguments(parser, TrainingArguments)
     path = project.recipe()
@@ -167,8 +167,8 @@ def test_options_count_instead_of_what_the_recipe_says(project: Project) -> None
     ]
 
 
-def test_further_checks_see_the_arguments_and_what_is_given(project: Project) -> None:
-    """A command's own checks are told together with everything else."""
+def test_extra_checks_are_reported_with_other_problems(project: Project) -> None:
+    """A command's own checks get the arguments and the recipe's parts."""
 
     def check(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
         yield f"{arguments.max_steps} {sorted(given)}"
@@ -179,8 +179,8 @@ def test_further_checks_see_the_arguments_and_what_is_given(project: Project) ->
     assert caught.value.problems[1] == "4 ['model', 'train_dataset']"
 
 
-def test_a_model_init_stands_for_a_model(project: Project) -> None:
-    """Where there is a function that makes models, no model is missing."""
+def test_model_init_replaces_model(project: Project) -> None:
+    """A recipe with model_init needs no model."""
     assert "model_init" in read_recipe(project.recipe("model_init: project.Line\n")).parts
 
 
@@ -199,8 +199,8 @@ class Tempered(hexloop.Trainer):
 """
 
 
-def test_a_trainer_says_of_which_class_its_arguments_are(project: Project) -> None:
-    """What only its arguments have may stand in the recipe, or on the command line, and counts from there."""
+def test_trainer_selects_the_class_of_arguments(project: Project) -> None:
+    """Arguments of the trainer's class are accepted in the recipe and on the command line."""
     project.write("tempered.py", ARGUMENTS_OF_ITS_OWN)
     text = f"trainer: tempered.Tempered\n{RECIPE.replace('use_cpu: true', 'use_cpu: true, temperature: 0.5')}"
     path = project.recipe(text)
@@ -219,8 +219,8 @@ def test_a_trainer_says_of_which_class_its_arguments_are(project: Project) -> No
         read_recipe(path, options=options, unknown=["--temprature", "3"])
 
 
-def test_generation_is_an_argument_of_the_sequence_trainer_alone(project: Project) -> None:
-    """A recipe that names Seq2SeqTrainer may say how to generate; another one is told what to name."""
+def test_generation_arguments_require_the_sequence_trainer(project: Project) -> None:
+    """Generation arguments are accepted with Seq2SeqTrainer, and the error names it otherwise."""
     text = RECIPE.replace("use_cpu: true", "use_cpu: true, predict_with_generate: true, generation_max_length: 7")
     recipe = read_recipe(project.recipe(f"trainer: hexloop.Seq2SeqTrainer\n{text}"))
     assert isinstance(recipe.arguments, Seq2SeqTrainingArguments)

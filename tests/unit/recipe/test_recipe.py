@@ -1,4 +1,4 @@
-"""Recipes put together: what is made of them, in which state of the random generators, and what goes wrong then."""
+"""Building the parts of a recipe, their random states and their errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.unit.recipe.small_project import RECIPE, Project
 
 
 def made(project: Project, text: str, name: str) -> Any:
-    """The part `name` of a recipe."""
+    """Build the part `name` of a recipe."""
     return read_recipe(project.recipe(text), ()).make(name)
 
 
-def test_a_recipe_trains(project: Project) -> None:
-    """The Trainer that a recipe makes learns from the recipe's data."""
+def test_recipe_trains(project: Project) -> None:
+    """The Trainer built from a recipe trains on the recipe's data."""
     trainer = read_recipe(project.recipe()).make_trainer(("train_dataset",))
     before = abs(float(trainer.model.slope.detach()) - 2.0)
     trainer.train()
@@ -27,8 +27,8 @@ def test_a_recipe_trains(project: Project) -> None:
     assert abs(float(trainer.model.slope.detach()) - 2.0) < before
 
 
-def test_what_is_called_is_given_calls_objects_and_plain_values(project: Project) -> None:
-    """A call's keywords may be plain values, lists and mappings of any depth, further calls, and objects by path."""
+def test_keywords_may_be_calls_objects_and_plain_values(project: Project) -> None:
+    """Keywords of a call may be values, lists and mappings of any depth, calls, and import paths."""
     text = """\
         train_dataset:
           call: project.any_of
@@ -48,7 +48,7 @@ def test_what_is_called_is_given_calls_objects_and_plain_values(project: Project
     }
 
 
-def test_a_plain_path_is_the_object_itself(project: Project) -> None:
+def test_plain_path_is_the_object(project: Project) -> None:
     """A part given by its import path alone is that object."""
     model = made(project, "model: project.instance\n", "model")
     metrics = made(project, "compute_metrics: project.error\n", "compute_metrics")
@@ -56,8 +56,8 @@ def test_a_plain_path_is_the_object_itself(project: Project) -> None:
     assert metrics.__name__ == "error"
 
 
-def test_callbacks_are_a_list_and_held_out_data_may_be_several(project: Project) -> None:
-    """Callbacks may be classes, objects and calls; eval_dataset may be a mapping of names to data sets."""
+def test_callbacks_and_several_eval_datasets(project: Project) -> None:
+    """Callbacks may be classes, objects and calls; eval_dataset may be a mapping of data sets."""
     text = f"""{RECIPE}
 eval_dataset:
   few: {{call: project.points, count: 2}}
@@ -72,21 +72,21 @@ callbacks:
     assert kinds[-3:-1] == ["TrainerCallback", "EarlyStoppingCallback"]
 
 
-def test_a_trainer_of_the_users_own_is_used(project: Project) -> None:
-    """`trainer` names the class that trains."""
+def test_custom_trainer_is_used(project: Project) -> None:
+    """`trainer` selects the trainer class."""
     trainer = read_recipe(project.recipe(f"trainer: project.Mine\n{RECIPE}")).make_trainer(("train_dataset",))
     assert isinstance(trainer, Trainer)
     assert type(trainer).__name__ == "Mine"
 
 
-def test_only_the_data_that_are_wanted_are_made(project: Project) -> None:
+def test_only_requested_data_is_built(project: Project) -> None:
     """Evaluating does not read the training data."""
     text = "model: project.instance\ntrain_dataset: {call: project.fails}\n"
     assert read_recipe(project.recipe(text)).make_trainer(()).train_dataset is None
 
 
-def test_each_part_is_made_from_the_seed(project: Project) -> None:
-    """Equal seeds make equal parts, whatever else was made before; another seed makes others."""
+def test_each_part_is_built_from_the_seed(project: Project) -> None:
+    """Equal seeds give equal parts, independent of the parts built before."""
 
     def slope(seed: int, before: bool) -> float:
         text = (
@@ -101,8 +101,8 @@ def test_each_part_is_made_from_the_seed(project: Project) -> None:
     assert slope(1, before=False) == slope(1, before=True) != slope(2, before=False)
 
 
-def test_what_the_users_code_raises_is_told_with_the_part_and_the_line(project: Project) -> None:
-    """An exception of the user's own code passes through, with a note on what was being made."""
+def test_error_in_user_code_notes_the_part_and_line(project: Project) -> None:
+    """An exception of user code is raised with a note on the part being built."""
     path = project.recipe("arguments: {use_cpu: true}\nmodel: {call: project.fails}\n")
     with pytest.raises(LookupError) as caught:
         read_recipe(path).make("model")
@@ -110,7 +110,7 @@ def test_what_the_users_code_raises_is_told_with_the_part_and_the_line(project: 
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "told"),
+    ("text", "name", "expected"),
     [
         (
             "model: {call: project.nothing}\n",
@@ -124,12 +124,12 @@ def test_what_the_users_code_raises_is_told_with_the_part_and_the_line(project: 
         ),
     ],
 )
-def test_a_part_that_turns_out_to_be_none_is_refused(project: Project, text: str, name: str, told: str) -> None:
-    """A call that returns None, or no function where one is needed, is told with its line."""
-    with pytest.raises(ConfigurationError, match=told):
+def test_part_that_is_none_is_rejected(project: Project, text: str, name: str, expected: str) -> None:
+    """A call that returns None, or not a function if one is needed, is reported with its line."""
+    with pytest.raises(ConfigurationError, match=expected):
         made(project, text, name)
 
 
-def test_a_decorator_may_take_more_than_it_shows(project: Project) -> None:
-    """A call that only a decorator understands is not refused beforehand."""
+def test_call_of_a_decorated_function_is_not_checked(project: Project) -> None:
+    """A call that only its decorator understands is not rejected in advance."""
     assert len(made(project, "train_dataset: {call: project.fewer, count: 2, extra: 1}\n", "train_dataset")) == 2

@@ -1,4 +1,4 @@
-"""Whether a call fits, found out without making it."""
+"""Checking a call's arguments without making the call."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hexloop.app.recipe.resolving import call_problems
 
 
 def make(width: int, depth: int = 2, *, name: str) -> None:
-    """A function with parameters of the usual kinds."""
+    """Have parameters of the usual kinds."""
 
 
 def anything(*values: int, **names: int) -> None:
-    """A function that takes whatever comes."""
+    """Accept any arguments."""
 
 
 def by_position(first: int, second: int, /) -> None:
-    """A function whose arguments have no names."""
+    """Accept positional-only arguments."""
 
 
 class Thing:
-    """A class whose construction needs something."""
+    """A class with a required constructor argument."""
 
     def __init__(self, size: int) -> None: ...
 
 
 def decorator(function: Callable[..., None]) -> Callable[..., None]:
-    """A decorator that takes more keywords than it shows."""
+    """Accept more keywords than the signature shows."""
 
     @functools.wraps(function)
     def outer(*values: Any, **names: Any) -> None:
@@ -41,7 +41,7 @@ def decorator(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "told"),
+    ("function", "given", "expected"),
     [
         (make, ["width", "name"], []),
         (make, ["width", "name", "depth"], []),
@@ -64,10 +64,12 @@ def decorator(function: Callable[..., None]) -> Callable[..., None]:
         (object, ["a"], [("a", "object has no parameter a; leave it out, as there are none")]),
     ],
 )
-def test_what_does_not_fit_is_told(function: Any, given: list[str], told: list[tuple[str | None, str]]) -> None:
-    """Unknown and missing keywords are told; of functions that do not tell what they take, nothing is claimed."""
+def test_mismatched_arguments_are_reported(
+    function: Any, given: list[str], expected: list[tuple[str | None, str]]
+) -> None:
+    """Unknown and missing keywords are reported, except for functions without a readable signature."""
     name = getattr(function, "__name__", "it")
     found = [(keyword, str(refusal)) for keyword, refusal in call_problems(function, name, given)]
-    assert [keyword for keyword, _ in found] == [keyword for keyword, _ in told]
-    for (_, sentence), (_, part) in zip(found, told, strict=True):
+    assert [keyword for keyword, _ in found] == [keyword for keyword, _ in expected]
+    for (_, sentence), (_, part) in zip(found, expected, strict=True):
         assert part in sentence
