@@ -242,8 +242,8 @@ def test_processes_that_save_to_separate_folders_are_refused(tmp_path: Path) -> 
     """Every rank says so before the first step, as no checkpoint would be whole; without saves they may train."""
     training = Training(processes=2, folder_of_rank_1=str(tmp_path / "another disk"), arguments=SAVES)
     for said in ended(training, fresh(tmp_path / "run")):
-        assert said.startswith("ConfigurationError: You chose output_dir=")
-        assert "what rank 0 writes there is not there for rank 1: they have a folder of the same name" in said
+        assert said.startswith("ConfigurationError: output_dir=")
+        assert "is not shared: rank 1 cannot see what rank 0 writes there" in said
     assert list((tmp_path / "run").iterdir()) == []
     without_saves = Training(processes=2, folder_of_rank_1=str(tmp_path / "another disk"))
     assert ended(without_saves, fresh(tmp_path / "run")) == ["", ""]
@@ -270,7 +270,7 @@ def test_processes_with_other_libraries_are_refused(tmp_path: Path) -> None:
     for said in ended(training, fresh(tmp_path / "run")):
         assert said == (
             f"ConfigurationError: Rank 1 has the version of numpy=1.0, but rank 0 has {version('numpy')}; "
-            "start all processes with the same."
+            "start all processes with the same value."
         )
 
 

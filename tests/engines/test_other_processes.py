@@ -69,7 +69,7 @@ def test_processes_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None
     run(training, fresh(tmp_path / "run"))
     resume = str(tmp_path / "run" / "checkpoint-4")
     for said in ended(training.of(4, resume=resume), fresh(tmp_path / "refused")):
-        assert said.startswith("ConfigurationError: The checkpoint is of a run with optimizer steps of 8 samples, but")
+        assert said.startswith("ConfigurationError: The checkpoint's run had optimizer steps of 8 samples, which")
         assert "start 1 or 2 processes, or choose per_device_train_batch_size=1 or 2, or accept" in said
     run(training.of(4, batch=2, resume=resume), fresh(tmp_path / "taken"))
 
