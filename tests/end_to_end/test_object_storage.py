@@ -113,7 +113,7 @@ def test_the_model_and_the_state_are_saved_to_a_url(url: str) -> None:
 
 def test_what_needs_a_folder_is_refused(url: str) -> None:
     """Loggers that append to a file, and a bucket that is not there, are problems before the first step."""
-    with pytest.raises(ConfigurationError, match="report_to='json_lines' and an output_dir that is a URL"):
+    with pytest.raises(ConfigurationError, match="report_to='json_lines' needs a local folder"):
         trainer_at(url, {"loggers": None}, report_to="json_lines")
     with pytest.raises(ConfigurationError, match="cannot be written to"):
         trainer_at("s3://no-such-bucket/run").train()

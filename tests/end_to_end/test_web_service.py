@@ -195,7 +195,7 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
         await client.post("/start", {"resume": True})
         while (found := await client.progress())["state"] != "failed":
             await asyncio.sleep(0.01)
-        assert "there is no good checkpoint" in found["error"]
+        assert "found no good checkpoint" in found["error"]
         await client.post("/start")
         await client.until_step(1)
 
