@@ -139,7 +139,7 @@ def test_help_lists_every_argument_once_by_group(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for field in dataclasses.fields(Mine):
         assert shown.count(f"  --{field.name} ") == 1, field.name
-    for heading in ("Checkpoints:", "Optimizer and learning rate:", "hexloop's own:", "What my project adds:"):
+    for heading in ("Checkpoints:", "Optimizer and learning rate:", "hexloop's own:", "The project's own arguments:"):
         assert f"\n{heading}\n" in shown
     assert "--no_bf16" not in shown
     assert "--learning-rate" not in shown
