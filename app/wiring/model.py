@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from attrs import evolve
@@ -15,6 +16,8 @@ from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOu
 from hexloop.adapters.trainable.torch.special_tokens import align_special_tokens
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
+from hexloop.app.engines import engine_for
+from hexloop.app.joining import join
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, EpochBegan
@@ -139,3 +142,16 @@ def _checkpoint_activations(model: Any, options: Any) -> None:
                 f"{type(model).__name__} does not have; add the method, or set activation_checkpointing=False."
             ]
         )
+
+
+@contextmanager
+def zero3_init(args: TrainingArguments) -> Iterator[None]:
+    """Partition the parameters of every module over the processes as it is created, if ZeRO 3 is chosen.
+
+    Every process draws the same weights as without it, those of one module at a time. Create transformers' models by
+    `from_pretrained` or `from_config` in this context, because their own classes initialize weights once the whole
+    model exists. If ZeRO 3 is not chosen, nothing happens. Collective. Raises ConfigurationError for an invalid
+    DeepSpeed configuration.
+    """
+    with engine_for(args).sharded_init(args, partial(join, args)):
+        yield

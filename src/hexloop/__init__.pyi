@@ -25,7 +25,7 @@ from .app.callbacks.early_stopping import EarlyStoppingCallback as EarlyStopping
 from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
 from .app.callbacks.progress import PrinterCallback as PrinterCallback
 from .app.callbacks.progress import ProgressCallback as ProgressCallback
-from .app.wiring.zero3 import zero3_init as zero3_init
+from .app.wiring.model import zero3_init as zero3_init
 from .app.transformers_checkpoints import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser

@@ -273,7 +273,7 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a link to a file elsewhere": (linked("model.safetensors", "{outside}"), "leads out of"),
     "a link upwards": (linked("optimizer.json", "../../outside"), "leads out of"),
-    "a pipe that nobody writes to": (fifo, "not a regular file"),
+    "a pipe without a writer": (fifo, "not a regular file"),
 }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_list_distinguishes_other_folders(commands: Commands, folder: str) -> No
     """Set-aside, unfinished and foreign folders are listed as such; a missing manifest is bad."""
     storage = storage_of(folder)
     saved(storage, "run", 10, 20, 30)
-    aside = quarantine(storage, "checkpoint-10", "somebody dropped it").partition("/")[0]
+    aside = quarantine(storage, "checkpoint-10", "dropped by hand").partition("/")[0]
     owner = Owner("run", new_session())
     unfinished = owner.staging_name("checkpoint-40") if folder.startswith("runs") else "checkpoint-40"
     storage.write(f"{unfinished}/model.safetensors", [b"half"])
@@ -106,7 +106,7 @@ def test_list_distinguishes_other_folders(commands: Commands, folder: str) -> No
     outcome = commands("checkpoints", "list", folder, "--json")
     assert outcome.code == 1
     reported = {name: (each["state"], each["reason"]) for name, each in listed(outcome).items()}
-    assert reported[aside] == ("set aside", "somebody dropped it")
+    assert reported[aside] == ("set aside", "dropped by hand")
     assert reported[unfinished] == ("unfinished", "a save or a removal that was not completed.")
     assert reported["checkpoint-50"][0] == "no checkpoint"
     assert reported["checkpoint-20"][0] == "bad"
