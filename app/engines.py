@@ -1,4 +1,4 @@
-"""The table of engines: how each is chosen, and where it is found.
+"""The table of engines: how each is chosen, and where it is found; and the look-up of adapters in installed packages.
 
 To add an engine, add a folder to `hexloop.adapters.engines` and a row here. An installed package adds a row of its own
 through the entry point group "hexloop.engines".
@@ -6,12 +6,13 @@ through the entry point group "hexloop.engines".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
 from hexloop.app.environment import is_on
-from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.ports.engine import Engine, EngineRow
 
 
@@ -66,3 +67,13 @@ def installed_rows() -> tuple[EngineRow[Any], ...]:
     """Return the rows of installed packages, which are looked up once per process."""
     found = (find_plugin("engines", name) for name in plugin_names("engines"))
     return tuple(cast("EngineRow[Any]", row) for row in found if row is not None)
+
+
+def plugin_names(port: str) -> list[str]:
+    """Return the names of the adapters of `port` ("loggers", "storages", ...) in installed packages."""
+    return sorted(entry_points(group=f"hexloop.{port}").names)
+
+
+def find_plugin(port: str, name: str) -> Callable[..., Any] | None:
+    """Import and return the entry point `name` of `port`; None if there is none."""
+    return next((found.load() for found in entry_points(group=f"hexloop.{port}", name=name)), None)

@@ -71,19 +71,15 @@ def _init_process_group(args: JoinArguments, process: Launched) -> None:
     if dist.is_initialized():
         if dist.get_world_size() != process.world_size:
             raise ConfigurationError(
-                [
-                    f"The launcher started {process.world_size} processes, but torch.distributed was initialized with "
-                    f"{dist.get_world_size()}; let hexloop initialize it, or initialize it with all of them."
-                ]
+                f"The launcher started {process.world_size} processes, but torch.distributed was initialized with "
+                f"{dist.get_world_size()}; let hexloop initialize it, or initialize it with all of them."
             )
         return
     backend = backend_for(args)
     if not is_built_in(backend):
         raise ConfigurationError(
-            [
-                f"ddp_backend={args.ddp_backend or backend!r} is not available: this build of torch does not have it; "
-                "choose gloo, or leave it out."
-            ]
+            f"ddp_backend={args.ddp_backend or backend!r} is not available: this build of torch does not have it; "
+            "choose gloo, or leave it out."
         )
     if args.device.type == "cuda":
         torch.cuda.set_device(args.device)

@@ -12,8 +12,8 @@ class HexloopError(Exception):
 class ConfigurationError(HexloopError, ValueError):
     """A configuration that cannot work. `problems` lists everything that is wrong with it, one sentence each."""
 
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(dict.fromkeys(problems))
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(dict.fromkeys(problems))
         if len(self.problems) == 1:
             text = self.problems[0]
         else:

@@ -112,10 +112,8 @@ class BestMetric:
         """Return the metric's value. Raises ConfigurationError, listing the available metrics, if it is missing."""
         if self.full_name not in metrics:
             raise ConfigurationError(
-                [
-                    f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}. "
-                    f"Choose one of: {', '.join(sorted(metrics)) or '(none)'}."
-                ]
+                f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}. "
+                f"Choose one of: {', '.join(sorted(metrics)) or '(none)'}."
             )
         return metrics[self.full_name]
 

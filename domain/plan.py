@@ -47,18 +47,14 @@ def make_plan(batches_per_epoch: int | None, accumulation: int, epochs: float, m
     if batches_per_epoch is None:
         if max_steps <= 0:
             raise ConfigurationError(
-                [
-                    "num_train_epochs cannot determine the number of steps, because the training data has no length. "
-                    "Set max_steps."
-                ]
+                "num_train_epochs cannot determine the number of steps, because the training data has no length. "
+                "Set max_steps."
             )
         return Plan(max_steps, None, None, None, accumulation)
     if batches_per_epoch == 0:
         raise ConfigurationError(
-            [
-                "The training data yields no batches: it is empty, or shorter than one batch with "
-                "dataloader_drop_last=True. Provide at least one batch."
-            ]
+            "The training data yields no batches: it is empty, or shorter than one batch with "
+            "dataloader_drop_last=True. Provide at least one batch."
         )
     steps_per_epoch = math.ceil(batches_per_epoch / accumulation)
     total_steps = max_steps if max_steps > 0 else math.ceil(epochs * steps_per_epoch)

@@ -106,6 +106,6 @@ def variable_truth(name: str, value: str) -> bool:
     truth = parse_truth(value) if value.strip() else False
     if truth is None:
         raise ConfigurationError(
-            [f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."]
+            f"You set the environment variable {name}={shown(value)}, but it takes a truth value; set true or false."
         )
     return truth

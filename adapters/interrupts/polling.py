@@ -63,10 +63,8 @@ class Deadline:
     def __init__(self, seconds: float, margin: float, clock: Clock) -> None:
         if not 0 <= margin < seconds:
             raise ConfigurationError(
-                [
-                    f"A deadline of {seconds:g} s with a margin of {margin:g} s leaves no time to train; choose a "
-                    "later deadline, or a smaller margin of 0 or more."
-                ]
+                f"A deadline of {seconds:g} s with a margin of {margin:g} s leaves no time to train; choose a "
+                "later deadline, or a smaller margin of 0 or more."
             )
         self._seconds = seconds
         self._clock = clock

@@ -37,10 +37,8 @@ class SignalInterrupts:
         thread = threading.current_thread()
         if thread is not threading.main_thread():
             raise ConfigurationError(
-                [
-                    f"The run starts in the thread {thread.name!r}, but Python delivers signals to the main thread "
-                    "only; start the run there, or pass NoInterrupts and call request_stop."
-                ]
+                f"The run starts in the thread {thread.name!r}, but Python delivers signals to the main thread "
+                "only; start the run there, or pass NoInterrupts and call request_stop."
             )
         self._restore()
         self._ask, self._process = ask, os.getpid()

@@ -45,7 +45,7 @@ class TensorBoard:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         if not (find_spec("tensorboard") or find_spec("tensorboardX")):
             raise ConfigurationError(
-                ["Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."]
+                "Logging to tensorboard requires a package that is not installed; pip install 'hexloop[tensorboard]'."
             )
         self._chosen_folder = None if folder is None else os.path.expanduser(folder)
         self._folder = self._chosen_folder or _new_folder("")

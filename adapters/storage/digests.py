@@ -18,7 +18,7 @@ DIGESTS = ("xxh3-128", "blake2b")
 def check_algorithm(digest: str) -> str:
     """Return `digest`. Raises ConfigurationError if it is not in `DIGESTS`."""
     if digest not in DIGESTS:
-        raise ConfigurationError([f"digest={digest!r} is not supported; choose one of: {', '.join(DIGESTS)}."])
+        raise ConfigurationError(f"digest={digest!r} is not supported; choose one of: {', '.join(DIGESTS)}.")
     return digest
 
 

@@ -212,7 +212,7 @@ def from_transformers(args: Any, cls: type[T]) -> T | TrainingArguments:
         return args
     if not _are_from_transformers(args):
         refusal = RefusalError("a Trainer takes TrainingArguments of hexloop or transformers", "make such an object")
-        raise ConfigurationError([problem({"args": args}, refusal)])
+        raise ConfigurationError(problem({"args": args}, refusal))
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init}
     changed = {name: value for name, value in values.items() if not _is_default(args, name, value)}
     ignored = {name for name in SEQ2SEQ_ARGUMENTS if name not in changed} | LEGACY_ARGUMENTS.keys()

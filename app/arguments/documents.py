@@ -231,7 +231,7 @@ def read_json(path: str | Path) -> Document:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigurationError([f"{path}, line {error.lineno}: Invalid JSON ({error.msg}); fix it."]) from None
+        raise ConfigurationError(f"{path}, line {error.lineno}: Invalid JSON ({error.msg}); fix it.") from None
     # Except for tabs, JSON is YAML: the YAML reader finds the lines and duplicate keys.
     document = _parse_yaml(text.replace("\t", " "), str(path))
     document.values = values
@@ -243,9 +243,7 @@ def _text_of(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(
-            [f"The file {str(path)!r} cannot be read ({reason}); name a readable file."]
-        ) from error
+        raise ConfigurationError(f"The file {str(path)!r} cannot be read ({reason}); name a readable file.") from error
 
 
 class CoreSchemaLoader(yaml.SafeLoader):
@@ -290,7 +288,7 @@ def _parse_yaml(text: str, source: str) -> Document:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigurationError([f"{source}{line}: Invalid YAML ({reason}); fix it."]) from None
+        raise ConfigurationError(f"{source}{line}: Invalid YAML ({reason}); fix it.") from None
 
 
 def _composed(text: str, source: str) -> Document:

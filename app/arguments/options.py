@@ -69,7 +69,7 @@ def fields_of(cls: type[Any]) -> list[Field]:
         return list(_fields_of_dataclass(cls))
     if isinstance(cls, type) and attrs.has(cls):
         return list(_fields_of_attrs_class(cls))
-    raise ConfigurationError([f"{cls!r} cannot be parsed: it has no fields; make it an attrs class or a dataclass."])
+    raise ConfigurationError(f"{cls!r} cannot be parsed: it has no fields; make it an attrs class or a dataclass.")
 
 
 def _fields_of_dataclass(cls: type[Any]) -> Iterator[Field]:
@@ -117,10 +117,8 @@ def _resolved_kinds(cls: type[Any], fields: list[str]) -> dict[str, Any]:
         except NameError as error:
             if any(name in fields for name in inspect.get_annotations(owner)):
                 raise ConfigurationError(
-                    [
-                        f"{cls.__name__} cannot be parsed: the types of the fields of {owner.__name__} cannot be "
-                        f"resolved ({error}); define the class, and what its types name, at the top of a module."
-                    ]
+                    f"{cls.__name__} cannot be parsed: the types of the fields of {owner.__name__} cannot be "
+                    f"resolved ({error}); define the class, and what its types name, at the top of a module."
                 ) from None
     return {name: get_args(kind)[0] if get_origin(kind) is Annotated else kind for name, kind in kinds.items()}
 

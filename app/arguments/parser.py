@@ -242,7 +242,7 @@ def _strings_of(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            [f"The arguments file {str(file)!r} cannot be read ({error}); name a readable one."]
+            f"The arguments file {str(file)!r} cannot be read ({error}); name a readable one."
         ) from error
 
 

@@ -212,4 +212,4 @@ class Setters(Arguments):
 def _refuse_no_steps(strategy: str, steps: float) -> None:
     if strategy == "steps" and steps == 0:
         refusal = RefusalError("steps must be greater than 0", "give steps a positive value")
-        raise ConfigurationError([problem({"strategy": strategy, "steps": steps}, refusal)])
+        raise ConfigurationError(problem({"strategy": strategy, "steps": steps}, refusal))

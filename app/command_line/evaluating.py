@@ -189,7 +189,7 @@ def _prediction_dataset(recipe: Recipe) -> Any:
     dataset = recipe.make(name)
     if isinstance(dataset, dict):
         raise ConfigurationError(
-            [f"eval_dataset has several datasets ({', '.join(dataset)}), so none is chosen; name one as test_dataset."]
+            f"eval_dataset has several datasets ({', '.join(dataset)}), so none is chosen; name one as test_dataset."
         )
     return dataset
 

@@ -71,12 +71,12 @@ def _document(path: str | Path) -> Document:
         document = read_yaml(path)
     except ConfigurationError as error:
         if r"'\t'" in str(error):
-            raise ConfigurationError([f"{error} YAML is indented with spaces, not with tabs."]) from None
+            raise ConfigurationError(f"{error} YAML is indented with spaces, not with tabs.") from None
         raise
     if not document.values:
-        raise ConfigurationError([f"{path}: The recipe is empty; give it at least a model and a train_dataset."])
+        raise ConfigurationError(f"{path}: The recipe is empty; give it at least a model and a train_dataset.")
     if not isinstance(document.values, dict):
-        raise ConfigurationError([f"{path}: The recipe is not a mapping of keys to values; write 'model: ...'."])
+        raise ConfigurationError(f"{path}: The recipe is not a mapping of keys to values; write 'model: ...'.")
     return document
 
 

@@ -78,4 +78,4 @@ class Recipe:
 
     def _refuse(self, name: str, because: str, remedy: str) -> None:
         sentence = f"You chose {name}, but {because}; {remedy}."
-        raise ConfigurationError([self.document.located([(name,)], sentence)])
+        raise ConfigurationError(self.document.located([(name,)], sentence))

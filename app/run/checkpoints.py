@@ -19,10 +19,10 @@ from hexloop.app.run.compatibility import RunSetup
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.resume import AUTO, finished_at
 from hexloop.app.run.saving import companion_files
+from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import contents_for
 from hexloop.app.wiring.storage import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
-from hexloop.app.wiring.user_files import CheckpointOverride, user_files
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.names import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
@@ -201,10 +201,8 @@ def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            [
-                f"output_dir={args.output_dir!r} cannot be written to ({error}); choose another folder, or "
-                "save_strategy='no'."
-            ]
+            f"output_dir={args.output_dir!r} cannot be written to ({error}); choose another folder, or "
+            "save_strategy='no'."
         ) from error
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, cast
 
-from hexloop.app.wiring.optimization import make_schedule
+from hexloop.app.wiring.model import make_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import parameter_shapes
 from hexloop.domain.errors import ConfigurationError, StorageError
@@ -53,19 +53,15 @@ def refuse_evaluation_without_data(parts: TrainerParts) -> None:
         return
     if parts.eval_dataset is None:
         raise ConfigurationError(
-            [
-                f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} needs data to "
-                "evaluate on, but the Trainer has none; pass eval_dataset, or set eval_strategy='no'."
-            ]
+            f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} needs data to "
+            "evaluate on, but the Trainer has none; pass eval_dataset, or set eval_strategy='no'."
         )
     datasets = parts.eval_dataset if isinstance(parts.eval_dataset, dict) else {"eval_dataset": parts.eval_dataset}
     empty = [name for name, dataset in datasets.items() if _length(dataset) == 0]
     if empty or not datasets:
         raise ConfigurationError(
-            [
-                f"The evaluation data is empty ({', '.join(empty) or 'no data set at all'}); pass at least one sample, "
-                "or set eval_strategy='no'."
-            ]
+            f"The evaluation data is empty ({', '.join(empty) or 'no data set at all'}); pass at least one sample, "
+            "or set eval_strategy='no'."
         )
 
 
@@ -86,11 +82,9 @@ def _refuse_users_optimizer_of_sharded_model(parts: TrainerParts) -> None:
     capabilities = parts.adapters.parallelism.capabilities
     if capabilities.sharded and not parts.own_optimizer:
         raise ConfigurationError(
-            [
-                "The Trainer was given an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()), but "
-                f"the parallelism {capabilities.name} replaces the parameters that it holds; name the optimizer with "
-                "optim, or pass optimizer_cls_and_kwargs."
-            ]
+            "The Trainer was given an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()), but "
+            f"the parallelism {capabilities.name} replaces the parameters that it holds; name the optimizer with "
+            "optim, or pass optimizer_cls_and_kwargs."
         )
 
 
@@ -146,7 +140,7 @@ def refuse_untrainable_model(model: Any) -> None:
         )
     else:
         return
-    raise ConfigurationError([problem])
+    raise ConfigurationError(problem)
 
 
 def _quantization_method(model: Any, quantizer: Any) -> str:
@@ -251,11 +245,9 @@ def refuse_separate_folders(parts: TrainerParts) -> None:
     blind = [rank for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise ConfigurationError(
-            [
-                f"output_dir={parts.args.output_dir!r} is not shared: {_ranks(blind)} cannot see what rank 0 writes "
-                "there, so that no checkpoint would be complete; choose a folder that all machines share, the URL of "
-                "an object store, or save_strategy='no'."
-            ]
+            f"output_dir={parts.args.output_dir!r} is not shared: {_ranks(blind)} cannot see what rank 0 writes "
+            "there, so that no checkpoint would be complete; choose a folder that all machines share, the URL of "
+            "an object store, or save_strategy='no'."
         )
 
 

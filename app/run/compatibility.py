@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from hexloop.app.wiring.data import global_batch_size
-from hexloop.app.wiring.optimization import make_schedule
+from hexloop.app.wiring.model import make_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
 from hexloop.domain.run import Run

@@ -25,6 +25,7 @@ from hexloop.app.run.journal import RunJournal, journal_for, total_over_ranks
 from hexloop.app.run.reporting import start_reporting
 from hexloop.app.run.resume import mark_finished, same_global_batch
 from hexloop.app.run.session import RunHost, Session, watch_outcome
+from hexloop.app.wiring.checkpoint_files import CheckpointOverride
 from hexloop.app.wiring.data import (
     batch_preparation,
     global_batch_size,
@@ -40,10 +41,8 @@ from hexloop.app.wiring.learner import (
     make_losses,
     reduced_precision,
 )
-from hexloop.app.wiring.model import Observer, patched
-from hexloop.app.wiring.optimization import best_metric, scheduler_adapter
+from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.user_files import CheckpointOverride
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.requests import make_agreement

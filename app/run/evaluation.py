@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hexloop.app.run.determinism import IsolatedRandomness
-from hexloop.app.values import EvalLoopOutput, PredictionOutput
-from hexloop.app.wiring.evaluation import make_evaluator
+from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, make_evaluator
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain import evaluation as domain
 from hexloop.domain.errors import RunStateError

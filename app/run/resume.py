@@ -74,7 +74,7 @@ def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> It
     on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size
     if saved is not None and saved.only_processes_differ(args.world_size, asked) and not on_purpose:
         if saved.samples % batch:
-            raise ConfigurationError([_indivisible(parts, saved)])
+            raise ConfigurationError(_indivisible(parts, saved))
         args.gradient_accumulation_steps = saved.samples // batch
     if args.gradient_accumulation_steps != asked and args.should_log:
         logging.getLogger("hexloop").warning(

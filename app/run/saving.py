@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from hexloop.app.wiring.checkpoint_files import chunks_of, files_below
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded
 from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
@@ -21,7 +22,6 @@ from hexloop.ports.storage import Storage
 
 ARGUMENTS = "training_args.json"
 STATE = "trainer_state.json"
-CHUNK = 1 << 20
 
 
 def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] | None = None) -> None:
@@ -97,10 +97,7 @@ def _replace(storage: Storage, files: Iterable[File]) -> None:
 
 
 def _files_in(folder: str) -> Iterator[File]:
-    """Yield every file below a folder of this machine."""
-    for path in sorted(Path(folder).rglob("*")):
-        if path.is_file():
-            yield File(path.relative_to(folder).as_posix(), _chunks(path))
+    return (File(name, chunks_of(path)) for name, path in files_below(Path(folder)).items())
 
 
 def _state_file(parts: TrainerParts) -> File:
@@ -132,12 +129,6 @@ def _save_processing_class(parts: TrainerParts, folder: str) -> None:
 
 def _text(name: str, text: str) -> File:
     return File(name, [f"{text}\n".encode()])
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -15,9 +15,17 @@ from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.session import RunOutcome, Session
 from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.wiring.adapters import Adapters
-from hexloop.app.wiring.losses import smoother_for
-from hexloop.app.wiring.model import disable_replication, place_model, returns_loss_by_default, takes_any_keyword
-from hexloop.app.wiring.optimization import build_optimizer, choose_optimizer, decayed_names, make_learning_rates
+from hexloop.app.wiring.evaluation import smoother_for
+from hexloop.app.wiring.model import (
+    build_optimizer,
+    choose_optimizer,
+    decayed_names,
+    disable_replication,
+    make_learning_rates,
+    place_model,
+    returns_loss_by_default,
+    takes_any_keyword,
+)
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
@@ -143,7 +151,7 @@ class TrainerBase:
         with self.adapters.engine.model_init(self.args):
             model = self.model_init(trial) if takes_trial else self.model_init()
         if model is None:
-            raise ConfigurationError(["model_init returned None; let it return the model."])
+            raise ConfigurationError("model_init returned None; let it return the model.")
         return model
 
     def note_model(self) -> None:
@@ -299,5 +307,5 @@ class TrainerBase:
 
     def _made_optimizer(self) -> Any:
         if self.optimizer is None:
-            raise ConfigurationError(["The Trainer has no optimizer yet; call create_optimizer() or train() first."])
+            raise ConfigurationError("The Trainer has no optimizer yet; call create_optimizer() or train() first.")
         return self.optimizer

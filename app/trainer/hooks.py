@@ -24,9 +24,8 @@ from hexloop.app.wiring.data import (
     prepared_inputs,
     sampler_from,
 )
-from hexloop.app.wiring.evaluation import standard_prediction_step
+from hexloop.app.wiring.evaluation import LossChoice, standard_loss, standard_prediction_step
 from hexloop.app.wiring.learner import floating_point_operations
-from hexloop.app.wiring.losses import LossChoice, standard_loss
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.loop import log_evaluate_save
@@ -128,7 +127,7 @@ class TrainerHooks(TrainerBase):
     def get_train_dataloader(self) -> Any:
         """Return the batches of the training data."""
         if self.train_dataset is None:
-            raise ConfigurationError(["The Trainer has no data to train on; pass train_dataset."])
+            raise ConfigurationError("The Trainer has no data to train on; pass train_dataset.")
         loaders, size = self._loader_factory(), self._train_batch_size
         if is_overridden(self, "_get_train_sampler"):
             sampler = sampler_from(self._get_train_sampler, self.train_dataset)
@@ -143,7 +142,7 @@ class TrainerHooks(TrainerBase):
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
         if dataset is None:
-            raise ConfigurationError(["The Trainer has no data to evaluate on; pass eval_dataset."])
+            raise ConfigurationError("The Trainer has no data to evaluate on; pass eval_dataset.")
         return self._evaluation_loader(dataset)
 
     @standard

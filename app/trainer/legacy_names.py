@@ -29,7 +29,7 @@ class LegacyNames(TrainerBase):
         """Return what was passed under the old name. Raises ConfigurationError if both names are used."""
         if processing_class is not None:
             raise ConfigurationError(
-                ["You passed both tokenizer and processing_class, its new name; pass processing_class alone."]
+                "You passed both tokenizer and processing_class, its new name; pass processing_class alone."
             )
         _warn("Trainer(tokenizer=...)", "processing_class=...")
         return tokenizer
@@ -125,7 +125,7 @@ def _warn(old: str, new: str) -> None:
 
 
 def _refuse(method: str, because: str, instead: str) -> NoReturn:
-    raise ConfigurationError([f"{method} is not supported: {because}; {instead}."])
+    raise ConfigurationError(f"{method} is not supported: {because}; {instead}.")
 
 
 # Internal methods of transformers' Trainer

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.trainer import Trainer
-from hexloop.app.values import PredictionOutput
+from hexloop.app.wiring.evaluation import PredictionOutput
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run import Evaluation
@@ -59,10 +59,8 @@ class Seq2SeqTrainer(Trainer):
     ) -> None:
         if isinstance(args, TrainingArguments) and not isinstance(args, Seq2SeqTrainingArguments):
             raise ConfigurationError(
-                [
-                    f"Seq2SeqTrainer needs Seq2SeqTrainingArguments, but args is a {type(args).__name__}; pass "
-                    "Seq2SeqTrainingArguments, or use Trainer."
-                ]
+                f"Seq2SeqTrainer needs Seq2SeqTrainingArguments, but args is a {type(args).__name__}; pass "
+                "Seq2SeqTrainingArguments, or use Trainer."
             )
         super().__init__(
             model,
@@ -103,7 +101,7 @@ class Seq2SeqTrainer(Trainer):
             config.validate(strict=True)
         except ValueError as error:
             raise ConfigurationError(
-                [f"The generation_config is inconsistent, and could not be saved: {error} Fix its options."]
+                f"The generation_config is inconsistent, and could not be saved: {error} Fix its options."
             ) from error
         return config
 
@@ -202,10 +200,8 @@ def _refuse_generation(args: Seq2SeqTrainingArguments, model: Any) -> None:
     """Raise ConfigurationError if the arguments require a model to generate that cannot."""
     if args.predict_with_generate and not hasattr(model, "generate"):
         raise ConfigurationError(
-            [
-                f"predict_with_generate=True needs a model with a method generate, which {type(model).__name__} does "
-                "not have; add the method, or set predict_with_generate=False."
-            ]
+            f"predict_with_generate=True needs a model with a method generate, which {type(model).__name__} does "
+            "not have; add the method, or set predict_with_generate=False."
         )
 
 
@@ -239,9 +235,7 @@ def _padding_token(processing_class: Any, model: Any) -> int:
         token = getattr(getattr(model, "config", None), "pad_token_id", None)
     if token is None:
         raise ConfigurationError(
-            [
-                "predict_with_generate=True needs a padding token for shorter sequences; set pad_token_id in the "
-                "model's config, or pass a tokenizer as processing_class."
-            ]
+            "predict_with_generate=True needs a padding token for shorter sequences; set pad_token_id in the "
+            "model's config, or pass a tokenizer as processing_class."
         )
     return token

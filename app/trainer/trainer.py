@@ -22,11 +22,10 @@ from hexloop.app.run.reporting import set_log_level
 from hexloop.app.run.session import Session
 from hexloop.app.trainer.hooks import TrainerHooks
 from hexloop.app.trainer.legacy_names import LegacyNames, refuse_overridden_internals, without_old_names
-from hexloop.app.values import EvalLoopOutput, PredictionOutput
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator
-from hexloop.app.wiring.evaluation import refuse_metrics
+from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
@@ -81,7 +80,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.args = self.arguments_class() if args is None else from_transformers(args, self.arguments_class)
         with Refusals() as refusals:
             if (model is None) == (model_init is None):
-                raise ConfigurationError(["A Trainer needs either a model or a model_init; pass exactly one."])
+                raise ConfigurationError("A Trainer needs either a model or a model_init; pass exactly one.")
         with refusals:
             self.adapters = choose_adapters(self.args, injected)
             self._memory = memory_stages_for(self.args, self.adapters.device)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hexloop.app.transformers_checkpoints.conversion import random_state_dict, schedule_state_dict
+import numpy as np
+import torch
+
+from hexloop.adapters.contents.checkpoint.contents import RUN_STATE
+from hexloop.adapters.device.torch.base import decode_state
+from hexloop.adapters.trainable.torch.numbering import state_dict_of
 from hexloop.app.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STATE, write_pickled
-from hexloop.app.wiring.checkpoint_conversion import optimizer_state_dict
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.selection import open_checkpoint
@@ -37,7 +43,7 @@ def export_checkpoint(checkpoint: str | os.PathLike[str], to: str | os.PathLike[
     storage = storage_for(parent)
     manifest = open_checkpoint(storage, name).manifest
     source = CheckpointFiles(storage, name, manifest.files)
-    if not source.has_run_state or not source.parts("optimizer"):
+    if RUN_STATE not in source.files or not source.parts("optimizer"):
         raise CheckpointError(f"{checkpoint} contains only weights, which from_pretrained loads as they are.")
     target = os.path.join(os.fspath(to), f"checkpoint-{manifest.step}")
     if os.path.lexists(target):
@@ -60,13 +66,13 @@ def _write(source: CheckpointFiles, folder: str) -> None:
     for path in source.files:
         if path not in NOT_COPIED and not is_run_file(path):
             _copy(source, path, folder)
-    optimizer = optimizer_state_dict(_parts(source, "optimizer"), _groups(source))
+    optimizer = state_dict_of(_parts(source, "optimizer"), _groups(source))
     write_pickled(folder, OPTIMIZER, optimizer)
-    schedule = schedule_state_dict(_parts(source, "scheduler"), optimizer["param_groups"], state)
+    schedule = _schedule_state_dict(_parts(source, "scheduler"), optimizer["param_groups"], state)
     write_pickled(folder, SCHEDULER, schedule)
     if scaler := _parts(source, "scaler"):
         write_pickled(folder, SCALER, json_value(scaler["scaler"]))
-    write_pickled(folder, RANDOM, random_state_dict(_parts(source, "random")))
+    write_pickled(folder, RANDOM, _random_state_dict(_parts(source, "random")))
     with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
         json.dump(_trainer_state(source, state), file, indent=2, sort_keys=True)
 
@@ -98,5 +104,59 @@ def _copy(source: CheckpointFiles, path: str, folder: str) -> None:
     target = os.path.join(folder, *path.split("/"))
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "wb") as file:
-        for chunk in source.read(path):
-            file.write(chunk)
+        file.writelines(source.read(path))
+
+
+# Conversion
+
+
+def _random_state_dict(parts: dict[str, Part]) -> dict[str, Any]:
+    """Return the random states that a device exported, as transformers saves them in a single process."""
+    version, words, gauss = json_value(parts["python"])
+    kind, keys, position, has_gauss, cached = json_value(parts["numpy"])
+    streams: dict[str, Any] = {
+        "python": (version, tuple(words), gauss),
+        "numpy": (kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached),
+        "cpu": decode_state(json_value(parts["torch"])),
+    }
+    if "device" in parts:
+        streams["cuda"] = decode_state(json_value(parts["device"])).to(torch.uint8)
+    return streams
+
+
+def _schedule_state_dict(
+    parts: Mapping[str, Part], groups: Sequence[Mapping[str, Any]], state: RunState
+) -> dict[str, Any]:
+    """Return the state dict of the torch scheduler that transformers uses for the schedule of a checkpoint.
+
+    A torch scheduler of the user has its own; a schedule that is a function of the step is a `LambdaLR`, and one that
+    follows a metric is a `ReduceLROnPlateau`. Raises ValueError for the greedy schedule, which is neither.
+    """
+    rates = [float(group["lr"]) for group in groups]
+    if "scheduler" in parts:
+        kept: dict[str, Any] = json_value(parts["scheduler"])["state"]
+        return kept
+    if "adaptive" in parts:
+        return _plateau(json_value(parts["adaptive"])["state"], rates, state)
+    return {
+        "base_lrs": [float(group.get("initial_lr", group["lr"])) for group in groups],
+        "last_epoch": state.updates,
+        "_step_count": state.updates + 1,
+        "_is_initial": False,
+        "_get_lr_called_within_step": False,
+        "_last_lr": rates,
+        "lr_lambdas": [None] * len(groups),
+    }
+
+
+def _plateau(memory: Mapping[str, Any], rates: list[float], state: RunState) -> dict[str, Any]:
+    if "cooldown_counter" not in memory or "warmup_counter" in memory:
+        raise ValueError("transformers cannot load the state of the greedy schedule")
+    entries: dict[str, Any] = {
+        "num_bad_epochs": memory["num_bad_epochs"],
+        "cooldown_counter": memory["cooldown_counter"],
+        "last_epoch": state.step,
+        "_last_lr": rates,
+    }
+    best = memory["best"]
+    return entries if best is None or not math.isfinite(best) else {**entries, "best": best}

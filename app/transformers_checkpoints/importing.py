@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
 from torch import Tensor
 
-from hexloop.app.transformers_checkpoints.conversion import random_parts, run_state_of
+from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.checkpoint.contents import AnySetup
+from hexloop.adapters.device.torch.base import encode_state
+from hexloop.adapters.trainable.torch.numbering import numbered_parts
 from hexloop.app.transformers_checkpoints.files import (
     ARGUMENTS,
     OPTIMIZER,
+    RANDOM,
+    RANDOM_OF_FIRST,
     SCALER,
     SCHEDULER,
     STATE,
-    WEIGHTS,
-    WEIGHTS_INDEX,
     read_pickled,
     refuse_irregular,
+    weight_parts,
 )
-from hexloop.app.wiring.checkpoint_conversion import (
-    optimizer_parts,
-    safetensors_weights,
-    weight_part,
-    write_checkpoint,
-)
+from hexloop.app.wiring.adapters import cpu_device
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name
-from hexloop.domain.errors import CheckpointError
-from hexloop.domain.json_documents import json_part, read_json
+from hexloop.domain.checkpoints.store import CheckpointStore
+from hexloop.domain.errors import CheckpointError, StorageError
+from hexloop.domain.events import SaveFailed
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.files import File
 from hexloop.ports.state import Part
@@ -66,23 +69,50 @@ def import_checkpoint(
     StorageError if it cannot be written.
     """
     source = os.fspath(folder)
-    state = run_state_of(
-        _read_state(source),
-        gradient_accumulation_steps,
-        processes,
-        seed,
-        seed if data_seed is None else data_seed,
-        train_batch_size,
-    )
-    state.run = uuid.uuid4().hex
+    found, seeds = _read_state(source), (seed, seed if data_seed is None else data_seed)
+
+    def read_run_state() -> RunState:
+        batch = _batch_size(found.get("train_batch_size"), train_batch_size)
+        return _run_state(found, batch, gradient_accumulation_steps, processes, *seeds)
+
+    state: RunState = _checked(source, STATE, read_run_state)
     storage, name = storage_for(to), checkpoint_name(state.step)
     if any(entry.name == name for entry in storage.list("")):
         raise CheckpointError(
             f"You chose to write {name} to {os.fspath(to)}, but it exists already; choose another folder."
         )
     components = _components(source, state)
-    write_checkpoint(storage, state, components, lambda: _companions(source), "transformers")
+    exportables = {name: FixedParts(tuple(parts)) for name, parts in components.items()}
+    contents = CheckpointContents(exportables, lambda: _companions(source), setup=ImportedSetup())
+    for event in CheckpointStore(storage, contents).save(state):
+        if isinstance(event, SaveFailed):
+            raise StorageError(
+                f"The checkpoint was not written to {storage.capabilities.location}: {event.error}"
+            ) from event.error
     return os.path.join(os.fspath(to), name)
+
+
+@frozen
+class FixedParts:
+    """State that was exported before, and is only written."""
+
+    parts: tuple[Part, ...]
+
+    def export(self) -> Iterator[Part]:
+        """Return the parts."""
+        return iter(self.parts)
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Raise TypeError, as these parts are only written."""
+        raise TypeError("Imported state is only written; nothing can be loaded into it.")
+
+
+class ImportedSetup(AnySetup):
+    """The setup of a run of which only its origin is known."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the origin."""
+        return {"imported_from": "transformers"}
 
 
 def _components(folder: str, state: RunState) -> dict[str, list[Part]]:
@@ -96,11 +126,11 @@ def _components(folder: str, state: RunState) -> dict[str, list[Part]]:
     optimizer, schedule = read_pickled(folder, OPTIMIZER), read_pickled(folder, SCHEDULER)
     state.updates = _checked(folder, SCHEDULER, lambda: int(schedule["last_epoch"]))
     rates = _checked(folder, OPTIMIZER, lambda: [float(group["lr"]) for group in optimizer["param_groups"]])
-    parts["optimizer"] = _checked(folder, OPTIMIZER, lambda: optimizer_parts(optimizer))
+    parts["optimizer"] = _checked(folder, OPTIMIZER, lambda: list(numbered_parts(optimizer)))
     parts["scheduler"] = _checked(folder, SCHEDULER, lambda: [_schedule_part(schedule, rates, state)])
     if _has(folder, SCALER):
         parts["scaler"] = [json_part("scaler", read_pickled(folder, SCALER))]
-    parts["random"] = random_parts(folder)
+    parts["random"] = _random_parts(folder)
     return parts
 
 
@@ -166,60 +196,122 @@ def _has(folder: str, name: str) -> bool:
 def _checked(folder: str, name: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
         raise CheckpointError(f"{os.path.join(folder, name)} is invalid: {error!r}.") from error
 
 
-CHUNK = 1 << 22
+# Conversion
 
 
-def weight_parts(folder: str) -> list[Part]:
-    """Return the weights, each tensor once, under its first name. Raises CheckpointError if there are none."""
-    names = os.listdir(folder)
-    weights = safetensors_weights(names, lambda path, start=0: _chunks(folder, path, start))
-    if weights is not None:
-        return weights
-    if WEIGHTS in names:
-        return _distinct(read_pickled(folder, WEIGHTS), WEIGHTS)
-    if WEIGHTS_INDEX in names:
-        state: dict[str, Any] = {}
-        for shard in _shards(folder, names):
-            state |= read_pickled(folder, shard)
-        return _distinct(state, WEIGHTS_INDEX)
-    raise CheckpointError(
-        f"You chose to import {folder}, but it has neither model.safetensors nor {WEIGHTS}, whole or in shards; import "
-        "a checkpoint with the model's own weights (adapters and checkpoints of sharded runs are not supported)."
+def _random_parts(folder: str) -> list[Part]:
+    """Return the random states in a checkpoint's folder as a device exports them.
+
+    If there are none, warn and return the current states.
+    """
+    name = next((name for name in (RANDOM, RANDOM_OF_FIRST) if os.path.lexists(os.path.join(folder, name))), None)
+    if name is None:
+        warnings.warn(f"{folder} has no {RANDOM}, so the current random states are used.", stacklevel=4)
+        return list(cpu_device().export())
+    if name == RANDOM_OF_FIRST:
+        warnings.warn(
+            "The checkpoint was written by several processes: only the random states of the first are imported.",
+            stacklevel=4,
+        )
+    found = read_pickled(folder, name)
+    streams: list[Part] = _checked(folder, name, lambda: _streams(found))
+    return streams
+
+
+def _streams(found: dict[str, Any]) -> list[Part]:
+    version, words, gauss = found["python"]
+    kind, keys, position, has_gauss, cached = found["numpy"]
+    parts = [
+        json_part("python", [version, list(words), gauss]),
+        json_part("numpy", [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]),
+        json_part("torch", encode_state(found["cpu"])),
+    ]
+    gpus: Tensor | list[Tensor] | None = found.get("cuda")
+    if isinstance(gpus, Tensor):
+        return [*parts, json_part("device", encode_state(gpus))]
+    if gpus is not None:
+        parts += [json_part("device", encode_state(gpus[0])), json_part("devices", [*map(encode_state, gpus)])]
+    return parts
+
+
+def _batch_size(saved: Any, given: int | None) -> int:
+    if saved and given not in (None, saved):
+        raise CheckpointError(f"You chose train_batch_size={given}, but trainer_state.json has {saved}; leave it out.")
+    batch = saved or given
+    if batch is None:
+        raise CheckpointError(
+            "trainer_state.json does not contain the micro-batch size, as it is of an early release of transformers; "
+            "set train_batch_size."
+        )
+    return int(batch)
+
+
+def _run_state(
+    found: dict[str, Any], batch: int, accumulation: int, processes: int, seed: int, data_seed: int
+) -> RunState:
+    """Return the run state that a `trainer_state.json` describes, but for the number of updates.
+
+    Its fractional epoch and its step determine the steps per epoch, and so the position in the current epoch.
+    """
+    step, epochs = int(found["global_step"]), float(found["epoch"])
+    if step < 1 or not 0 < epochs < math.inf:
+        raise ValueError(f"step {step} of epoch {epochs}")
+    epoch, done = _position(step, epochs, accumulation)
+    logs = [entry for entry in found.get("log_history", ()) if isinstance(entry, dict)]
+    callbacks = dict(found.get("stateful_callbacks") or {})
+    callbacks.pop("TrainerControl", None)
+    return RunState(
+        run=uuid.uuid4().hex,
+        seed=seed,
+        data_seed=data_seed,
+        global_batch_size=batch * accumulation * processes,
+        step=step,
+        updates=step,
+        epoch=epoch,
+        position=done * batch * accumulation * processes,
+        batches=done * accumulation,
+        samples=step * batch * accumulation * processes,
+        tokens=int(found.get("num_input_tokens_seen") or 0),
+        operations=float(found.get("total_flos") or 0),
+        logged_step=step,
+        loss_total=_loss_total(logs, step),
+        best_metric=found.get("best_metric"),
+        best_step=found.get("best_global_step"),
+        history=logs,
+        callbacks=callbacks,
     )
 
 
-def _distinct(state: Any, name: str) -> list[Part]:
-    """Return a part for each tensor; tied weights, which have several names, are returned once."""
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"{name} is not a mapping from names to the weights of a model.")
-    seen: dict[object, str] = {}
-    for key, tensor in state.items():
-        seen.setdefault(
-            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if len(tensor.shape) else key, key
-        )
-    return [weight_part(key, state[key]) for key in seen.values()]
+def _position(step: int, epochs: float, accumulation: int) -> tuple[int, int]:
+    """Return the epoch, from 0, and the number of optimizer steps done in it."""
+    epoch = math.floor(epochs + 1e-9)
+    per_epoch = round(step / epochs)
+    if abs(per_epoch * epochs - step) <= 1e-6 * step:
+        return epoch, step - epoch * per_epoch
+    # The last window of each epoch is partial: the micro-batches per epoch are not a multiple of the window's.
+    fraction = epochs - epoch
+    for done in range(1, step + 1):
+        micro_batches = round(done * accumulation / fraction)
+        per_epoch = math.ceil(micro_batches / accumulation)
+        agrees = abs(done * accumulation / micro_batches - fraction) < 1e-9
+        if agrees and done < per_epoch and epoch * per_epoch + done == step:
+            return epoch, done
+    raise ValueError(
+        f"step {step} is not at epoch {epochs} with {accumulation} micro-batches per step; set "
+        "gradient_accumulation_steps to that of the run"
+    )
 
 
-def _shards(folder: str, names: list[str]) -> list[str]:
-    refuse_irregular(os.path.join(folder, WEIGHTS_INDEX))
-    with open(os.path.join(folder, WEIGHTS_INDEX), "rb") as file:
-        try:
-            shards = sorted(set(read_json(file.read())["weight_map"].values()))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{WEIGHTS_INDEX} is not an index of weights: {error!r}.") from error
-    if missing := [shard for shard in shards if shard not in names]:
-        raise CheckpointError(f"{WEIGHTS_INDEX} lists files that are missing: {', '.join(map(repr, missing))}.")
-    return shards
-
-
-def _chunks(folder: str, name: str, start: int) -> Iterator[memoryview]:
-    path = os.path.join(folder, name)
-    refuse_irregular(path)
-    with open(path, "rb") as file:
-        file.seek(start)
-        while chunk := file.read(CHUNK):
-            yield memoryview(chunk)
+def _loss_total(logs: list[dict[str, Any]], step: int) -> float:
+    """Return the sum of the losses of all steps, from the logs; steps after the last log use its loss."""
+    total, before, loss = 0.0, 0, 0.0
+    for entry in logs:
+        if "loss" in entry and math.isfinite(entry["loss"]):
+            loss = float(entry["loss"])
+            total += loss * (int(entry["step"]) - before)
+            before = int(entry["step"])
+    return total + loss * (step - before)

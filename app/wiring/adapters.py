@@ -27,9 +27,8 @@ from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.engines import engine_for
+from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
-from hexloop.app.plugins import find_plugin, plugin_names
 from hexloop.app.wiring.combinations import refused_combinations
 from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
@@ -150,7 +149,7 @@ def choose_device(args: TrainingArguments) -> Device:
         return device
     reason = "torch does not find it on this machine" if kind in DEVICES else "hexloop has no adapter for it"
     raise ConfigurationError(
-        [f"The device {args.device} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."]
+        f"The device {args.device} cannot be used: {reason}. Choose another, pass device=..., or set use_cpu=True."
     )
 
 

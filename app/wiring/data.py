@@ -101,11 +101,9 @@ def global_batch_size(args: TrainingArguments, batch_size: int) -> int:
         return batch_size * args.world_size
     if batch_size % args.world_size:
         raise ConfigurationError(
-            [
-                f"split_batches=True in accelerator_config cannot split batches of {batch_size} evenly among "
-                f"{args.world_size} processes; choose per_device_train_batch_size and per_device_eval_batch_size among "
-                f"the multiples of {args.world_size}."
-            ]
+            f"split_batches=True in accelerator_config cannot split batches of {batch_size} evenly among "
+            f"{args.world_size} processes; choose per_device_train_batch_size and per_device_eval_batch_size among "
+            f"the multiples of {args.world_size}."
         )
     return batch_size
 
@@ -187,9 +185,9 @@ def refuse_too_many_processes(parts: TrainerParts, data: TrainingData) -> None:
     if world == 1:
         return
     if samples is not None and 0 < samples < world:
-        raise ConfigurationError([too_many_ranks(world, samples)])
+        raise ConfigurationError(too_many_ranks(world, samples))
     if parts.hooks.training_step.overridden and data.pads:
-        raise ConfigurationError([PADDING_IN_OVERRIDDEN_STEP])
+        raise ConfigurationError(PADDING_IN_OVERRIDDEN_STEP)
 
 
 def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:

@@ -1,56 +1,167 @@
-"""The evaluator of a model: prediction step, options and batches, from the arguments and the hooks."""
+"""The loss of a run, and the evaluator of a model: prediction step, options and batches."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from attrs import evolve, frozen
 
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
-from hexloop.adapters.evaluator.torch.evaluator import (
-    EvaluationOptions,
-    PredictionStep,
-    RankGatherer,
-    SingleRank,
-    TorchEvaluator,
+from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, SingleRank, TorchEvaluator
+from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
+from hexloop.adapters.trainable.torch.forward import (
+    is_causal_language_model,
+    shifts_by_loss_type,
+    shifts_labels,
+    takes_any_keyword,
+    takes_item_count,
 )
-from hexloop.adapters.trainable.torch.loss import in_full_precision
-from hexloop.adapters.trainable.torch.trainable import item_count
+from hexloop.adapters.trainable.torch.loss import FunctionLoss, LabelSmoother, SmoothedLoss, in_full_precision
+from hexloop.adapters.trainable.torch.trainable import ComputeLoss, ModelLoss, item_count
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.data import batch_transfer, evaluation_batches, expected_rows
-from hexloop.app.wiring.losses import HALF_FORMATS, run_loss
 from hexloop.app.wiring.model import with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
 
+__all__ = ["EvalLoopOutput", "PredictionOutput"]  # adapters' names that the rest of the app gets from here
+
+HALF_FORMATS = ("bf16", "fp16")
+"""The precisions in which a model returns half precision."""
+
+# Loss
+
+
+@frozen
+class LossChoice:
+    """A loss function; whether it divides by the item count that it receives; whether it shifts the labels."""
+
+    compute: ComputeLoss
+    normalises: bool
+    shifted: bool
+
+
+def standard_loss(parts: TrainerParts) -> LossChoice:
+    """Return the user's function, smoothed labels, or the loss that the model returns, in this order.
+
+    With `loss_weighting="reference"` items are counted by transformers' rules. A model divides by the count if its
+    forward takes any keyword argument and the labels are named "labels". The first label of a row, which a shifted loss
+    never uses, is left out of the count depending on the type of the model's loss, whatever loss is computed.
+    """
+    model, label_names, exact = parts.model, parts.label_names, parts.args.loss_weighting == "exact"
+    divides = parts.model_accepts_loss_kwargs
+    if divides == takes_any_keyword(model):  # the user has not assigned another answer
+        divides = takes_item_count(model) if exact else divides and "labels" in label_names
+    shifted = shifts_labels(model) if exact else shifts_by_loss_type(model)
+    if parts.compute_loss_func is not None:
+        return LossChoice(FunctionLoss(parts.compute_loss_func, label_names), True, shifted)
+    smoother, factor = parts.label_smoother, parts.args.label_smoothing_factor
+    asked = smoother is not None or bool(factor)
+    if asked and _can_be_smoothed(model, label_names, factor) and smoother is not None:
+        shifts = is_causal_language_model(model) or (exact and shifted)
+        smoothed = SmoothedLoss(smoother, shifts, label_names)
+        return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
+    return LossChoice(ModelLoss(divides), divides, shifted)
+
+
+def _can_be_smoothed(model: Any, label_names: list[str], factor: float) -> bool:
+    """Return whether the model has one label for each row or position; warn if it does not."""
+    problem = None
+    if _has_several_labels_a_row(model):
+        problem = "a row of multi-label classification has several labels at once"
+    elif len(label_names) > 1 and "labels" not in label_names:
+        problem = f"the labels {', '.join(label_names)} belong to no single distribution"
+    if problem is not None:
+        warnings.warn(
+            f"label_smoothing_factor={factor} has no effect: {problem}; the labels are not smoothed.", stacklevel=2
+        )
+    return problem is None
+
+
+def smoother_for(model: Any, args: TrainingArguments) -> LabelSmoother | None:
+    """Return the label smoother that the arguments require; None if there is none, or a row has several labels."""
+    if not args.label_smoothing_factor or _has_several_labels_a_row(model):
+        return None
+    return LabelSmoother(args.label_smoothing_factor)
+
+
+def _has_several_labels_a_row(model: Any) -> bool:
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+
+
+def run_loss(parts: TrainerParts) -> LossChoice:
+    """Return the loss that `compute_loss` computes, overridden or not, in the context that an override provides."""
+    hooks, choice = parts.hooks, standard_loss(parts)
+    if hooks.compute_loss.overridden:
+        choice = _overridden_loss(parts, choice)
+    if not (hooks.compute_loss_context_manager.overridden or hooks.autocast_smart_context_manager.overridden):
+        return choice
+
+    def compute(*values: Any, **named: Any) -> Any:
+        with hooks.compute_loss_context_manager():
+            return choice.compute(*values, **named)
+
+    return evolve(choice, compute=compute)
+
+
+def _overridden_loss(parts: TrainerParts, standard: LossChoice) -> LossChoice:
+    """Return the loss of an overridden `compute_loss`, which gets a copy of the batch and may remove entries of it.
+
+    It is assumed to divide by the item count if the model's own loss does and it takes the count, unless
+    `loss_is_scaled_for_ga` says otherwise. Under mixed precision the model returns float32 to it.
+    """
+    compute_loss, in_half = parts.hooks.compute_loss.method, parts.adapters.precision.name in HALF_FORMATS
+    takes_count, scaled = takes_argument(compute_loss, "num_items_in_batch"), parts.loss_is_scaled_for_ga
+
+    def compute(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        keywords: dict[str, Any] = {"return_outputs": True} if return_outputs else {}
+        if takes_count:
+            keywords["num_items_in_batch"] = num_items_in_batch
+        with model.register_forward_hook(_full_precision_output) if in_half else nullcontext():
+            return compute_loss(model, shallow_copy(inputs), **keywords)
+
+    return LossChoice(compute, standard.normalises and takes_count if scaled is None else scaled, standard.shifted)
+
+
+def _full_precision_output(_model: Any, _inputs: Any, outputs: Any) -> Any:
+    return in_full_precision(outputs)
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name, or takes any keyword."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def prepared_loss(parts: TrainerParts, choice: LossChoice) -> LossChoice:
+    """Return the loss of the inputs that an overridden `_prepare_inputs` returns."""
+    if not parts.hooks.prepare_inputs.overridden:
+        return choice
+
+    def compute(model: Any, inputs: Any, *values: Any, **named: Any) -> Any:
+        return choice.compute(model, parts.hooks.prepare_inputs(shallow_copy(inputs)), *values, **named)
+
+    return evolve(choice, compute=compute)
+
+
+# Evaluation
+
 
 def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     """Return what `Trainer.prediction_step` does unless it is overridden.
 
-    If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
+    A loss that divides by the item count divides by that of the batch. Results that mixed precision computes in half
+    precision are returned in float32. If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
     """
-    step = _prediction_step(parts)
-    if not parts.hooks.prepare_inputs.overridden:
-        return step
-
-    def prepare(inputs: Any) -> Any:
-        return parts.hooks.prepare_inputs(shallow_copy(inputs))
-
-    return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
-
-
-def _prediction_step(parts: TrainerParts) -> PredictionStep:
-    """Return the step. A loss that divides by the item count divides by that of the batch.
-
-    Results that mixed precision computes in half precision are returned in float32.
-    """
-    loss = run_loss(parts)
-    precision = parts.adapters.precision
+    loss, precision = run_loss(parts), parts.adapters.precision
 
     def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
         items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
@@ -60,15 +171,20 @@ def _prediction_step(parts: TrainerParts) -> PredictionStep:
         wrapped = precision.wrap(forward)
         return lambda *args, **kwargs: in_full_precision(wrapped(*args, **kwargs))
 
+    def prepare(inputs: Any) -> Any:
+        return parts.hooks.prepare_inputs(shallow_copy(inputs))
+
     config = getattr(parts.model, "config", None)
-    ignored = () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",))
-    return PredictionStep(
+    step = PredictionStep(
         compute,
         wrap_in_full_precision if precision.name in HALF_FORMATS else precision.wrap,
         parts.label_names,
-        ignored,
+        () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",)),
         not parts.label_names and parts.can_return_loss,
     )
+    if not parts.hooks.prepare_inputs.overridden:
+        return step
+    return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
 
 
 def make_evaluator(
@@ -78,7 +194,7 @@ def make_evaluator(
 
     Raises ConfigurationError if `compute_metrics` cannot compute metrics in the way that the arguments require.
     """
-    args = parts.args
+    args, adapters = parts.args, parts.adapters
     refuse_metrics(args, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
@@ -114,17 +230,15 @@ def make_evaluator(
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        _rank_gatherer(parts),
+        SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name),
         modes=parts.modes,
     )
 
 
 def _model_in_training(parts: TrainerParts) -> Any:
     """Return the wrapped model; in data parallelism over processes the inner model, because no gradients are summed."""
-    parallelism = parts.adapters.parallelism
-    if parallelism.capabilities.processes and not parallelism.capabilities.sharded:
-        return parts.model
-    return parts.model_wrapped
+    capabilities = parts.adapters.parallelism.capabilities
+    return parts.model if capabilities.processes and not capabilities.sharded else parts.model_wrapped
 
 
 def _prepared_model(parts: TrainerParts) -> Any:
@@ -155,26 +269,15 @@ def _evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
 
 def _created(folder: str | None) -> str | None:
     """Create the folder if needed and return its path. Raises ConfigurationError if it cannot be created."""
-    if folder is not None:
-        try:
+    try:
+        if folder is not None:
             os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                [
-                    f"predictions_folder={folder!r} does not exist and cannot be created ({error}); choose another "
-                    "folder."
-                ]
-            ) from error
+    except OSError as error:
+        problem = (
+            f"predictions_folder={folder!r} does not exist and cannot be created ({error}); choose another folder."
+        )
+        raise ConfigurationError(problem) from error
     return folder
-
-
-def _rank_gatherer(parts: TrainerParts) -> RankGatherer:
-    """Return what gathers the predictions of all processes."""
-    gatherer: RankGatherer
-    if parts.adapters.collectives.world_size == 1:
-        return SingleRank()
-    gatherer = tensor_gatherer(parts.adapters.device.name)
-    return gatherer
 
 
 def tensor_gatherer(device: str) -> Any:
@@ -186,13 +289,8 @@ def tensor_gatherer(device: str) -> Any:
 
 def refuse_metrics(args: TrainingArguments, compute: Callable[..., Any] | None) -> None:
     """Raise ConfigurationError if metrics are to be computed by batch, and the function does not support that."""
-    if not args.batch_eval_metrics or compute is None:
-        return
-    parameters = inspect.signature(compute).parameters.values()
-    if not any(each.name == "compute_result" or each.kind is each.VAR_KEYWORD for each in parameters):
+    if args.batch_eval_metrics and compute is not None and not takes_argument(compute, "compute_result"):
         raise ConfigurationError(
-            [
-                "batch_eval_metrics=True needs a compute_metrics with a parameter compute_result, which is True for "
-                "the last batch; add it, collect what the metrics need at each call, and return them at the last one."
-            ]
+            "batch_eval_metrics=True needs a compute_metrics with a parameter compute_result, which is True for "
+            "the last batch; add it, collect what the metrics need at each call, and return them at the last one."
         )

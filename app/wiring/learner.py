@@ -26,7 +26,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     resolved_count,
 )
 from hexloop.app.arguments.data import AcceleratorConfig
-from hexloop.app.wiring.losses import HALF_FORMATS, prepared_loss, run_loss
+from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
 from hexloop.domain.loop import StandardLearner

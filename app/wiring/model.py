@@ -1,18 +1,21 @@
-"""The model of a run: its device, its memory options, and the patches that last as long as the run."""
+"""The model of a run, with the patches that last as long as the run, its optimizer and its learning-rate schedule."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 from attrs import evolve
 
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.trainable.torch import forward
+from hexloop.adapters.scheduler.torch import TorchScheduler
+from hexloop.adapters.trainable.torch import optimizers
+from hexloop.adapters.trainable.torch.forward import default_label_names, returns_loss_by_default, takes_any_keyword
 from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
+from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
 from hexloop.adapters.trainable.torch.special_tokens import align_special_tokens
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
@@ -20,14 +23,24 @@ from hexloop.app.engines import engine_for
 from hexloop.app.joining import join
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, EpochBegan
+from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.schedules import ADAPTIVE, Adaptive, Shape, build_adaptive, build_shape
+from hexloop.domain.schedules.scheduler import MEMORY, AdaptiveRates, ScheduledRates
 from hexloop.ports.device import Device
+from hexloop.ports.scheduler import Scheduler
+
+__all__ = [
+    "build_optimizer",
+    "decayed_names",
+    "default_label_names",
+    "returns_loss_by_default",
+    "takes_any_keyword",
+]  # adapters' names that the rest of the app gets from here
 
 Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
 """Functions to call at events of these types."""
-
-PredictionStep: TypeAlias = Callable[..., Any]
-"""From a model and a batch to the loss, the logits and the labels."""
 
 
 def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool = True) -> Any:
@@ -46,25 +59,10 @@ def place_model(model: Any, args: TrainingArguments, device: Device, moves: bool
 
 
 def disable_replication(adapters: Adapters, args: TrainingArguments) -> None:
-    """Train on one device of this process, for a model that cannot be replicated on all of them."""
+    """Train on one device of this process, with a model that cannot be replicated on all of them."""
     if adapters.parallelism.capabilities.several_devices:
         adapters.parallelism = SingleProcess()
         args.surroundings = evolve(args.surroundings, n_gpu=1)
-
-
-def takes_any_keyword(model: Any) -> bool:
-    """Return whether forward takes any keyword, and so the number of items, or the model declares that it does."""
-    return forward.takes_any_keyword(model)
-
-
-def returns_loss_by_default(model: Any) -> bool:
-    """Return whether forward computes a loss without labels."""
-    return forward.returns_loss_by_default(model)
-
-
-def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
-    """Return the inputs that are labels if the arguments do not name them: those of forward, or of a separate loss."""
-    return forward.default_label_names(model, has_own_loss)
 
 
 @contextmanager
@@ -79,7 +77,7 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
     observers: list[Observer] = []
     with ExitStack() as patches:
         if args.use_liger_kernel:
-            apply_liger_kernels(model, args.liger_kernel_config)
+            _apply_liger_kernels(model, args.liger_kernel_config)
         if args.neftune_noise_alpha is not None:
             patches.callback(add_embedding_noise(model, args.neftune_noise_alpha))
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
@@ -91,7 +89,7 @@ def patched(model: Any, args: TrainingArguments, processing_class: Any) -> Itera
         yield observers
 
 
-def with_past(index: int, step: PredictionStep) -> PredictionStep:
+def with_past(index: int, step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a prediction step that passes the model's past outputs from each batch to the next."""
     past = PastOutputs(index, training=False)
 
@@ -105,7 +103,7 @@ def with_past(index: int, step: PredictionStep) -> PredictionStep:
     return predict
 
 
-def apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:
+def _apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:
     """Replace the layers of a transformers model by those of the package liger-kernel, permanently.
 
     choice: which layers, by the package's own names. Raises ConfigurationError if the package is not installed, or the
@@ -118,7 +116,7 @@ def apply_liger_kernels(model: Any, choice: dict[str, bool] | None) -> None:
     elif getattr(getattr(inner, "config", None), "model_type", None) is None:
         problem = f"needs a model of transformers, but the model is a {type(inner).__name__}; remove the option"
     if problem is not None:
-        raise ConfigurationError([f"use_liger_kernel=True {problem}."])
+        raise ConfigurationError(f"use_liger_kernel=True {problem}.")
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     _apply_liger_kernel_to_instance(model=inner, **(choice or {}))
@@ -137,15 +135,12 @@ def _checkpoint_activations(model: Any, options: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=torch_options or None, **own)
     else:
         raise ConfigurationError(
-            [
-                f"activation_checkpointing=True needs a model with a method activation_checkpointing_enable, which "
-                f"{type(model).__name__} does not have; add the method, or set activation_checkpointing=False."
-            ]
+            f"activation_checkpointing=True needs a model with a method activation_checkpointing_enable, which "
+            f"{type(model).__name__} does not have; add the method, or set activation_checkpointing=False."
         )
 
 
-@contextmanager
-def zero3_init(args: TrainingArguments) -> Iterator[None]:
+def zero3_init(args: TrainingArguments) -> AbstractContextManager[None]:
     """Partition the parameters of every module over the processes as it is created, if ZeRO 3 is chosen.
 
     Every process draws the same weights as without it, those of one module at a time. Create transformers' models by
@@ -153,5 +148,113 @@ def zero3_init(args: TrainingArguments) -> Iterator[None]:
     model exists. If ZeRO 3 is not chosen, nothing happens. Collective. Raises ConfigurationError for an invalid
     DeepSpeed configuration.
     """
-    with engine_for(args).sharded_init(args, partial(join, args)):
-        yield
+    return engine_for(args).sharded_init(args, partial(join, args))
+
+
+# Optimizer
+
+
+def choose_optimizer(args: TrainingArguments, model: Any) -> tuple[type[Any], dict[str, Any]]:
+    """Return the optimizer class that the arguments name, and its keyword arguments."""
+    return optimizers.choose_optimizer(
+        str(getattr(args.optim, "value", args.optim)),
+        args.learning_rate,
+        (args.adam_beta1, args.adam_beta2),
+        args.adam_epsilon,
+        args.optim_args,
+        args.device.type,
+        model,
+    )
+
+
+# Schedule
+
+
+class LearningRates:
+    """The default `trainer.lr_scheduler`: hexloop's schedule with the methods of a torch scheduler.
+
+    The loop advances it; a script that drives the optimizer itself calls `step()` after each update.
+    """
+
+    def __init__(self, scheduler: ScheduledRates | AdaptiveRates, optimizer: Any) -> None:
+        self.scheduler = scheduler
+        self.optimizer = optimizer
+        self.base_lrs = list(scheduler.base_rates)
+        scheduler.start(0)
+
+    @property
+    def last_epoch(self) -> int:
+        """The number of updates so far, as torch names it."""
+        return self.scheduler.updates
+
+    def get_last_lr(self) -> list[float]:
+        """Return the current rate of each parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def step(self, metrics: float | None = None) -> None:
+        """Set the rates after one more update."""
+        self.scheduler.advance(self.scheduler.updates + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the schedule, by torch's names, and the metrics memory of an adaptive schedule."""
+        position = {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs), "_last_lr": self.get_last_lr()}
+        return position | {part.name: json_value(part) for part in self.scheduler.export()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned, and set its rates."""
+        self.base_lrs = list(state_dict["base_lrs"])
+        self.scheduler.base_rates = tuple(self.base_lrs)
+        self.scheduler.load([json_part(name, state_dict[name]) for name in state_dict.keys() & {MEMORY}])
+        self.scheduler.start(state_dict["last_epoch"])
+
+
+def best_metric(args: TrainingArguments) -> BestMetric:
+    """Return the metric that decides which evaluation is the best."""
+    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better))
+
+
+def make_schedule(args: TrainingArguments, total_steps: int, optimizer: Any = None) -> Adaptive[Any] | Shape:
+    """Return the schedule that the arguments name. Raises ConfigurationError if its options are invalid.
+
+    Rates among the options are relative to the optimizer's default rate, or to that of the arguments if it has none.
+    """
+    name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    options: dict[str, Any] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+    if name in ADAPTIVE:
+        return build_adaptive(name, options)
+    rate = getattr(optimizer, "defaults", {}).get("lr")
+    base_rate, warmup_steps = args.learning_rate if rate is None else float(rate), args.get_warmup_steps(total_steps)
+    return build_shape(name, base_rate=base_rate, warmup_steps=warmup_steps, total_steps=total_steps, options=options)
+
+
+def make_learning_rates(args: TrainingArguments, optimizer: Any, total_steps: int) -> LearningRates:
+    """Return the schedule that the arguments name, applied to the optimizer's own rates.
+
+    Raises ConfigurationError if the schedule's options are invalid, or the optimizer has no learning rate.
+    """
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ConfigurationError(
+            f"The optimizer ({type(optimizer).__name__}) has no learning rate that the schedule could scale; set "
+            "one, or pass optimizers=(optimizer, get_adafactor_schedule(optimizer))."
+        )
+    base_rates = tuple(float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups)
+
+    def set_rates(rates: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    schedule: Any = make_schedule(args, total_steps, optimizer)
+    scheduler: ScheduledRates | AdaptiveRates
+    if args.lr_scheduler_type in ADAPTIVE:
+        scheduler = AdaptiveRates(schedule, best_metric(args), base_rates, set_rates)
+    else:
+        scheduler = ScheduledRates(schedule, base_rates, set_rates)
+    return LearningRates(scheduler, optimizer)
+
+
+def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments) -> Scheduler:
+    """Return the Scheduler adapter for `trainer.lr_scheduler`."""
+    if isinstance(lr_scheduler, LearningRates):
+        return lr_scheduler.scheduler
+    metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
+    return TorchScheduler(lr_scheduler, optimizer, metric)

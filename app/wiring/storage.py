@@ -17,7 +17,7 @@ from urllib.request import url2pathname
 
 from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.app.plugins import find_plugin, plugin_names
+from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.checkpoints.names import checkpoint_name, step_of
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
@@ -77,10 +77,8 @@ def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> S
         return STORAGES[scheme](location, digest)
     if urlsplit(location).password:
         raise ConfigurationError(
-            [
-                f"The {scheme}:// URL contains a password, which would end up in logs and checkpoints. Remove it, and "
-                "provide it through the environment, a configuration file of fsspec, or FsspecStorage(url, options)."
-            ]
+            f"The {scheme}:// URL contains a password, which would end up in logs and checkpoints. Remove it, and "
+            "provide it through the environment, a configuration file of fsspec, or FsspecStorage(url, options)."
         )
     plugin = find_plugin("storages", scheme)
     if plugin is not None:
@@ -88,7 +86,7 @@ def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> S
         return storage
     problem = _problem_of_fsspec(scheme)
     if problem:
-        raise ConfigurationError([f"{location} cannot be used: {problem}"])
+        raise ConfigurationError(f"{location} cannot be used: {problem}")
     from hexloop.adapters.storage.fsspec import FsspecStorage
 
     return FsspecStorage(location, digest=digest)
@@ -101,7 +99,7 @@ def refuse_unreachable(location: str, storage: Storage) -> None:
         storage.write(name, [b"can this be written to?"])
         storage.remove(name)
     except StorageError as error:
-        raise ConfigurationError([f"Checkpoints cannot be written to {location}: {error}"]) from error
+        raise ConfigurationError(f"Checkpoints cannot be written to {location}: {error}") from error
 
 
 def _problem_of_fsspec(scheme: str) -> str | None:
@@ -138,10 +136,8 @@ def _path_of(location: str) -> str:
     url = urlsplit(location)
     if url.netloc not in ("", "localhost"):
         raise ConfigurationError(
-            [
-                f"{location} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
-                "file:///absolute/path, or only the path."
-            ]
+            f"{location} refers to the folder {url.path or '/'} on a machine named {url.netloc}; write "
+            "file:///absolute/path, or only the path."
         )
     return url2pathname(url.path)
 

@@ -24,10 +24,8 @@ MAX_TABLE_LENGTH = 1024
 def _checked_length(length: int) -> int:
     if not 0 <= length <= MAX_LENGTH:
         raise ConfigurationError(
-            [
-                f"A random order of {length} samples is not supported: it can hold 0 to 2**62 samples. "
-                "Pass a data set whose length is in that range."
-            ]
+            f"A random order of {length} samples is not supported: it can hold 0 to 2**62 samples. "
+            "Pass a data set whose length is in that range."
         )
     return length
 

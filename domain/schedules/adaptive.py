@@ -241,10 +241,8 @@ class Greedy:
         floors, ceilings = match_groups(len(rates), min_lr=self.min_lr, max_lr=self.max_lr)
         if any(floor > ceiling for floor, ceiling in zip(floors, ceilings, strict=True)):
             raise ConfigurationError(
-                [
-                    f"min_lr={self.min_lr!r} is above max_lr={self.max_lr!r} in at least one parameter group. "
-                    "Set min_lr to at most max_lr in every group."
-                ]
+                f"min_lr={self.min_lr!r} is above max_lr={self.max_lr!r} in at least one parameter group. "
+                "Set min_lr to at most max_lr in every group."
             )
         return GreedyState(tuple(rates), self.reset_start)
 

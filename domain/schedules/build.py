@@ -61,7 +61,7 @@ def build_shape(
     """
     if name in ADAPTIVE:
         raise ConfigurationError(
-            [f"The schedule {name!r} follows a metric and is not a function of the step. Use build_adaptive."]
+            f"The schedule {name!r} follows a metric and is not a function of the step. Use build_adaptive."
         )
     run = {"base_rate": base_rate, "num_warmup_steps": warmup_steps, "num_training_steps": total_steps}
     return _build(name, SHAPES, run, options)
@@ -74,7 +74,7 @@ def build_adaptive(name: str, options: Mapping[str, Any]) -> Adaptive[Any]:
     """
     if name in SHAPES:
         raise ConfigurationError(
-            [f"The schedule {name!r} is a function of the step and does not follow a metric. Use build_shape."]
+            f"The schedule {name!r} is a function of the step and does not follow a metric. Use build_shape."
         )
     return _build(name, ADAPTIVE, {}, options)
 
@@ -84,7 +84,7 @@ def _build(
 ) -> Schedule:
     if name not in table:
         known = remedy_of_unknown(name, [*SHAPES, *ADAPTIVE])
-        raise ConfigurationError([f"Unknown schedule {name!r}: {known}."])
+        raise ConfigurationError(f"Unknown schedule {name!r}: {known}.")
     parameters = signature(table[name]).parameters
     own = [parameter for parameter in parameters if parameter not in run]
     problems = [_not_an_option(name, option, own, run) for option in options if option not in own]

@@ -30,7 +30,7 @@ from .app.transformers_checkpoints import export_checkpoint as export_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
 from .app.run.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed
-from .app.values import (
+from .adapters.scheduler.torch.factories import (
     get_adafactor_schedule as get_adafactor_schedule,
     get_constant_schedule as get_constant_schedule,
     get_constant_schedule_with_warmup as get_constant_schedule_with_warmup,
@@ -49,13 +49,15 @@ from .app.values import (
 from .app.trainer.sequence_to_sequence import Seq2SeqTrainer as Seq2SeqTrainer
 from .app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
 from .app.trainer import Trainer as Trainer, TrainOutput as TrainOutput
-from .app.values import (
+from .adapters.batches.torch.collate import (
     DataCollatorWithPadding as DataCollatorWithPadding,
     DefaultDataCollator as DefaultDataCollator,
+    default_data_collator as default_data_collator,
+)
+from .adapters.evaluator.torch.outputs import (
     EvalLoopOutput as EvalLoopOutput,
     EvalPrediction as EvalPrediction,
     PredictionOutput as PredictionOutput,
-    default_data_collator as default_data_collator,
 )
 from .domain.errors import (
     CheckpointError as CheckpointError,

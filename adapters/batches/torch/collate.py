@@ -29,7 +29,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     return_tensors: "pt" for torch tensors, "np" for numpy arrays. Raises ConfigurationError for any other value.
     """
     if return_tensors not in _STACKS:
-        raise ConfigurationError([f"return_tensors={return_tensors!r} is not supported; choose 'pt' or 'np'."])
+        raise ConfigurationError(f"return_tensors={return_tensors!r} is not supported; choose 'pt' or 'np'.")
     if return_tensors == "pt" and isinstance(features[0], tuple | list | Tensor | np.ndarray):
         return default_collate(list(features))
     stack, stack_labels = _STACKS[return_tensors]

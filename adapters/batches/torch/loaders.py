@@ -61,10 +61,8 @@ class LoaderFactory:
         if is_iterable(dataset):
             if self.sampling == "group_by_length":
                 raise ConfigurationError(
-                    [
-                        "train_sampling_strategy='group_by_length' cannot sort an iterable dataset; choose 'random', "
-                        "or group the samples in the dataset itself."
-                    ]
+                    "train_sampling_strategy='group_by_length' cannot sort an iterable dataset; choose 'random', "
+                    "or group the samples in the dataset itself."
                 )
             return self._stream(dataset, collate, global_batch_size, keyed_by)
         return self._ordered(dataset, collate, lambda epoch: self.order(dataset, epoch), global_batch_size, keyed_by)
@@ -173,10 +171,8 @@ class LoaderFactory:
         if self.main_input in sample:
             return len(sample[self.main_input])
         raise ConfigurationError(
-            [
-                "train_sampling_strategy='group_by_length' needs the length of each sample, but a sample has neither "
-                f"the column {self.length_column!r} nor {self.main_input!r}; add one, or set length_column_name."
-            ]
+            "train_sampling_strategy='group_by_length' needs the length of each sample, but a sample has neither "
+            f"the column {self.length_column!r} nor {self.main_input!r}; add one, or set length_column_name."
         )
 
 
@@ -188,11 +184,9 @@ def _without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
     unused = [name for name in dataset.column_names if name not in columns]
     if len(unused) == len(dataset.column_names):
         raise ConfigurationError(
-            [
-                f"The model takes none of the dataset's columns: the dataset has {', '.join(unused)}, and the model "
-                f"takes {', '.join(sorted(columns))}; rename the columns, or set remove_unused_columns=False and "
-                "select the columns in the data_collator."
-            ]
+            f"The model takes none of the dataset's columns: the dataset has {', '.join(unused)}, and the model "
+            f"takes {', '.join(sorted(columns))}; rename the columns, or set remove_unused_columns=False and "
+            "select the columns in the data_collator."
         )
     if unused:
         logging.getLogger("hexloop").info(

@@ -240,13 +240,13 @@ def schedule(args: EngineArguments, optimizer: Any, total_steps: int) -> Any:
     if not isinstance(name, str) or name not in lr_schedules.VALID_LR_SCHEDULES:
         known = ", ".join(lr_schedules.VALID_LR_SCHEDULES)
         raise ConfigurationError(
-            [f"You chose scheduler.type={name!r} in DeepSpeed's configuration, but it has {known}; choose among these."]
+            f"You chose scheduler.type={name!r} in DeepSpeed's configuration, but it has {known}; choose among these."
         )
     try:
         return getattr(lr_schedules, name)(optimizer, **section.get("params", {}))
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigurationError(
-            [f"You chose the scheduler {name} in DeepSpeed's configuration, but it refuses its parameters: {error}."]
+            f"You chose the scheduler {name} in DeepSpeed's configuration, but it refuses its parameters: {error}."
         ) from error
 
 

@@ -48,10 +48,10 @@ def _from_file(path: str) -> dict[str, Any]:
             found = json.load(file)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            [f"You set {FILE}={path!r}, but it cannot be read as JSON ({error}); name a JSON file, or unset it."]
+            f"You set {FILE}={path!r}, but it cannot be read as JSON ({error}); name a JSON file, or unset it."
         ) from error
     if not isinstance(found, dict):
-        raise ConfigurationError([f"You set {FILE}={path!r}, but it holds no JSON object; name a file that does."])
+        raise ConfigurationError(f"You set {FILE}={path!r}, but it holds no JSON object; name a file that does.")
     return found
 
 
@@ -80,7 +80,7 @@ def _number(name: str, unset: object) -> object:
         return float(text) if "." in text or "e" in text else int(text)
     except ValueError as error:
         raise ConfigurationError(
-            [f"You set the environment variable {name}={text!r}, but it takes a number; set one, or unset it."]
+            f"You set the environment variable {name}={text!r}, but it takes a number; set one, or unset it."
         ) from error
 
 

@@ -22,10 +22,8 @@ def make_fsdp(args: EngineArguments, device: Device) -> Parallelism[Tensor]:
         return Fsdp2(torch.device(device.name), args.world_size, options)
     if options.offload and device.name == "cpu":
         raise ConfigurationError(
-            [
-                "You chose FSDP 1 with offload on the CPU, where the weights are in host memory anyway; leave offload "
-                "out, or set version=2 in fsdp_config."
-            ]
+            "You chose FSDP 1 with offload on the CPU, where the weights are in host memory anyway; leave offload "
+            "out, or set version=2 in fsdp_config."
         )
     return Fsdp1(torch.device(device.name), args.world_size, options)
 

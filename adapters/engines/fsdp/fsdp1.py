@@ -230,9 +230,7 @@ def _locations(model: nn.Module) -> dict[str, Location]:
     state = model.state_dict()
     if unknown := [name for name in state if name not in found]:
         raise ConfigurationError(
-            [
-                f"You chose FSDP 1 for a model whose state dict has {', '.join(unknown)}, which are not parameters or "
-                "buffers of its modules, so no checkpoint would hold them; set version=2 in fsdp_config."
-            ]
+            f"You chose FSDP 1 for a model whose state dict has {', '.join(unknown)}, which are not parameters or "
+            "buffers of its modules, so no checkpoint would hold them; set version=2 in fsdp_config."
         )
     return {name: found[name] for name in state}

@@ -41,10 +41,8 @@ class Units:
         found = [module for module in model.modules() if _class_name(module) in names and module is not model]
         if missing := names - {_class_name(module) for module in model.modules()} if self.classes else set():
             raise ConfigurationError(
-                [
-                    f"You chose FSDP with transformer_layer_cls_to_wrap={sorted(missing)}, but {type(model).__name__} "
-                    f"has no module of that class; choose among {', '.join(_repeated(model)) or 'its classes'}."
-                ]
+                f"You chose FSDP with transformer_layer_cls_to_wrap={sorted(missing)}, but {type(model).__name__} "
+                f"has no module of that class; choose among {', '.join(_repeated(model)) or 'its classes'}."
             )
         return found[::-1]
 
@@ -94,10 +92,8 @@ def allocate_meta_tensors(model: nn.Module) -> None:
     """
     if dist.get_rank() == 0 and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConfigurationError(
-            [
-                "The model of rank 0 is on torch's meta device, but the other ranks start from its weights; create it "
-                "on a real device there, as with `contextlib.nullcontext() if rank == 0 else torch.device('meta')`."
-            ]
+            "The model of rank 0 is on torch's meta device, but the other ranks start from its weights; create it "
+            "on a real device there, as with `contextlib.nullcontext() if rank == 0 else torch.device('meta')`."
         )
     allocated: dict[Tensor, Tensor] = {}
     for module in model.modules():

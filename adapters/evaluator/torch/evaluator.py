@@ -391,10 +391,8 @@ class TorchEvaluator:
 def _checked(measured: Any) -> dict[str, Any]:
     if not isinstance(measured, dict):
         raise ConfigurationError(
-            [
-                f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
-                "numbers."
-            ]
+            f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
+            "numbers."
         )
     return measured
 

@@ -39,7 +39,7 @@ def get_scheduler(
     if name == "greedy":
         return get_greedy_schedule(optimizer, **options)
     if name in SHAPES and name not in NEEDS_NO_WARMUP and num_warmup_steps is None:
-        raise ConfigurationError([f"The schedule {name!r} starts with a warmup; set num_warmup_steps (0 for none)."])
+        raise ConfigurationError(f"The schedule {name!r} starts with a warmup; set num_warmup_steps (0 for none).")
     return lambda_of_shape(name, optimizer, num_warmup_steps or 0, num_training_steps, -1, **options)
 
 
@@ -194,11 +194,9 @@ def get_wsd_schedule(
         or _has_no_room(num_warmup_steps, num_decay_steps, num_training_steps, num_stable_steps)
     ):
         raise ConfigurationError(
-            [
-                f"num_warmup_steps={num_warmup_steps}, num_decay_steps={num_decay_steps}, "
-                f"num_training_steps={num_training_steps} and num_stable_steps={num_stable_steps} are not possible "
-                "together. Older releases of transformers took these arguments in another order; pass them by name."
-            ]
+            f"num_warmup_steps={num_warmup_steps}, num_decay_steps={num_decay_steps}, "
+            f"num_training_steps={num_training_steps} and num_stable_steps={num_stable_steps} are not possible "
+            "together. Older releases of transformers took these arguments in another order; pass them by name."
         )
     if num_training_steps is not None and num_stable_steps is not None:
         warnings.warn(

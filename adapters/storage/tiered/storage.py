@@ -43,10 +43,8 @@ class TieredStorage:
     ) -> None:
         if fast.capabilities.publication is not Publication.RENAME:
             raise ConfigurationError(
-                [
-                    f"{fast.capabilities.location} cannot be the fast tier: it has no atomic rename. Choose a "
-                    "folder on this machine."
-                ]
+                f"{fast.capabilities.location} cannot be the fast tier: it has no atomic rename. Choose a "
+                "folder on this machine."
             )
         self._fast, self._slow = fast, slow
         self._outbox = Outbox(fast, takes_over=sends)

@@ -156,10 +156,8 @@ def _input_embeddings(model: nn.Module) -> nn.Module:
     found = find() if find is not None else None
     if not isinstance(found, nn.Module):
         raise ConfigurationError(
-            [
-                f"You chose neftune_noise_alpha, but {type(inner).__name__} does not say which module its input "
-                "embeddings are; define its method get_input_embeddings, or leave the argument out."
-            ]
+            f"You chose neftune_noise_alpha, but {type(inner).__name__} does not say which module its input "
+            "embeddings are; define its method get_input_embeddings, or leave the argument out."
         )
     return found
 
@@ -194,10 +192,8 @@ class PastOutputs:
         taken = inspect.signature(model.forward).parameters.values()
         if not any(each.name == KEYWORD or each.kind is each.VAR_KEYWORD for each in taken):
             raise ConfigurationError(
-                [
-                    f"You chose past_index={self.index}, but {type(model).__name__} takes no memory; add a parameter "
-                    f"{KEYWORD} to its forward, or leave the argument out."
-                ]
+                f"You chose past_index={self.index}, but {type(model).__name__} takes no memory; add a parameter "
+                f"{KEYWORD} to its forward, or leave the argument out."
             )
         before = model.register_forward_pre_hook(self._pass_on, with_kwargs=True)
         after = model.register_forward_hook(self._keep)
@@ -220,10 +216,8 @@ class PastOutputs:
         if not isinstance(values, tuple | list) or self.index >= len(values):
             count = len(values) if isinstance(values, tuple | list) else 1
             raise ConfigurationError(
-                [
-                    f"You chose past_index={self.index}, but {type(model).__name__} returns {count} outputs; choose "
-                    "the position of its memory among them, counted from 0, or leave the argument out."
-                ]
+                f"You chose past_index={self.index}, but {type(model).__name__} returns {count} outputs; choose "
+                "the position of its memory among them, counted from 0, or leave the argument out."
             )
         self.past = _detached(values[self.index])
 

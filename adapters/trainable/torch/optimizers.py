@@ -56,7 +56,7 @@ def choose_optimizer(
     """
     if name not in OPTIMIZERS:
         remedy = did_you_mean(name, OPTIMIZERS, f"choose one of {', '.join(BUILT_IN)}.", spell=repr)
-        raise ConfigurationError([f"There is no optimizer optim={name!r}; {remedy}"])
+        raise ConfigurationError(f"There is no optimizer optim={name!r}; {remedy}")
     spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type, model)
     optimizer_class, options = OPTIMIZERS[name](spec)
     return optimizer_class, {**options, **parse_optim_args(optimizer_class, further)}
@@ -120,7 +120,7 @@ def _unsupported(because: str, remedy: str) -> Row:
 
 
 def _refuse(name: str, because: str, remedy: str) -> NoReturn:
-    raise ConfigurationError([f"optim={name!r} {because}; {remedy}."])
+    raise ConfigurationError(f"optim={name!r} {because}; {remedy}.")
 
 
 _IN_BACKWARD = _unsupported(

@@ -56,10 +56,10 @@ def _refuse_target(location: CheckpointLocation, target: str, storage: Storage, 
     source = as_location(location.given)
     if target == source or target.startswith(f"{source}/"):
         raise ConfigurationError(
-            [f"You chose to write {target}, but nothing may be written into a checkpoint; choose another --output."]
+            f"You chose to write {target}, but nothing may be written into a checkpoint; choose another --output."
         )
     if name in {entry.name for entry in storage.list("")}:
-        raise ConfigurationError([f"You chose to write {target}, but it exists already; choose another --output."])
+        raise ConfigurationError(f"You chose to write {target}, but it exists already; choose another --output.")
 
 
 def _write_model(location: CheckpointLocation, storage: Storage, name: str) -> None:

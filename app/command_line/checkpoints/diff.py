@@ -134,7 +134,7 @@ def run(options: Namespace) -> ExitCode:
     try:
         differences = list(comparison.differences(only_first=not options.all))
     except (CheckpointError, StorageError) as error:
-        raise ConfigurationError([f"You chose to compare {options.one} and {options.other}, but: {error}"]) from error
+        raise ConfigurationError(f"You chose to compare {options.one} and {options.other}, but: {error}") from error
     if options.json:
         print(
             json.dumps(_document(comparison, [each.document() for each in differences], options), indent=2, default=str)

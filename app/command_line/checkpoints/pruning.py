@@ -21,7 +21,7 @@ from hexloop.ports.storage import Storage
 def run(options: Namespace) -> ExitCode:
     """Remove what the options say, and print what was removed."""
     if options.keep is None and not options.leftovers:
-        raise ConfigurationError(["You chose to prune, but not what; give --keep N, --leftovers, or both."])
+        raise ConfigurationError("You chose to prune, but not what; give --keep N, --leftovers, or both.")
     storage = open_folder(options.folder)
     _refuse_unsent(storage, options.folder)
     name = _run_in(storage, options.folder, options.run)
@@ -57,16 +57,16 @@ def _run_in(storage: Storage, folder: str, named: str | None) -> str:
     if not runs:
         if MANIFEST in {entry.name for entry in storage.list("")}:
             raise ConfigurationError(
-                [f"You chose to prune {folder}, but that is a checkpoint itself; name the folder that contains it."]
+                f"You chose to prune {folder}, but that is a checkpoint itself; name the folder that contains it."
             )
         if named:
             return named
         raise ConfigurationError(
-            [f"You chose {folder}, but no checkpoint in it states its run; give the full name of the run with --run."]
+            f"You chose {folder}, but no checkpoint in it states its run; give the full name of the run with --run."
         )
     chosen = f"the run {named} in {folder}" if named else folder
     several = f"{len(fitting)} runs start with that name" if named and fitting else f"it has the runs {', '.join(runs)}"
-    raise ConfigurationError([f"You chose to prune {chosen}, but {several}; name one run with --run."])
+    raise ConfigurationError(f"You chose to prune {chosen}, but {several}; name one run with --run.")
 
 
 def _remove(storage: Storage, run: str, options: Namespace) -> Iterator[tuple[str, str]]:
