@@ -22,7 +22,7 @@ import hexloop
 from hexloop import testing
 from hexloop.domain import errors, events
 
-FACTS = (Path(__file__).parents[1] / "reference" / "api.md").read_text(encoding="utf-8")
+FACTS = (Path(__file__).parents[2] / "reference" / "api.md").read_text(encoding="utf-8")
 
 OF_THAT_LIBRARY = "a collator that is usable from transformers as it is"
 LATER = "an issue of its own"
