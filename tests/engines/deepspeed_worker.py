@@ -1,7 +1,7 @@
 """Trains under DeepSpeed as one of several processes: `python -m tests.engines.deepspeed_worker JOB`.
 
-JOB is JSON: `arguments` of TrainingArguments, `phases`, each of which makes a Trainer over a fresh model and trains it
-(`resume` from a checkpoint; `output`, a folder of its own; `again`, how often it trains).
+JOB is JSON: `arguments` of TrainingArguments, and `phases`. Each phase creates a Trainer with a new model and trains it
+(`resume` from a checkpoint; `output`, a folder of its own; `again`, the number of calls of train).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Points(Dataset[dict[str, Tensor]]):
 
 
 class Classifier(nn.Module):
-    """Of odd sizes, so that nothing divides by the number of processes, and with a buffer."""
+    """Odd sizes, which the number of processes does not divide, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Classifier(nn.Module):
 
 
 class Programs(TrainerCallback):
-    """Names the programs that are started while it trains."""
+    """Records the names of programs started during training."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -69,7 +69,7 @@ class Programs(TrainerCallback):
 
 
 def train(output: str, arguments: dict[str, Any], resume: str | bool | None = None, model: Any = None) -> Trainer:
-    """A run over a fresh model."""
+    """Train a new model."""
     chosen: dict[str, Any] = {
         "use_cpu": True,
         "per_device_train_batch_size": 2,
@@ -95,7 +95,7 @@ def train(output: str, arguments: dict[str, Any], resume: str | bool | None = No
 
 
 def report(trainer: Trainer) -> dict[str, Any]:
-    """What a test looks at."""
+    """Return what the tests check."""
     engine: Any = trainer.model_wrapped
     (programs,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, Programs))
     return {
@@ -116,13 +116,13 @@ def main() -> None:
         for _ in range(1, phase.get("again", 1)):
             trainer.train()
         trainer.save_model(os.path.join(phase["output"], "model"))
-        told = report(trainer)
-        told["evaluated"] = trainer.evaluate()["eval_loss"]
+        reported = report(trainer)
+        reported["evaluated"] = trainer.evaluate()["eval_loss"]
         if trainer.is_world_process_zero():
-            Path(phase["output"], "report.json").write_text(json.dumps(told), encoding="utf-8")
+            Path(phase["output"], "report.json").write_text(json.dumps(reported), encoding="utf-8")
     trainer.accelerator.wait_for_everyone()
     sys.stdout.flush()
-    os._exit(0)  # the interpreter's end now and then aborts in threads of gloo
+    os._exit(0)  # threads of gloo sometimes abort the exit of the interpreter
 
 
 if __name__ == "__main__":

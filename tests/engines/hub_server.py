@@ -1,4 +1,4 @@
-"""A model hub on loopback, with the read requests of the real one, over files in memory."""
+"""A model hub on loopback that serves the hub's read requests from memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ COMMIT = {"id": "c" * 40, "title": "add checkpoints", "date": "2026-01-02T03:04:
 
 
 class HubServer(ThreadingHTTPServer):
-    """Answers for one model, of which there is one version.
+    """Serves one model, in one version.
 
-    files: what it holds, by path. requests: those that came.
+    files: content by path. requests: the requests received.
     """
 
     daemon_threads = True
@@ -124,6 +124,6 @@ class HubHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub_of(model: str) -> Iterator[HubServer]:
-    """A hub with one model, which holds nothing yet."""
+    """Return a hub with one empty model."""
     with serving(HubServer(model)) as server:
         yield server

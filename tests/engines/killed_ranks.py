@@ -1,6 +1,6 @@
-"""Kills random processes of a run of several at random instants, and compares what it comes to in the end.
+"""Kills random ranks of a run at random times, and compares the result with that of a run without kills.
 
-Run as `python -m tests.engines.killed_ranks`, it kills as often as it is told to and prints what was counted.
+`python -m tests.engines.killed_ranks` runs as many kills as given and prints the counts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PATIENCE = 240
 
 @define
 class Counts:
-    """How many processes were killed, how many of them while a save was in flight, and how many runs that was."""
+    """The number of killed processes, of kills during a save, and of runs."""
 
     kills: int = 0
     in_flight: int = 0
     runs: int = 0
 
-    def told(self) -> str:
-        """In words."""
+    def reported(self) -> str:
+        """Return the counts as text."""
         return (
             f"{self.kills} kills of random ranks in {self.runs} runs, {self.in_flight} of them with a save in flight; "
             "every run ended bit for bit as the one that nobody killed, and nothing was left behind."
@@ -47,7 +47,7 @@ class Counts:
 
 @define
 class Launched:
-    """A run in `folder` under `hexloop launch`, with as many restarts as it takes."""
+    """A run in `folder` under `hexloop launch`, with unlimited restarts."""
 
     folder: Path
     processes: int
@@ -64,7 +64,7 @@ class Launched:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def pids(self) -> list[int]:
-        """The processes of the present start that have come as far as to say so."""
+        """Return the processes of the current attempt that have written their process id."""
         found = []
         for rank in range(self.processes):
             with suppress(FileNotFoundError, ValueError):
@@ -77,10 +77,10 @@ class Launched:
         return [note for note in read(journal) if note["kind"] == "save"] if journal.exists() else []
 
     def kill_one(self, moments: random.Random, ended: subprocess.Popen[bytes]) -> bool | None:
-        """Kill a rank once a save has begun since now; says whether one was in flight, None where the run ended."""
+        """Kill a rank after the next save has started. Return whether it was in flight; None if the run finished."""
         before, until = len(self.notes()), time.monotonic() + PATIENCE
         wanted = moments.choice((1, 1, 4, 8))
-        # Those who outlived the last kill may still note what they do, before there is anybody new.
+        # Processes that survive the last kill may still write to the journal before the new ones start.
         while len(self.notes()) < before + wanted or not self.pids():
             if ended.poll() is not None:
                 return None
@@ -96,7 +96,7 @@ class Launched:
         return phases[-1] not in ("published", "rotated")
 
     def end(self) -> dict[str, Any]:
-        """What came of it, once it is whole."""
+        """Return the result, once it is complete."""
         storage = LocalStorage(self.folder / "run")
         assert [verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage)]
         left = [path.name for path in (self.folder / "run").iterdir() if path.name.startswith(".")]
@@ -105,12 +105,12 @@ class Launched:
         return found
 
     def output(self) -> str:
-        """The last that was printed."""
+        """Return the end of the output."""
         return (self.folder / "output.txt").read_text(errors="replace")[-3000:]
 
 
 def check(folder: Path, kills: int, processes: int, seed: int, steps: int = 24, width: int = 400) -> Counts:
-    """Kill `kills` times; each run ends like one that was not killed."""
+    """Kill `kills` times; each run must match one without kills."""
     moments, counts = random.Random(seed), Counts()
     expected = _whole(Launched(folder / "whole", processes, steps, width))
     while counts.kills < kills:
@@ -143,14 +143,14 @@ def _whole(launched: Launched) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Count."""
+    """Run the kills and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="killed-ranks-") as folder:
-        print(check(Path(folder), options.kills, options.processes, options.seed).told())
+        print(check(Path(folder), options.kills, options.processes, options.seed).reported())
 
 
 if __name__ == "__main__":

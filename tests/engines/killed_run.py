@@ -1,4 +1,4 @@
-"""A training run, in a process of its own, that saves nearly all the time and may be killed at any instant."""
+"""A training run in a process of its own that saves almost constantly and may be killed at any time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ BYTES_PER_PARAMETER = 12
 
 @frozen
 class Job:
-    """A run of `steps` optimizer steps; `width` is that of its model, and decides how large a checkpoint is.
+    """A run of `steps` optimizer steps; `width` sets the size of the model, and so of a checkpoint.
 
-    start_method: of its workers. A fork server would import torch again in each life.
+    start_method: of the workers. A fork server would import torch again in each process.
     """
 
     width: int
@@ -41,12 +41,12 @@ class Job:
 
     @staticmethod
     def width_for(size: int) -> int:
-        """The width at which weights and moments take `size` bytes or a little more."""
+        """Return the width at which weights and moments take `size` bytes or slightly more."""
         return math.isqrt(size // BYTES_PER_PARAMETER) + 1
 
 
 class Net(nn.Module):
-    """(batch, 32) -> (batch, 1), by a hidden layer of width x width weights, with dropout."""
+    """(batch, 32) -> (batch, 1), through a hidden layer of width x width weights, with dropout."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 class Noisy(Dataset[dict[str, Tensor]]):
-    """Samples to which each of the three random streams adds noise whenever they are read."""
+    """Samples to which each of the three random generators adds noise on every read."""
 
     def __init__(self, count: int) -> None:
         self.x = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(count))
@@ -75,7 +75,7 @@ class Noisy(Dataset[dict[str, Tensor]]):
 
 
 def make_trainer(folder: Path, job: Job) -> Trainer:
-    """Eleven batches an epoch, two to a step, so that the last step of each has one; a save at every other step."""
+    """Eleven batches per epoch and two per step, so that the last step of an epoch has one; saves every other step."""
     torch.manual_seed(job.seed)
     args = TrainingArguments(
         output_dir=str(folder),
@@ -104,10 +104,10 @@ def make_trainer(folder: Path, job: Job) -> Trainer:
 
 
 def live(folder: Path, job: Job, temporary: str) -> None:
-    """Start or resume the run in `folder`/run, train to the end, and note in `folder`/end.json what came of it.
+    """Start or resume the run in `folder`/run, train to the end, and write the result to `folder`/end.json.
 
-    Any warning is an error: none of what a killed process leaves may trouble the next. The process and its workers are
-    a group of their own. temporary: the folder for what is usually left behind in the system's.
+    Warnings are errors: nothing that a killed process leaves may cause one. The process and its workers form a process
+    group. temporary: the folder for temporary files.
     """
     os.setsid()
     errors = os.open(folder / "errors.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -124,7 +124,7 @@ def live(folder: Path, job: Job, temporary: str) -> None:
 
 
 def digests(model: Any) -> dict[str, str]:
-    """A digest of the bytes of each of a model's tensors."""
+    """Return a digest of the bytes of each tensor of a model."""
     return {
         name: hashlib.blake2b(tensor.detach().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
         for name, tensor in model.state_dict().items()

@@ -1,6 +1,6 @@
-"""Kills training runs at random instants, most of them within saves, and compares what they come to in the end.
+"""Kills training runs at random times, most of them during saves, and compares their results with uninterrupted runs.
 
-Run as `python -m tests.engines.kills`, it kills as often as it is told to and prints what was counted.
+`python -m tests.engines.kills` runs as many kills as given and prints the counts.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ from tests.engines.killed_run import Job, live
 from tests.engines.preempted import CONTEXT
 
 LIMIT = 2
-"""How many checkpoints a run keeps."""
+"""The number of checkpoints that a run keeps."""
 
 INSIDE = ("first_byte", "written")
-"""The last phase of a save that a journal tells of where its process died between the first byte and the publish."""
+"""The last journal phase of a save that was killed between its first byte and its publication."""
 
 IDENTITY = ("manifest.json", "run_state.json", "trainer_state.json", "training_args.json")
-"""Files that tell runs apart, or hold readings of the clock."""
+"""Files that identify a run, or contain clock readings."""
 
 Notes = list[dict[str, Any]]
 
 
 @define
 class Counts:
-    """What was done to how many runs.
+    """Counts of all runs.
 
-    phases: in which phase of its last save each killed process was, by its journal. groups: how many were killed with
-    their workers. staged: how often a checkpoint was left that was not whole, or was half removed.
-    checkpoint_bytes: the size of the smallest one. started: the processes, killed or not. runs: how many were killed
-    again and again, and all ended equal.
+    phases: the last journal phase of each killed process. groups: kills that included the workers. staged: kills that
+    left an incomplete or partly removed checkpoint. checkpoint_bytes: the size of the smallest checkpoint. started: all
+    processes, killed or not. runs: runs that were killed repeatedly and matched an uninterrupted one.
     """
 
     phases: Counter[str] = field(factory=Counter)
@@ -68,24 +67,24 @@ class Counts:
 
     @property
     def inside(self) -> int:
-        """Kills between a save's first byte and its publish."""
+        """Kills between a save's first byte and its publication."""
         return sum(self.phases[phase] for phase in INSIDE)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         phases = ", ".join(f"{phase} {count}" for phase, count in self.phases.most_common())
         return (
             f"{self.kills} kills of {self.runs} runs, {self.groups} of them with the workers; {self.inside} "
             f"({self.inside / max(self.kills, 1):.0%}) between a save's first byte and its publish; {self.staged} left "
             f"an unfinished folder. Checkpoints of {self.checkpoint_bytes / 1e6:.1f} MB. The last phase that the "
-            f"journal told: {phases}."
+            f"journal reported: {phases}."
         )
 
 
 @frozen
 class Aim:
-    """When to kill: so many seconds after the beginning of the save `save` of a life, or of the life where it is 0.
+    """When to kill: `seconds` after the start of save `save` of a process, or after its own start if `save` is 0.
 
-    group: whether the workers die in the same instant.
+    group: whether the workers are killed at the same time.
     """
 
     save: int
@@ -95,13 +94,13 @@ class Aim:
 
 @frozen
 class Pace:
-    """What is usual, in seconds: from a save's first byte to its publish, and of a process to its third save."""
+    """Typical times in seconds: from a save's first byte to its publication, and from the start to the third save."""
 
     save: float
     start: float
 
     def aim(self, moments: random.Random) -> Aim:
-        """Three in four times the death is to come in a save, in the others at any time."""
+        """Aim three of four kills at a save, and the others at any time."""
         group = moments.random() < 0.2
         if moments.random() < 0.75:
             return Aim(moments.choice((1, 1, 2, 3)), moments.uniform(0, 1.1 * self.save), group)
@@ -109,7 +108,7 @@ class Pace:
 
 
 class Tail:
-    """What comes to a journal from now on; `saves` counts the saves that began to write."""
+    """Reads new journal entries; `saves` counts the saves that have started to write."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, path.stat().st_size if path.exists() else 0
@@ -117,7 +116,7 @@ class Tail:
         self.saves = 0
 
     def look(self) -> None:
-        """Count what came since the last time."""
+        """Read the entries since the last call."""
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._offset)
             lines, _, _ = file.read().rpartition(b"\n")
@@ -125,18 +124,18 @@ class Tail:
             self.saves += lines.count(b'"phase": "first_byte"')
 
     def notes(self) -> Notes:
-        """All that came."""
+        """Return all entries read."""
         return list(read(self._path)[self.before :]) if self._path.exists() else []
 
 
 class KilledRun:
-    """A run in `folder`, which is killed as often as it takes; every death is followed by a look at what is left."""
+    """A run in `folder` that is killed repeatedly; the files are checked after every kill."""
 
     def __init__(self, folder: Path, job: Job, counts: Counts) -> None:
         self.folder, self.job, self.counts = folder, job, counts
         self.journal = folder / "run" / "journal.jsonl"
         self.began = 0.0
-        self.temporary = tempfile.mkdtemp(prefix="kills-")  # sockets are made in it, whose paths must be short
+        self.temporary = tempfile.mkdtemp(prefix="kills-")  # sockets are created in it, and their paths must be short
         folder.mkdir(parents=True)
 
     def start(self) -> ForkServerProcess:
@@ -148,7 +147,7 @@ class KilledRun:
         return process
 
     def finish(self) -> None:
-        """Let it go to its end: nothing may be left of what was cut short."""
+        """Run to the end; no files of interrupted saves may remain."""
         process = self.start()
         process.join()
         assert process.exitcode == 0, self.errors()
@@ -156,7 +155,7 @@ class KilledRun:
         assert len(self.verified()) == LIMIT
 
     def kill(self, aim: Aim) -> bool:
-        """One more life, up to the moment aimed at; whether it came before the run's end."""
+        """Start a process and kill it as aimed. Return whether the kill came before the end of the run."""
         left, tail = self.unfinished(), Tail(self.journal)
         process = self.start()
         began = None if aim.save else time.monotonic()
@@ -178,12 +177,12 @@ class KilledRun:
         return True
 
     def check_killed(self, notes: Notes, left: set[str]) -> None:
-        """What was published is there, what has a checkpoint's name is whole, what an earlier death left is gone."""
+        """Published checkpoints exist, folders named as checkpoints are complete, and earlier leftovers are gone."""
         phases = [str(note["phase"]) for note in notes if note["kind"] == "save"]
         self.counts.phases[phases[-1] if phases else "none"] += 1
-        told = max((step_of(str(note["checkpoint"])) or 0 for note in self.published()), default=0)
+        reported = max((step_of(str(note["checkpoint"])) or 0 for note in self.published()), default=0)
         steps = self.verified()
-        assert max(steps, default=0) >= told
+        assert max(steps, default=0) >= reported
         found = newest(LocalStorage(self.folder / "run"))
         assert (found.manifest.step if found is not None else 0) == max(steps, default=0)
         unfinished = self.unfinished()
@@ -192,12 +191,12 @@ class KilledRun:
             assert left & unfinished == set()
 
     def published(self) -> Notes:
-        """The notes of all saves that were said to be published."""
+        """Return the journal entries of all published saves."""
         notes = read(self.journal) if self.journal.exists() else []
         return [note for note in notes if note.get("phase") == "published"]
 
     def verified(self) -> list[int]:
-        """The steps of all folders that have the name of a checkpoint, each read through."""
+        """Return the steps of all folders named as checkpoints, after verifying each."""
         storage = LocalStorage(self.folder / "run")
         if not (self.folder / "run").exists():
             return []
@@ -207,13 +206,13 @@ class KilledRun:
         return [manifest.step for manifest in manifests]
 
     def unfinished(self) -> set[str]:
-        """What is in the folder beside checkpoints and what belongs there."""
+        """Return unexpected names in the folder."""
         usual = {"journal.jsonl", "finished.json"}
         names = {path.name for path in (self.folder / "run").glob("*")}
         return {name for name in names - usual if step_of(name) is None}
 
     def end(self) -> dict[str, Any]:
-        """What the run came to: the model's weights and the history, and every file of state in the last checkpoint."""
+        """Return the result: model weights, history, and every state file of the last checkpoint."""
         checkpoint = self.folder / "run" / checkpoint_name(self.job.steps)
         files = {
             path.name: hashlib.blake2b(path.read_bytes()).hexdigest()
@@ -225,7 +224,7 @@ class KilledRun:
         return {**json.loads((self.folder / "end.json").read_text()), "state": kept, **files}
 
     def pace(self) -> Pace:
-        """How long things take in this run, which was not killed."""
+        """Return the typical times of this run, which was not killed."""
         notes: Notes = list(read(self.journal))
         times = {(note.get("phase"), note.get("checkpoint")): float(note["time"]) for note in notes}
         saves = [
@@ -235,17 +234,17 @@ class KilledRun:
         return Pace(statistics.median(saves), third - self.began)
 
     def clear(self) -> None:
-        """Remove all of it."""
+        """Remove all files."""
         shutil.rmtree(self.folder)
-        shutil.rmtree(self.temporary, ignore_errors=True)  # workers that do not know yet may still put something there
+        shutil.rmtree(self.temporary, ignore_errors=True)  # workers that have not noticed yet may still create files
 
     def errors(self) -> str:
-        """What its processes printed in their last moments."""
+        """Return the standard error of its processes."""
         return (self.folder / "errors.txt").read_text()
 
 
 def strike(process: ForkServerProcess, group: bool) -> None:
-    """Kill a process, with its workers where the group is to die."""
+    """Kill a process, and its workers if `group` is set."""
     assert process.pid is not None
     if group:
         os.killpg(process.pid, signal.SIGKILL)
@@ -254,14 +253,14 @@ def strike(process: ForkServerProcess, group: bool) -> None:
 
 
 def warm_up() -> None:
-    """Let the fork server import what the runs need, so that the pace of the first has that not in it."""
+    """Let the fork server import what the runs need, so that imports do not count in the first run's times."""
     process = CONTEXT.Process(target=os.getpid)
     process.start()
     process.join()
 
 
 def wait_for_the_end_of(groups: list[int], seconds: float = 120) -> None:
-    """Workers look every few seconds whether anybody is there to work for."""
+    """Workers check every few seconds whether their parent is alive."""
     deadline = time.monotonic() + seconds
     while left := living(groups):
         assert time.monotonic() < deadline, f"the processes {left} outlive their run"
@@ -269,7 +268,7 @@ def wait_for_the_end_of(groups: list[int], seconds: float = 120) -> None:
 
 
 def living(groups: list[int]) -> list[int]:
-    """The processes of these groups that still run."""
+    """Return the running processes of these groups."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -280,8 +279,8 @@ def living(groups: list[int]) -> list[int]:
 
 
 def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda _: None) -> Counts:
-    """Kill runs, each up to `each` times, `kills` times in all; every one must end like an uninterrupted run."""
-    counts = Counts()  # the first death of each is in its first save, when there is no checkpoint yet
+    """Kill runs `kills` times in all, each up to `each` times; every run must match an uninterrupted one."""
+    counts = Counts()  # the first kill of each comes in its first save, when no checkpoint exists
     warm_up()
     while counts.kills < kills:
         job = evolve(job, seed=job.seed + 1)
@@ -299,7 +298,7 @@ def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda 
         assert came_to.keys() == expected.keys()
         assert [name for name in expected if came_to[name] != expected[name]] == []
         counts.runs += 1
-        tell(f"a save takes {pace.save:.3f} s, three with their start {pace.start:.2f} s; {counts.told()}")
+        tell(f"a save takes {pace.save:.3f} s, three with their start {pace.start:.2f} s; {counts.reported()}")
         whole.clear()
         killed.clear()
     wait_for_the_end_of(counts.started)
@@ -307,7 +306,7 @@ def kill_runs(folder: Path, job: Job, kills: int, each: int, tell: Any = lambda 
 
 
 def main() -> None:
-    """Kill, and fail where less than half of the kills fell inside saves, or a checkpoint is smaller than asked."""
+    """Run the kills. Fails if less than half of them fell inside saves, or a checkpoint is too small."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="how many processes are killed (default: 200)")
     parser.add_argument("--each", type=int, default=25, help="how often the same run is killed at most (default: 25)")

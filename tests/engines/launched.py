@@ -1,4 +1,4 @@
-"""Scripts that are launched in several processes, and what comes of it; see `Launches`."""
+"""Scripts that are launched in several processes; see `Launches`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attrs import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 90.0
-"""Seconds after which a launch has failed."""
+"""Time limit of a launch in seconds."""
 
 SUMS = """
 import os, signal, sys
@@ -27,7 +27,7 @@ import torch.distributed as distributed
 def tell_and_leave(*error):
     sys.__excepthook__(*error)
     sys.stderr.flush()
-    os._exit(1)  # torch's threads may abort an orderly end of the interpreter
+    os._exit(1)  # threads of torch may abort a normal exit of the interpreter
 
 distributed.init_process_group("gloo")
 rank, restart = distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -46,7 +46,7 @@ print(f"rank {rank} of {distributed.get_world_size()} sums to {total.item():g} a
 distributed.barrier()
 distributed.destroy_process_group()
 """
-"""Sums over ranks; its words are the world size, how often rank 1 fails, and how ("killed", "raises")."""
+"""Sums over ranks. Arguments: the world size, the number of failures of rank 1, and their kind ("killed", "raises")."""
 
 PLAIN = """
 import os, signal, subprocess, sys, time
@@ -76,8 +76,8 @@ if what.isdecimal():
     sys.exit(int(what))
 time.sleep(300)
 """
-"""Without torch. Its words say what each rank does: "saves", "deaf", "waits", or the exit code that it
-ends with, so many seconds after all are up as its rank says."""
+"""Runs without torch. The arguments say what each rank does: "saves", "deaf", "waits", or the exit code with which it
+exits, its rank in seconds after all ranks have started."""
 
 BARS = """
 import os, time
@@ -99,25 +99,25 @@ for step in range(8):
         bar.write("log")
 bar.close()
 """
-"""A bar on each rank, one below it for a while on rank 0, and lines of both."""
+"""Shows a bar on each rank, a second one for a while on rank 0, and prints lines from both."""
 
 
 @frozen
 class Outcome:
-    """How a launch ended, and what it printed."""
+    """The exit code and output of a launch."""
 
     code: int
     output: str
     errors: str
 
     def numbers(self, position: int) -> list[int]:
-        """The numbers that the workers printed at the `position` of the line that begins with "up"."""
+        """Return the numbers that the workers print at `position` of the line that starts with "up"."""
         return [int(line.split(" up ")[1].split()[position]) for line in self.output.splitlines() if " up " in line]
 
 
 @frozen
 class Launches:
-    """Launches in `folder`, in which the scripts stand."""
+    """Launches in `folder`, which contains the scripts."""
 
     folder: Path
 
@@ -127,7 +127,7 @@ class Launches:
         return self.end(process)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Launch; on a machine of two cores, some seconds pass before a worker does anything."""
+        """Launch; with two cores it takes some seconds until a worker starts."""
         for name, code in (("sums.py", SUMS), ("plain.py", PLAIN), ("bars.py", BARS)):
             (self.folder / name).write_text(code)
         (self.folder / "temporary").mkdir(exist_ok=True)
@@ -142,11 +142,11 @@ class Launches:
             )
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The command of a launch."""
+        """Return the command of a launch."""
         return [sys.executable, "-m", "hexloop", "launch", *words]
 
     def environment(self) -> dict[str, str]:
-        """Without what the launcher sets by itself, and with an own place for temporary files."""
+        """Return the environment without the launcher's variables, and with a folder for temporary files."""
         own = ("OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
         kept = {name: value for name, value in os.environ.items() if name not in own}
         return {**kept, "TMPDIR": str(self.folder / "temporary"), "HF_HUB_DISABLE_XET": "1"}
@@ -162,7 +162,7 @@ class Launches:
         return outcome
 
     def assert_nothing_is_left(self, outcome: Outcome) -> None:
-        """No process, no port and no temporary file."""
+        """Check that no process, port or temporary file is left."""
         assert list((self.folder / "temporary").iterdir()) == []
         children = outcome.numbers(3) if re.search(r" up .* .* .* \d+ \d+$", outcome.output, re.MULTILINE) else []
         for process in (*outcome.numbers(0), *children):
@@ -173,15 +173,15 @@ class Launches:
                 tried.bind(("127.0.0.1", port))
 
     def wait_for_workers(self, count: int) -> None:
-        """Wait until so many workers are up."""
+        """Wait until `number` workers have started."""
         wait_until(lambda: (self.folder / "output").read_text().count(" up ") == count, "workers do not come up")
 
 
-def wait_until(holds: Callable[[], bool], told: str) -> None:
+def wait_until(holds: Callable[[], bool], failure: str) -> None:
     """Wait until `holds()` is true."""
     deadline = time.monotonic() + LIMIT
     while not holds():
-        assert time.monotonic() < deadline, told
+        assert time.monotonic() < deadline, failure
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""A real S3 endpoint on loopback, in a process of its own, and a server in front of it that misbehaves by plan."""
+"""A real S3 server on loopback, in a process of its own, and a proxy in front of it that fails by plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY, SECRET = "loopback-key", "loopback-secret-9f8e7d"
 
 @contextmanager
 def object_store() -> Iterator[str]:
-    """The address of a server of its own, which holds nothing."""
+    """Start an empty server, and return its address."""
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -39,13 +39,13 @@ def object_store() -> Iterator[str]:
 
 
 def options_for(address: str, **client: Any) -> dict[str, Any]:
-    """What s3fs needs to speak to a server, each of whose answers it awaits for a short time only."""
+    """Return the options of s3fs for a server, with a short timeout."""
     patience = {"connect_timeout": 2, "read_timeout": 2, **client}
     return {"key": KEY, "secret": SECRET, "endpoint_url": address, "config_kwargs": patience}
 
 
 def new_bucket(address: str) -> str:
-    """Return a bucket of its own for the test."""
+    """Create a bucket for the test and return its name."""
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     host = address.removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=30)
@@ -57,23 +57,23 @@ def new_bucket(address: str) -> str:
 
 
 Misbehaviour = Callable[["FlakyHandler"], bool]
-"""Does what a broken server does; gives whether the request is dealt with thereby."""
+"""Simulates a failure; returns whether it has handled the request."""
 
 
 def drop(handler: FlakyHandler) -> bool:
-    """Close the connection without reading on."""
+    """Close the connection without reading the request."""
     handler.close_connection = True
     return True
 
 
 def drop_the_answer(handler: FlakyHandler) -> bool:
-    """Do what was asked, and close the connection instead of saying so."""
+    """Forward the request, and close the connection without a response."""
     handler.forward()
     return drop(handler)
 
 
 def fail(status: int) -> Misbehaviour:
-    """Answer with an error of the server's."""
+    """Respond with a server error."""
 
     def answer(handler: FlakyHandler) -> bool:
         handler.read_body()
@@ -86,7 +86,7 @@ def fail(status: int) -> Misbehaviour:
 
 
 def delay(seconds: float) -> Misbehaviour:
-    """Answer late."""
+    """Respond late."""
 
     def answer(_: FlakyHandler) -> bool:
         time.sleep(seconds)
@@ -96,21 +96,21 @@ def delay(seconds: float) -> Misbehaviour:
 
 
 def cut_the_upload(handler: FlakyHandler) -> bool:
-    """Read half of what is sent, and close the connection."""
+    """Read half of the upload, and close the connection."""
     handler.rfile.read(int(handler.headers.get("Content-Length", 0)) // 2)
     return drop(handler)
 
 
 def cut_the_download(handler: FlakyHandler) -> bool:
-    """Send half of the answer, and close the connection."""
+    """Send half of the response, and close the connection."""
     handler.answer(*handler.forward(), share=0.5)
     return drop(handler)
 
 
 class FlakyServer(ThreadingHTTPServer):
-    """Hands every request on to another server, unless `plan` has something else in mind for it.
+    """Forwards every request to another server, unless `plan` returns a failure.
 
-    plan: called with method and path; gives what is to go wrong, or None. requests: those that came.
+    plan: called with method and path; returns the failure, or None. requests: the requests received.
     """
 
     daemon_threads = True
@@ -126,7 +126,7 @@ class FlakyServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_: object) -> None:
-        """A client that hung up is no news here."""
+        """Ignore clients that close the connection."""
 
 
 class FlakyHandler(BaseHTTPRequestHandler):
@@ -148,7 +148,7 @@ class FlakyHandler(BaseHTTPRequestHandler):
         if misbehaviour is None or not misbehaviour(self):
             self.answer(*self.forward())
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve  # noqa: N815 - names of the standard library's
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve  # noqa: N815 - names of the standard library
 
     def read_body(self) -> bytes:
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
@@ -190,6 +190,6 @@ _OF_A_CONNECTION = frozenset({"connection", "content-length", "transfer-encoding
 
 @contextmanager
 def flaky(behind: str, plan: Callable[[str, str], Misbehaviour | None]) -> Iterator[FlakyServer]:
-    """A flaky server in front of another one."""
+    """Start a flaky proxy in front of another server."""
     with serving(FlakyServer(behind, plan)) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A short training run in a process of its own, which is sent signals at chosen moments; see `Scenario`."""
+"""A short training run in a process of its own that receives signals at given times; see `Scenario`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CONTEXT.set_forkserver_preload(["hexloop.app.trainer", "torch._dynamo", "pytest"
 
 @frozen
 class Scenario:
-    """What happens to a run.
+    """The signals and settings of a run.
 
     signals: sent one after the other at a `moment` ("step", "evaluation", "save" or "never") of the step `at`, to this
-    process or, with `to_group`, to its group as well. start_method: of the loader's workers.
-    stuck_at: the number of the sample that is not there before the file "go" is.
-    arguments: of the run, beside the usual ones.
+    process or, with `to_group`, to its process group. start_method: of the loader's workers.
+    stuck_at: the index of the sample that blocks until the file "go" exists.
+    arguments: additional arguments of the run.
     """
 
     signals: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Stuck(Dataset[Any]):
 
 
 class SendingStorage(LocalStorage):
-    """A disk that sends signals in the middle of the second file."""
+    """A disk that sends signals while the second file is written."""
 
     def __init__(self, folder: str, step: int, send: Callable[[], None]) -> None:
         super().__init__(folder)
@@ -104,18 +104,18 @@ class Sends(TrainerCallback):
 
 
 def train(folder: Path, scenario: Scenario) -> None:
-    """Train, note what came of it, and exit as the outcome says; 130 at a KeyboardInterrupt."""
+    """Train, record the result, and exit with its code, or with 130 after a KeyboardInterrupt."""
     os.setsid()
     torch.set_num_threads(1)
 
     def send() -> None:
         for name in scenario.signals:
-            if scenario.to_group:  # from outside: a worker takes a signal from its parent for an order to end
+            if scenario.to_group:  # from another process: a worker treats a signal from its parent as an order to exit
                 command = ["kill", f"-{name.removeprefix('SIG')}", "--", f"-{os.getpid()}"]
                 subprocess.run(command, start_new_session=True, check=True)
             else:
                 os.kill(os.getpid(), getattr(signal, name))
-            time.sleep(0.05)  # two that come at once are one
+            time.sleep(0.05)  # two pending signals of a kind become one
 
     storage = (
         SendingStorage(str(folder / "out"), scenario.at, send)
@@ -140,19 +140,19 @@ def train(folder: Path, scenario: Scenario) -> None:
     finally:
         after = [signal.getsignal(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGUSR1")]
         outcome = trainer.outcome
-        told = {
-            "handlers put back": before == after,
+        reported = {
+            "handlers restored": before == after,
             "step": trainer.state.global_step,
             "reasons": list(outcome.reasons) if outcome is not None else None,
             "checkpoint": outcome.checkpoint if outcome is not None else None,
         }
-        (folder / "told.json").write_text(json.dumps(told))
+        (folder / "reported.json").write_text(json.dumps(reported))
     assert trainer.outcome is not None
     sys.exit(trainer.outcome.exit_code)
 
 
 def arguments(folder: Path, scenario: Scenario) -> TrainingArguments:
-    """Four samples a step, an evaluation at every fourth, the last step saved."""
+    """Four samples per step, an evaluation every fourth step, and a save of the last."""
     usual: dict[str, Any] = {
         "output_dir": str(folder / "out"),
         "max_steps": STEPS,

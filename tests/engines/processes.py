@@ -1,4 +1,4 @@
-"""Real processes that talk through torch.distributed on this machine."""
+"""Real processes that communicate through torch.distributed on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUIET = {
 """The variables of processes that train together on a machine without GPUs."""
 
 PATIENCE = 60
-"""Seconds after which a process that is stuck is killed."""
+"""Seconds after which a stuck process is killed."""
 
 
 def free_port() -> int:
@@ -40,9 +40,9 @@ def free_port() -> int:
 
 
 def in_processes(size: int, function: Callable[[int], Result]) -> list[Result | BaseException]:
-    """What the function gives, or raises, in each of `size` forked processes of one gloo group, by rank.
+    """Return what the function returns or raises in each of `size` forked processes of one gloo group, by rank.
 
-    A process that dies gives a ChildProcessError.
+    A process that dies yields a ChildProcessError.
     """
     port, readers = free_port(), []
     children = []
@@ -76,7 +76,7 @@ def _run(rank: int, size: int, port: int, function: Callable[[int], Any], writer
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # torch's threads may abort an orderly end of the interpreter
+        os._exit(0)  # threads of torch may abort a normal exit of the interpreter
 
 
 def _answer(child: int, reader: int) -> Any:

@@ -1,4 +1,4 @@
-"""Answer requests in a thread for as long as a test needs it."""
+"""Run a server in a thread during a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    """The server, which answers until the block ends, and is closed then."""
+    """Yield the server, which serves until the block ends and is closed then."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -1,4 +1,4 @@
-"""A process of a run whose data are shared: trains and evaluates as scenarios say, and writes down what it saw.
+"""A process of a run with sharded data: trains and evaluates by scenarios, and writes down what it read.
 
 Run as a script: the folder for the results, and the scenarios as JSON.
 """
@@ -26,14 +26,14 @@ WIDEST = 7
 
 
 def row(number: int) -> dict[str, Any]:
-    """A sample whose width depends on its number."""
+    """Return a sample whose width depends on its index."""
     generator = torch.Generator().manual_seed(number)
     width = 1 + number * 5 % WIDEST
     return {"ids": number, "x": torch.randn(width, generator=generator), "labels": number % 3}
 
 
 class Rows(Dataset[Any]):
-    """Samples by their numbers."""
+    """Samples by index."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -46,7 +46,7 @@ class Rows(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The same, one after the other; loader workers read every so-manieth."""
+    """The same samples as a stream; each loader worker reads every n-th one."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -64,14 +64,14 @@ class Stream(IterableDataset[Any]):
 
 
 class ShuffledStream(Stream):
-    """A stream in an order that is drawn as soon as it is opened."""
+    """A stream in an order that is drawn when it is opened."""
 
     def order(self) -> list[int]:
         return random.sample(range(self.count), self.count)
 
 
 class StatefulStream(Stream):
-    """A stream that says where it stands."""
+    """A stream with a state_dict."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -93,14 +93,14 @@ class StatefulStream(Stream):
 
 
 class OwnPart(Stream):
-    """A stream that takes a part by the rank itself."""
+    """A stream that shards itself by rank."""
 
     def order(self) -> list[int]:
         return super().order()[int(os.environ.get("RANK", "0")) :: WORLD]
 
 
 class WithoutLength(Stream):
-    """A stream of unknown length."""
+    """A stream without a length."""
 
     def __len__(self) -> int:
         raise TypeError("It has no length.")
@@ -116,14 +116,14 @@ STREAMS = {
 
 
 def collate(rows: list[Any]) -> dict[str, Tensor]:
-    """Rows as wide as the widest of them."""
+    """Collate rows to the width of the widest."""
     width = max(len(each["x"]) for each in rows)
     x = torch.stack([nn.functional.pad(each["x"], (0, width - len(each["x"]))) for each in rows])
     return {"x": x} | {name: torch.tensor([each[name] for each in rows]) for name in ("ids", "labels")}
 
 
 class Model(nn.Module):
-    """Predicts a class of each row, and something of each of its positions."""
+    """Predicts a class for each row, and a value for each of its positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Model(nn.Module):
 
 
 class Recording(Trainer):
-    """Writes down which rows are trained on here, batch by batch."""
+    """Records the rows that are trained on by this process, batch by batch."""
 
     def __init__(self, scenario: dict[str, Any], **parts: Any) -> None:
         self.scenario = scenario
@@ -155,7 +155,7 @@ class Recording(Trainer):
 
 
 class WithOwnLoader(Recording):
-    """Its loaders are torch's own."""
+    """Overrides the loaders with torch's own."""
 
     def get_train_dataloader(self) -> Any:
         size = self.args.per_device_train_batch_size
@@ -177,7 +177,7 @@ class WithOwnLoader(Recording):
 
 
 class WithOwnStep(Recording):
-    """Its step knows nothing of padding."""
+    """Overrides training_step without support for padding."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         loss = model(**inputs)["loss"]
@@ -186,7 +186,7 @@ class WithOwnStep(Recording):
 
 
 class StopAt(TrainerCallback):
-    """Ends the run after a step."""
+    """Stops the run after a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -197,7 +197,7 @@ class StopAt(TrainerCallback):
 
 
 def trainer_for(scenario: dict[str, Any], folder: Path, **parts: Any) -> Recording:
-    """The trainer of a scenario."""
+    """Return the trainer of a scenario."""
     kind, count = scenario["data"], scenario.get("rows", 45)
     own = kind in ("loader", "list of batches", "distributed")
     train = STREAMS[kind](count) if kind in STREAMS else Rows(count)
@@ -234,7 +234,7 @@ def trainer_for(scenario: dict[str, Any], folder: Path, **parts: Any) -> Recordi
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists, whatever they are nested in."""
+    """Convert arrays to lists, at any depth."""
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
@@ -243,7 +243,7 @@ def plain(value: Any) -> Any:
 
 
 def measured(seen: list[Any]) -> Any:
-    """A function of metrics that writes down what it is given."""
+    """Return a compute_metrics function that records its input."""
 
     def compute(prediction: Any, compute_result: bool = True) -> dict[str, float]:
         given = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
@@ -254,7 +254,7 @@ def measured(seen: list[Any]) -> Any:
 
 
 def run(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a process sees and gives in a scenario."""
+    """Return what a process reads and computes in a scenario."""
     given: list[Any] = []
     stop = scenario.get("stop_at")
     parts: dict[str, Any] = {"compute_metrics": measured(given)}

@@ -1,4 +1,4 @@
-"""What a process asks of the file system, recorded as it is done, and what a machine that loses power makes of it."""
+"""Records a process's file system calls, and computes the disk states that a power loss may leave."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from attrs import define, field, frozen
 
 ROOT = 0
-"""The number of the folder that is there from the start."""
+"""The number of the folder that exists at the start."""
 
 State = tuple[dict[int, dict[str, int]], dict[int, bytes]]
-"""The entries of each folder, and the bytes of each file, by number: a name leads to a number, as to an inode."""
+"""The entries of each folder, and the bytes of each file, by number: a name refers to a number, as to an inode."""
 
 
 @frozen
 class Call:
-    """A change of the tree, or what makes earlier ones durable.
+    """A change of the tree, or a sync that makes earlier changes durable.
 
     kind: "make" (a file or folder `node` as `name` in `folder`), "write" (`data` to the file `node`), "rename" (of
     `node` from `name` in `folder` to `new_name` in `new_folder`), "unlink" (of `node`), or "sync" (of `node`).
@@ -38,13 +38,13 @@ class Call:
 
     @property
     def folders(self) -> tuple[int, ...]:
-        """Those whose entries it changes."""
+        """Return the folders whose entries it changes."""
         return () if self.kind in ("write", "sync") else (self.folder, self.new_folder)[: 1 + (self.kind == "rename")]
 
 
 @define
 class Recorder:
-    """Does what it is asked through the real functions of `os`, and keeps a record of it."""
+    """Calls the real functions of `os`, and records the calls."""
 
     root: Path
     calls: list[Call] = field(factory=list)
@@ -138,10 +138,10 @@ class Recorder:
 
 
 def after_power_cut(calls: list[Call], seed: int = 0) -> Iterator[State]:
-    """What may be on the disk after these calls.
+    """Return states that the disk may have after these calls.
 
-    What was synced is there. Of the other changes of folders: all, none, all but renames, all but removals, and some
-    random choices. Of the other bytes of a file: all, none, or the first half.
+    Synced data are there. Of other folder changes: all, none, all but renames, all but removals, and some random sets.
+    Of the other bytes of a file: all, none, or the first half.
     """
     durable = _durable(calls)
     pending = [number for number, call in enumerate(calls) if call.folders and number not in durable]
@@ -161,7 +161,7 @@ def after_power_cut(calls: list[Call], seed: int = 0) -> Iterator[State]:
 
 
 def _durable(calls: list[Call]) -> set[int]:
-    """The changes of folders that a later sync of each folder concerned made durable."""
+    """Return the folder changes that a later sync of each folder involved made durable."""
     synced: dict[int, int] = {call.node: number for number, call in enumerate(calls) if call.kind == "sync"}
     return {
         number
@@ -187,7 +187,7 @@ def _tree(calls: list[Call]) -> dict[int, dict[str, int]]:
 
 
 def _files(calls: list[Call], share: float) -> dict[int, bytes]:
-    """The bytes of each file: those written before its last sync, and a share of the later ones."""
+    """Return the bytes of each file: those written before its last sync, and part of the later ones."""
     files: dict[int, tuple[bytes, bytes]] = {}
     for call in calls:
         safe, cached = files.get(call.node, (b"", b""))

@@ -1,4 +1,4 @@
-"""The launchers of clusters start a user's script for real, where they are installed: srun, Open MPI's and MPICH's."""
+"""Real cluster launchers start a user's script, where they are installed: srun, Open MPI and MPICH."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engines.test_foreign_launchers import LIMIT, Launch, alone, check
 
 SERVERS = ("munged", "slurmctld", "slurmd")
 PATIENCE = 30
-"""Seconds in which a Slurm is up."""
+"""Seconds to wait for Slurm to start."""
 
 CONFIGURATION = """
 ClusterName=test
@@ -45,15 +45,15 @@ MpiDefault=none
 NodeName={host} NodeAddr=127.0.0.1 CPUs={processors} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
-"""A cluster of this machine alone."""
+"""A Slurm cluster of one node, this machine."""
 
 
 @pytest.fixture
 def slurm() -> Iterator[str]:
-    """The configuration of a Slurm whose servers run on loopback."""
+    """Return the configuration of a Slurm whose daemons listen on loopback."""
     if os.geteuid() != 0 or not all(map(shutil.which, (*SERVERS, "srun", "sinfo"))):
         pytest.skip("needs Slurm and munge, and root to start them")
-    folder = Path("/tmp", f"hexloop-slurm-{secrets.token_hex(4)}")  # a socket's path is short
+    folder = Path("/tmp", f"hexloop-slurm-{secrets.token_hex(4)}")  # the paths of sockets must be short
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
     (folder / "key").write_bytes(secrets.token_bytes(1024))
@@ -92,7 +92,7 @@ def slurm() -> Iterator[str]:
 @pytest.mark.matrix
 @pytest.mark.timeout(3 * LIMIT)
 def test_srun(slurm: str, tmp_path: Path) -> None:
-    """Two tasks of a job step find each other by what Slurm tells them alone, and train as one process does."""
+    """Two tasks of a job step rendezvous through Slurm's variables alone, and match training in one process."""
     launch = Launch(tmp_path / "launch")
     words = ["srun", "--ntasks", "2", "--overcommit", sys.executable, "train.py"]
     check(launch.end(launch.start(words, 2, SLURM_CONF=slurm)), alone(tmp_path))
@@ -102,7 +102,7 @@ def test_srun(slurm: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(3 * LIMIT)
 @pytest.mark.parametrize("words", [("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"), ("mpiexec.hydra",)])
 def test_mpi(words: tuple[str, ...], tmp_path: Path) -> None:
-    """So do two processes of an MPI's launcher on one machine, with a port that was chosen."""
+    """Two processes of mpirun on one machine, with an explicit port, match training in one process."""
     if shutil.which(words[0]) is None:
         pytest.skip(f"needs {words[0]}")
     launch = Launch(tmp_path / "launch")

@@ -1,4 +1,4 @@
-"""Processes sum the items of a window in parallel with their forward passes."""
+"""Ranks sum the number of items in a window while their forward passes run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.engines.several.training import Training, distance, fresh, run
 
 CPU = torch.device("cpu")
 PATIENCE = 20.0
-"""Seconds for which a process waits for another one's forward pass."""
+"""Seconds that a process waits for another one's forward pass."""
 
 
 class Weight(nn.Module):
-    """The mean of the rows times a weight is its loss."""
+    """A model whose loss is the mean of the rows times a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class Weight(nn.Module):
         return {"loss": (self.weight * x).mean()}
 
 
-def test_no_forward_pass_waits_for_the_count_of_another_process() -> None:
-    """Rank 1 counts its window only when rank 0 is in its forward pass; each then has its share of all rows."""
+def test_forward_passes_do_not_wait_for_the_counts_of_other_ranks() -> None:
+    """Rank 1 counts its window only once rank 0 is in its forward pass; each weights its loss by the rows of both."""
     port = free_port()
 
     def share(rank: int) -> float:
@@ -56,21 +56,21 @@ def test_no_forward_pass_waits_for_the_count_of_another_process() -> None:
 
 
 class Asking(TrainerCallback):
-    """Notes the counts that a user's own method of the trainer is given, for each process in a file."""
+    """Writes the counts that an overridden method of the trainer receives to a file per process."""
 
     def __init__(self) -> None:
-        self.told: list[float] = []
+        self.reported: list[float] = []
 
     def note(self, count: Any) -> None:
         assert isinstance(count, Tensor | int), count
-        self.told.append(int(count))
+        self.reported.append(int(count))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        Path(args.output_dir, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(self.told))
+        Path(args.output_dir, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(self.reported))
 
 
-class AskingInEachStep(Asking):
-    """By a training_step of its own."""
+class CountingInTrainingStep(Asking):
+    """Overrides training_step."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -85,8 +85,8 @@ class AskingInEachStep(Asking):
             value.training_step = training_step
 
 
-class AskingForEachWindow(Asking):
-    """By a get_batch_samples of its own."""
+class CountingInGetBatchSamples(Asking):
+    """Overrides get_batch_samples."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -102,18 +102,18 @@ class AskingForEachWindow(Asking):
             value.get_batch_samples = get_batch_samples
 
 
-@pytest.mark.parametrize("kind", [AskingInEachStep, AskingForEachWindow])
-def test_the_methods_of_a_subclass_are_given_the_sum(kind: type[Asking], tmp_path: Path) -> None:
-    """As a number, the same in both processes as in one, and the run is the one without such a method."""
+@pytest.mark.parametrize("kind", [CountingInTrainingStep, CountingInGetBatchSamples])
+def test_overridden_methods_receive_the_sum_over_ranks(kind: type[Asking], tmp_path: Path) -> None:
+    """It is a number, the same in two processes as in one, and training is the same as without the override."""
     plain = run(Training(2, rows=48), tmp_path / "plain")
     counts = {}
     for size in (1, 2):
         training = Training(size, rows=48, callbacks=(kind,))
         asked = run(training, fresh(tmp_path / str(size)))
-        each = training.accumulation if kind is AskingInEachStep else 1
-        told = [json.loads((tmp_path / str(size) / f"rank-{rank}.json").read_text()) for rank in range(size)]
-        assert all(one == told[0] for one in told)
-        counts[size] = told[0][::each]
+        each = training.accumulation if kind is CountingInTrainingStep else 1
+        reported = [json.loads((tmp_path / str(size) / f"rank-{rank}.json").read_text()) for rank in range(size)]
+        assert all(one == reported[0] for one in reported)
+        counts[size] = reported[0][::each]
         assert distance(asked.weights, plain.weights) < 1e-5
 
     assert len(counts[2]) == 18

@@ -1,4 +1,4 @@
-"""A machine that loses power at any instant of a save on a local disk, and may lose what was not forced to it."""
+"""Power loss at any point of a save to a local disk, where unsynced data may be lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = (1, 2, 3, 4)
 
 
 def record(root: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[Recorder, list[tuple[int, int]]]:
-    """Save at every step, with rotation; the calls, and after how many of them which step was said to be published."""
+    """Save at every step, with rotation. Return the calls, and the step last reported as published after each call."""
     root.mkdir()
     recorder = Recorder(root)
     published: list[tuple[int, int]] = []
@@ -41,19 +41,19 @@ def record(root: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[Rec
 
 
 def losses(recorder: Recorder, published: list[tuple[int, int]], folder: Path, seen: set[str]) -> Iterator[str]:
-    """A word on each state of the disk that lacks a checkpoint that was published; all states are added to `seen`."""
+    """Return a description of each disk state that lacks a published checkpoint; add every state to `seen`."""
     for end in range(len(recorder.calls) + 1):
-        told = max((step for calls, step in published if calls <= end), default=0)
+        reported = max((step for calls, step in published if calls <= end), default=0)
         for state in after_power_cut(recorder.calls[:end], seed=end):
-            if (key := f"{told} {state}") not in seen:
+            if (key := f"{reported} {state}") not in seen:
                 seen.add(key)
                 step = step_found(state, folder)
-                if step < told:
-                    yield f"after {recorder.calls[end - 1]} step {step} is found, and {told} was published"
+                if step < reported:
+                    yield f"after {recorder.calls[end - 1]} step {step} is found, and {reported} was published"
 
 
 def step_found(state: State, folder: Path) -> int:
-    """The step at which a reader finds a complete checkpoint on such a disk, with the bytes of that step; 0: none."""
+    """Return the step of the complete checkpoint that a reader finds on such a disk, or 0."""
     shutil.rmtree(folder, ignore_errors=True)
     lay_out(state, folder)
     storage = LocalStorage(folder)
@@ -66,10 +66,10 @@ def step_found(state: State, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("limit", [1, pytest.param(2, marks=pytest.mark.matrix)])
-def test_a_power_cut_at_any_call_loses_nothing_that_was_published(
+def test_power_loss_at_any_call_keeps_published_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """Whatever of the unsynced is lost or torn, a reader finds a complete checkpoint, no older than the last told."""
+    """Whatever unsynced data are lost, a reader finds a complete checkpoint, as new as the last published or newer."""
     recorder, published = record(tmp_path / "root", monkeypatch, limit)
     kinds = {call.kind for call in recorder.calls}
     assert kinds == {"make", "write", "sync", "rename", "unlink"}
@@ -95,10 +95,10 @@ def syncing(monkeypatch: pytest.MonkeyPatch, sync_folders: Callable[[str, str], 
 
 
 @pytest.mark.parametrize("careless", [no_sync_of_folders, no_sync_of_files])
-def test_a_storage_that_does_not_sync_is_found_out(
+def test_a_storage_without_sync_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careless: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """Without the forcing of folders, or of files, something that was published is lost in some state of the disk."""
+    """Without syncing folders, or files, some disk state loses a published checkpoint."""
     careless(monkeypatch)
     recorder, published = record(tmp_path / "root", monkeypatch, limit=2)
     assert next(losses(recorder, published, tmp_path / "after", set()), None) is not None

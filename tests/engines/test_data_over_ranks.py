@@ -1,4 +1,4 @@
-"""Data shared among real processes: the same batches as in one, every row once, and the same evaluation."""
+"""Data sharding in real processes: the same batches as one process, every row once, and the same evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engines import shared_data
 ROOT = Path(__file__).parents[2]
 SECONDS = 240
 Results = list[dict[str, Any]]
-"""What each process saw and gave, by the name of the scenario."""
+"""What each process read and returned, by scenario."""
 
 STREAM = {"data": "stream", "rows": 41}  # the last batch has one row, so that the others compute padding
 DISPATCH = {"accelerator": {"dispatch_batches": True}}
@@ -78,7 +78,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: str) -> Results:
-    """Run the scenarios in so many processes."""
+    """Run the scenarios in `size` processes."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -89,10 +89,10 @@ def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: s
     processes = []
     for rank in range(world):
         own = {"RANK": rank, "LOCAL_RANK": rank, **meeting} if world > 1 else {}
-        told = os.environ | settings | environment | {name: str(value) for name, value in own.items()}
+        variables = os.environ | settings | environment | {name: str(value) for name, value in own.items()}
         with (folder / f"rank-{rank}.log").open("w") as log:
             processes.append(
-                subprocess.Popen(command, env=told, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
+                subprocess.Popen(command, env=variables, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
             )
     try:
         codes = [process.wait(SECONDS) for process in processes]
@@ -106,7 +106,7 @@ def launch(world: int, scenarios: dict[str, Any], folder: Path, **environment: s
 
 
 def of(results: Results, name: str) -> Results:
-    """What each process gave in a scenario, which all took to its end, under the engine that is meant."""
+    """Return each process's result of a scenario, after checking that all finished under the expected engine."""
     found = [each[name] for each in results]
     for each in found:
         assert "error" not in each, each
@@ -115,12 +115,12 @@ def of(results: Results, name: str) -> Results:
 
 
 def steps(results: Results) -> list[list[int]]:
-    """The rows of each step over all processes, in the order of ranks. All took as many steps."""
+    """Return the rows of each step over all processes, in the order of ranks. All took the same number of steps."""
     return [[row for rows in each for row in rows] for each in zip(*(one["seen"] for one in results), strict=True)]
 
 
 def numbers(nested: Any) -> Iterator[float]:
-    """The numbers that lists are nested of."""
+    """Return the numbers in nested lists."""
     if isinstance(nested, list):
         for each in nested:
             yield from numbers(each)
@@ -129,13 +129,13 @@ def numbers(nested: Any) -> Iterator[float]:
 
 
 def apart(one: Any, other: Any) -> float:
-    """The norm of the difference over the norm."""
+    """Return the norm of the difference, relative to the norm."""
     pairs = list(zip(numbers(one), numbers(other), strict=True))
     return math.dist(*zip(*pairs, strict=True)) / math.hypot(*(value for value, _ in pairs))
 
 
 def assert_same_as_alone(alone: dict[str, Any], together: Results, exactly: bool = True) -> None:
-    """The same rows in every step, the same losses and weights, and the same evaluation to the last bit."""
+    """Each step has the same rows; losses, weights and evaluation are bitwise equal."""
     assert steps(together) == list(alone["seen"])
     for each in together:
         assert each["losses"] == pytest.approx(alone["losses"], rel=1e-5)
@@ -147,7 +147,7 @@ def assert_same_as_alone(alone: dict[str, Any], together: Results, exactly: bool
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
-    """What a single process sees and gives, this one."""
+    """Return the results of a single process, this one."""
 
     @cache
     def run(scenario: str) -> dict[str, Any]:
@@ -156,25 +156,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
     return lambda scenario: run(json.dumps(scenario))
 
 
-def test_two_processes_see_and_measure_what_one_does(tmp_path: Path, alone: Callable[[Any], Any]) -> None:
-    """Map-style data, a stream that ends raggedly, one that is handed out, and a loader; and what is refused."""
+def test_two_processes_match_one_process(tmp_path: Path, alone: Callable[[Any], Any]) -> None:
+    """Map-style data, a stream whose last batch is partial, a dispatched stream and a loader; and refused data."""
     results = launch(2, SHORT, tmp_path)
 
     for name in ("map", "stream", "dispatched", "loader"):
         assert_same_as_alone(alone(SHORT[name]), of(results, name))
-    for name, told in (
+    for name, reported in (
         ("own step", "dataloader_drop_last=True"),
         ("own part", "read different rows"),
         ("own part in a loader", "read different rows"),
         ("one sample", "too many ranks for the data"),
         ("one row", "too many ranks for the data"),
     ):
-        assert all(told in each[name]["error"] and each[name]["world"] == 2 for each in results), name
+        assert all(reported in each[name]["error"] and each[name]["world"] == 2 for each in results), name
 
 
 @pytest.fixture(scope="session")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """What so many processes see and give in every scenario that is the same in one."""
+    """Return the results of `size` processes in every scenario that also runs in one."""
 
     @cache
     def run(world: int) -> Results:
@@ -187,12 +187,12 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Result
 @pytest.mark.matrix
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", SAME_AS_ALONE)
-def test_several_processes_see_and_measure_what_one_does(
+def test_several_processes_match_one_process(
     name: str, world: int, together: Callable[[int], Results], alone: Callable[[Any], Any]
 ) -> None:
-    """The same rows in every step, the same losses and weights, and the same evaluation to the last bit.
+    """Each step has the same rows, and losses, weights and evaluation agree.
 
-    Where evaluation batches are split, the arithmetic of smaller batches rounds otherwise, and they are padded less.
+    Where evaluation batches are split, smaller and less padded batches round differently.
     """
     scenario = SAME_AS_ALONE[name]
     assert_same_as_alone(alone(scenario), of(together(world), name), exactly="splits" not in scenario)
@@ -201,10 +201,10 @@ def test_several_processes_see_and_measure_what_one_does(
 @pytest.mark.matrix
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", OF_ITS_OWN_ORDER)
-def test_a_shuffling_loader_gives_each_row_once_in_one_order(
+def test_a_shuffling_loader_yields_each_row_once_in_one_order(
     name: str, world: int, together: Callable[[int], Results]
 ) -> None:
-    """The order of a foreign loader does not depend on how many processes there are, or who reads."""
+    """The order of a user's loader does not depend on the number of processes or on which rank reads."""
     found = steps(of(together(world), name))
 
     assert found == steps(of(together(2), "shuffled loader"))
@@ -215,10 +215,10 @@ def test_a_shuffling_loader_gives_each_row_once_in_one_order(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_distributed_sampler_is_taken_as_it_comes(
+def test_a_distributed_sampler_is_used_unchanged(
     world: int, together: Callable[[int], Results], alone: Callable[[Any], Any]
 ) -> None:
-    """The sampler receives the epoch and may repeat rows in training; an evaluation has each row once, in order."""
+    """Its sampler receives the epoch and may repeat rows in training; evaluation reads each row once, in order."""
     found = of(together(world), "distributed")
 
     repeated = -45 % world
@@ -232,8 +232,8 @@ def test_a_distributed_sampler_is_taken_as_it_comes(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(world: int, tmp_path: Path) -> None:
-    """On as many processes, with dropout: the same rows, losses and weights."""
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(world: int, tmp_path: Path) -> None:
+    """With the same number of processes and with dropout: rows, losses and weights are bitwise equal."""
     stopped = {f"resumed {name}": scenario | {"stop_at": 4} for name, scenario in RESUMED.items()}
     results = launch(world, RESUMED | stopped, tmp_path, DROPS="1")
 
@@ -244,14 +244,14 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(world: int, tmp_path
 
 
 @pytest.mark.matrix
-def test_a_run_resumes_with_the_same_rows_on_other_processes(tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_same_rows_on_another_number_of_processes(tmp_path: Path) -> None:
     """A checkpoint of two processes resumes in four and in one."""
     names = [name for name in RESUMED if "loader" not in name]
     stopped = {name: RESUMED[name] | {"stop_at": 4} for name in names}
     before = launch(2, stopped, tmp_path / "two")
-    goes_on = {name: RESUMED[name] | {"from": str(tmp_path / "two" / name / "checkpoint-4")} for name in names}
-    after = launch(4, goes_on, tmp_path / "four")
-    (in_one,) = launch(1, goes_on, tmp_path / "one")
+    resumed_by = {name: RESUMED[name] | {"from": str(tmp_path / "two" / name / "checkpoint-4")} for name in names}
+    after = launch(4, resumed_by, tmp_path / "four")
+    (in_one,) = launch(1, resumed_by, tmp_path / "one")
 
     for name in names:
         whole = steps(of(before, name))

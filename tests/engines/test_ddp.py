@@ -1,4 +1,4 @@
-"""Several real processes under torch's DistributedDataParallel train as one does."""
+"""Training in several real processes under torch's DistributedDataParallel matches one process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ EVERY_EPOCH = {"eval_strategy": "epoch"}
 
 
 def same(one: Trained, other: Trained) -> None:
-    """Logged values to 1e-5 relative, weights to 1e-5 of their norm.
+    """Compare logged values to 1e-5 relative, and weights to 1e-5 of their norm.
 
-    Epochs are counted in batches, and operations measured with the first one, both of which are others.
+    Epochs counted in batches, and the operation count of the first batch, differ and are excluded.
     """
     assert len(one.logged) == len(other.logged)
     for first, second in zip(one.logged, other.logged, strict=True):
@@ -26,14 +26,14 @@ def same(one: Trained, other: Trained) -> None:
 
 
 def steps_of(trained: Trained, training: Training) -> list[set[int]]:
-    """The samples of every whole step of the first epoch, as the processes read them between them."""
+    """Return the samples of each whole step of the first epoch, over all processes."""
     share = training.size // len(trained.read)
     starts = range(0, training.rows // training.size * share, share)
     return [{index for read in trained.read for index in read[start : start + share]} for start in starts]
 
 
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
-    """The samples of every step, what is logged, evaluated and learned: the same, ragged ends and padding included.
+def test_training_in_two_processes_matches_one(tmp_path: Path) -> None:
+    """Samples of each step, logs, evaluation and weights match, partial batches and padding included.
 
     A run of two processes resumed in the middle of an epoch is bitwise equal to an uninterrupted one.
     """
@@ -58,8 +58,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.matrix
 @pytest.mark.parametrize("rows", [48, 45, 41])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_any_number_of_processes_trains_as_one_does(tmp_path: Path, rows: int, options: str) -> None:
-    """One, two and four processes of the same global batch learn and log the same, over every ragged end."""
+def test_training_in_any_number_of_processes_matches_one(tmp_path: Path, rows: int, options: str) -> None:
+    """One, two and four processes with one global batch log and learn the same, for every size of the last batch."""
     training = Training(rows=rows, arguments={**EVERY_EPOCH, **OPTIONS[options]})
     alone = run(training, fresh(tmp_path / "1"))
     for processes in (2, 4):
@@ -67,8 +67,8 @@ def test_any_number_of_processes_trains_as_one_does(tmp_path: Path, rows: int, o
 
 
 @pytest.mark.matrix
-def test_four_processes_resume_bit_for_bit_with_several_buckets(tmp_path: Path) -> None:
-    """Results agree although sums of four depend on order and buckets are rebuilt after the first step."""
+def test_four_processes_resume_bitwise_with_several_buckets(tmp_path: Path) -> None:
+    """The result is the same although sums of four depend on order and buckets are rebuilt after the first step."""
     training = Training(
         processes=4,
         depth=1200,
@@ -86,10 +86,10 @@ def test_four_processes_resume_bit_for_bit_with_several_buckets(tmp_path: Path) 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("saved", "goes_on"), [(1, 2), (2, 1), (2, 4), (4, 2)])
-def test_a_checkpoint_goes_on_in_another_number_of_processes(tmp_path: Path, saved: int, goes_on: int) -> None:
-    """The same samples come, and the same is learned, from the middle of an epoch on."""
+@pytest.mark.parametrize(("saved", "resumed_by"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+def test_a_checkpoint_resumes_in_another_number_of_processes(tmp_path: Path, saved: int, resumed_by: int) -> None:
+    """From the middle of an epoch, the same samples follow and training matches."""
     training = Training(arguments={**EVERY_EPOCH, "save_strategy": "steps", "save_steps": 4, "logging_steps": 3})
     whole = run(training.of(saved), fresh(tmp_path / "whole"))
-    resumed = run(training.of(goes_on, resume=str(tmp_path / "whole" / "checkpoint-4")), fresh(tmp_path / "resumed"))
+    resumed = run(training.of(resumed_by, resume=str(tmp_path / "whole" / "checkpoint-4")), fresh(tmp_path / "resumed"))
     same(whole, resumed)

@@ -1,4 +1,4 @@
-"""Gradients that meet by another way than a sum."""
+"""DDP communication hooks replace the reduction of gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Hook = Callable[[Any, Any], Any]
 
 
 def gradient(rank: int, hook: Hook) -> tuple[list[float], int]:
-    """The gradient of a window of two micro-batches, and how often the hook was asked in it."""
+    """Return the gradient of a window of two micro-batches, and the number of calls of the hook."""
     asked: list[int] = []
 
     def counted(state, bucket):  # type: ignore[no-untyped-def]  # torch takes its own types alone, or none
@@ -38,12 +38,12 @@ def gradient(rank: int, hook: Hook) -> tuple[list[float], int]:
 
 
 @pytest.mark.parametrize(("hook", "error"), [(allreduce_hook, 1e-6), (fp16_compress_hook, 1e-3)])
-def test_a_hook_says_how_gradients_meet(hook: Hook, error: float) -> None:
-    """It is asked once a window, of the only bucket; what it makes of the sum is the gradient, rounded as it rounds."""
-    exact = torch.full((2,), 6 / 7)  # of 1/7 and 2/7, twice
-    for told in in_processes(2, lambda rank: gradient(rank, hook)):
-        assert not isinstance(told, BaseException), told
-        gradients, asked = told
+def test_a_communication_hook_reduces_the_gradients(hook: Hook, error: float) -> None:
+    """The hook is called once per window, for the only bucket; its result is the gradient, in its precision."""
+    exact = torch.full((2,), 6 / 7)  # 1/7 and 2/7, two micro-batches
+    for result in in_processes(2, lambda rank: gradient(rank, hook)):
+        assert not isinstance(result, BaseException), result
+        gradients, asked = result
         found = torch.tensor(gradients)
         assert asked == 1
         torch.testing.assert_close(found, exact, rtol=error, atol=0.0)

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine, in real processes that talk through gloo."""
+"""Training under DeepSpeed in real processes over gloo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def zero(stage: int, **further: Any) -> dict[str, Any]:
 
 
 def run(phases: list[dict[str, Any]], processes: int = 2, /, **arguments: Any) -> list[dict[str, Any]]:
-    """The reports of phases of a job, trained by processes of their own, each under the same limit of time."""
+    """Return the reports of the phases of a job, run in processes of their own with a time limit for each."""
     job = json.dumps({"arguments": arguments, "phases": phases})
     environment = {
         **os.environ,
@@ -70,7 +70,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The norm of the difference over the norm of the whole model."""
+    """Return the norm of the difference, relative to the norm of the whole model."""
     assert one.keys() == other.keys()
     difference = torch.stack([(one[name].float() - other[name].float()).norm() for name in one]).norm()
     return float(difference / torch.stack([tensor.float().norm() for tensor in one.values()]).norm())
@@ -85,7 +85,7 @@ def assert_logs_agree(one: list[dict[str, Any]], other: list[dict[str, Any]], to
 
 
 def alone(folder: Path, **arguments: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """The same samples and the same optimizer steps, in one process without DeepSpeed."""
+    """Return the result of the same samples and optimizer steps in one process without DeepSpeed."""
     trainer = train(str(folder), {"per_device_train_batch_size": 4, **arguments})
     trainer.save_model(str(folder / "model"))
     return trainer.state.log_history, weights(folder / "model")
@@ -94,7 +94,7 @@ def alone(folder: Path, **arguments: Any) -> tuple[list[dict[str, Any]], dict[st
 def assert_as_alone_and_resumable(
     folder: Path, stage: int, offload: dict[str, Any] | None = None, **arguments: Any
 ) -> None:
-    """Twenty updates with partial windows give what one process gives; a run taken up at the tenth gives the same."""
+    """Check that 20 updates with partial windows match one process, and that a run resumed at step 10 matches, too."""
     saving = {"save_strategy": "steps", "save_steps": 10}
     evaluating: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 10}
     log, expected = alone(folder / "alone", **evaluating, **arguments)
@@ -117,28 +117,28 @@ def assert_as_alone_and_resumable(
         assert torch.equal(tensor, weights(folder / "resumed" / "model")[name]), name
 
 
-def test_zero_2_in_two_processes_gives_what_one_gives_and_resumes_exactly(tmp_path: Path) -> None:
-    """Gradients and moments spread over processes change nothing, and neither does a checkpoint."""
+def test_zero_2_in_two_processes_matches_one_and_resumes_exactly(tmp_path: Path) -> None:
+    """Partitioned gradients and moments, and a checkpoint in between, do not change the result."""
     assert_as_alone_and_resumable(tmp_path, stage=2)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_every_stage_gives_what_one_process_gives_and_resumes_exactly(tmp_path: Path, stage: int) -> None:
-    """So do the other stages, with all weights spread, too."""
+def test_every_stage_matches_one_process_and_resumes_exactly(tmp_path: Path, stage: int) -> None:
+    """The other stages match, too, including partitioned weights."""
     assert_as_alone_and_resumable(tmp_path, stage)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(4 * LIMIT)
 @pytest.mark.parametrize("also", [(), ("offload_param",)], ids=["moments", "moments and weights"])
-def test_what_lies_on_a_disk_is_trained_saved_and_resumed_alike(tmp_path: Path, also: tuple[str, ...]) -> None:
-    """Moments, or weights as well, on an NVMe disk; DeepSpeed builds its access to it from libaio, if that is there."""
+def test_training_with_disk_offload_matches_and_resumes(tmp_path: Path, also: tuple[str, ...]) -> None:
+    """Moments, or also weights, on an NVMe disk. DeepSpeed compiles its disk access, which needs libaio."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     if not AsyncIOBuilder().is_compatible():
         pytest.skip("needs libaio and its headers")
-    building = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load()"  # minutes, the first time
+    building = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load()"  # minutes to build
     subprocess.run([sys.executable, "-c", building], check=True, capture_output=True, env={**os.environ, **QUIET})
     disk = {"device": "nvme", "nvme_path": str(tmp_path / "disk")}
     (tmp_path / "disk").mkdir()
@@ -184,8 +184,8 @@ EXACT: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", EXACT)
-def test_a_resumed_run_ends_as_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    """Resume is bitwise exact, whatever the engine stores besides the weights and wherever it stores it."""
+def test_a_resumed_run_matches_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    """Resume is bitwise exact, whatever state the engine stores besides the weights and wherever it stores it."""
     processes, configuration, arguments = EXACT[name]
     whole, resumed = run(
         [
@@ -203,8 +203,8 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(name: str, tmp_path: Path) 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("stage", [0, 2])
-def test_a_chosen_operation_on_gradients_is_the_engine_s(stage: int, tmp_path: Path) -> None:
-    """Without one it adds up shares, which gives what the mean gives; a sum that is asked for is as many times that."""
+def test_the_reduce_operation_reaches_the_engine(stage: int, tmp_path: Path) -> None:
+    """Without `reduce_op` the engine averages; with sum, gradients are larger by the number of processes."""
     reports = [
         run([{"output": str(tmp_path / name)}], deepspeed=zero(stage, **chosen), max_grad_norm=0.0)[0]
         for name, chosen in (
@@ -220,8 +220,8 @@ def test_a_chosen_operation_on_gradients_is_the_engine_s(stage: int, tmp_path: P
 
 
 @pytest.mark.matrix
-def test_a_checkpoint_goes_on_without_deepspeed_and_with_other_processes(tmp_path: Path) -> None:
-    """The files are those of one process, so ZeRO 3 of two, one process, and ZeRO 3 of four take each other's over."""
+def test_a_checkpoint_resumes_without_deepspeed_and_with_another_number_of_processes(tmp_path: Path) -> None:
+    """Checkpoints have the format of one process: ZeRO 3 of two, one process, and ZeRO 3 of four read each other's."""
     saving = {"save_strategy": "steps", "save_steps": 10}
     (spread,) = run([{"output": str(tmp_path / "spread"), "arguments": saving}], deepspeed=zero(3))
     with pytest.warns(UserWarning, match="processes"):
@@ -246,8 +246,8 @@ def test_a_checkpoint_goes_on_without_deepspeed_and_with_other_processes(tmp_pat
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("stage", [1, 3])
-def test_the_best_weights_are_put_in_force_at_the_end(stage: int, tmp_path: Path) -> None:
-    """They are those that one process ends with."""
+def test_the_best_weights_are_loaded_at_the_end(stage: int, tmp_path: Path) -> None:
+    """They are the weights that one process finishes with."""
     choosing: dict[str, Any] = {
         "eval_strategy": "steps",
         "eval_steps": 4,
@@ -262,8 +262,8 @@ def test_the_best_weights_are_put_in_force_at_the_end(stage: int, tmp_path: Path
 
 
 @pytest.mark.matrix
-def test_a_second_run_of_a_trainer_starts_from_the_weights_of_the_first(tmp_path: Path) -> None:
-    """With a new engine, even where the first one spread the weights."""
+def test_a_second_run_of_a_trainer_starts_with_the_weights_of_the_first(tmp_path: Path) -> None:
+    """A new engine is created, even where the first one partitioned the weights."""
     logs = []
     for stage in (0, 3):
         (report,) = run([{"output": str(tmp_path / str(stage)), "again": 2}], deepspeed=zero(stage))

@@ -1,4 +1,4 @@
-"""What one of several real processes does, or suffers, the others learn."""
+"""A failure, signal or request on one of several real processes reaches all ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.engines.several.training import Training, ended, fresh, run
 
 SAVES = {"save_strategy": "steps", "save_steps": 4}
 AT_ONCE = {**SAVES, "save_async": False}
-"""So that what is saved when something happens does not depend on how fast the disk is."""
+"""Makes what is saved at the time of the event independent of the speed of the disk."""
 
 
 class OnRank1(TrainerCallback):
-    """Something that happens to one rank alone, in its sixth step."""
+    """An event on rank 1 alone, in its sixth step."""
 
     trainer: Any = None
     rank = 1
@@ -36,32 +36,32 @@ class OnRank1(TrainerCallback):
             self.happen()
 
     def happen(self) -> None:
-        """What it is."""
+        """Override to define the event."""
         raise NotImplementedError
 
 
 class Fails(OnRank1):
-    """A bug of its own."""
+    """Raises an error."""
 
     def happen(self) -> None:
         raise ValueError("a bug of its own")
 
 
 class FirstFails(Fails):
-    """The same of rank 0, which holds the store where all met, and its cause with it."""
+    """Raises an error with a cause on rank 0, which hosts the store of the rendezvous."""
 
     rank = 0
 
 
 class RunsOutOfMemory(OnRank1):
-    """A GPU without room says so like this."""
+    """Raises torch's error of a GPU out of memory."""
 
     def happen(self) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
 
 
 class MayHaveNoMoreMemory(OnRank1):
-    """The system gives the process less than it asks for."""
+    """Allocates more memory than its limit allows."""
 
     def happen(self) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -71,28 +71,28 @@ class MayHaveNoMoreMemory(OnRank1):
 
 
 class Dies(OnRank1):
-    """As by the system's killer of processes that take too much memory."""
+    """Is killed, as by the kernel's out-of-memory killer."""
 
     def happen(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Hangs(OnRank1):
-    """It does not run much longer than the others wait."""
+    """Blocks for a little longer than the timeout of the other ranks."""
 
     def happen(self) -> None:
         time.sleep(15)
 
 
 class AsksToStop(OnRank1):
-    """It is asked to stop."""
+    """Receives a request to stop."""
 
     def happen(self) -> None:
         self.trainer.request_stop("the machine is wanted", save=True)
 
 
 class Pauses(OnRank1):
-    """It is asked to stand still, for longer than the others wait for anything."""
+    """Receives a request to pause for longer than the timeout of the other ranks."""
 
     def happen(self) -> None:
         self.trainer.pause()
@@ -100,7 +100,7 @@ class Pauses(OnRank1):
 
 
 class DecidesAlone(TrainerCallback):
-    """Rank 1 alone switches on a log, an evaluation, a save, and at last the end."""
+    """Rank 1 alone requests a log, an evaluation, a save, and finally the end of training."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.process_index == 1:
@@ -110,8 +110,8 @@ class DecidesAlone(TrainerCallback):
             control.should_training_stop = state.global_step == 9
 
 
-class HearsOfSaves(TrainerCallback):
-    """Rank 0 alone has something to do after each save."""
+class HasOnSave(TrainerCallback):
+    """Rank 0 alone has a callback with on_save."""
 
     def __new__(cls) -> Any:
         return super().__new__(cls if os.environ["RANK"] == "0" else TrainerCallback)
@@ -121,7 +121,7 @@ class HearsOfSaves(TrainerCallback):
 
 
 class SmallFiles(TrainerCallback):
-    """From its fifth step on, rank 1 may write no file of more than 100 bytes."""
+    """From its fifth step, rank 1 may not write files of more than 100 bytes."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.process_index == 1 and state.global_step == 5:
@@ -129,11 +129,11 @@ class SmallFiles(TrainerCallback):
 
 
 SECOND_SAVE = 5
-"""The write of rank 1 that is the second file of its second save; it writes three files each time."""
+"""The write on rank 1 of the second file of its second save; it writes three files per save."""
 
 
 class Impatient(TrainerCallback):
-    """Waits for room on a full disk for less than a second."""
+    """Waits for space on a full disk for less than a second."""
 
     trainer: Any = None
 
@@ -142,13 +142,13 @@ class Impatient(TrainerCallback):
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints, all of which are whole."""
+    """Return the steps of the checkpoints, after checking that all are complete."""
     storage = LocalStorage(folder)
     return sorted(verify(storage, f"checkpoint-{step}").manifest.step for step in checkpoint_steps(storage))
 
 
 def test_a_failure_on_one_rank_is_reported_by_all(tmp_path: Path) -> None:
-    """The others learn at once which rank it was and why, and what was saved is whole."""
+    """All ranks report at once which rank failed and why; saved checkpoints are complete."""
     training = Training(processes=2, callbacks=(Fails,), arguments=AT_ONCE)
     first, second = ended(training, fresh(tmp_path / "run"))
     assert second == "ValueError: a bug of its own"
@@ -158,8 +158,8 @@ def test_a_failure_on_one_rank_is_reported_by_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_the_first_rank_s_failure_is_reported_by_the_others(tmp_path: Path) -> None:
-    """Rank 0 stays until they have heard."""
+def test_a_failure_on_rank_0_is_reported_by_the_other_ranks(tmp_path: Path) -> None:
+    """Rank 0 stays alive until the other ranks have received its error."""
     first, second = ended(Training(processes=2, callbacks=(FirstFails,)), fresh(tmp_path / "run"))
     assert first == "ValueError: a bug of its own"
     assert "rank 0 failed: ValueError: a bug of its own" in second
@@ -175,13 +175,13 @@ WAYS: dict[type[OnRank1], tuple[str, str]] = {
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_is_lost_is_named(tmp_path: Path, way: type[OnRank1]) -> None:
+def test_a_lost_rank_is_named(tmp_path: Path, way: type[OnRank1]) -> None:
     """Rank 0 reports which rank failed and why, and the run resumes from the last checkpoint."""
-    told, own = WAYS[way]
+    reported, own = WAYS[way]
     training = Training(processes=2, callbacks=(way,), arguments={**AT_ONCE, "ddp_timeout": 6})
     first, second = ended(training, fresh(tmp_path / "run"))
     assert first.startswith("CollectiveError: Rank 0 waited for"), (first, second)
-    assert told in first
+    assert reported in first
     assert own in second
     (step,) = saved_steps(tmp_path / "run")
     assert step == 4
@@ -189,8 +189,8 @@ def test_a_rank_that_is_lost_is_named(tmp_path: Path, way: type[OnRank1]) -> Non
 
 
 @pytest.mark.matrix
-def test_a_disk_that_stays_full_on_one_rank_ends_all_with_everything_saved(tmp_path: Path) -> None:
-    """The others say on which rank it was; what was saved before is whole, and nothing unfinished is left."""
+def test_a_disk_that_stays_full_on_one_rank_ends_all_ranks(tmp_path: Path) -> None:
+    """All ranks report on which rank the disk is full; saved checkpoints are complete, and nothing partial remains."""
     full = Fault(SECOND_SAVE, Effect.FULL, "write", times=100)
     training = Training(processes=2, callbacks=(Impatient,), faults=(full,), arguments=SAVES)
     first, second = ended(training, fresh(tmp_path / "run"))
@@ -207,8 +207,8 @@ def test_a_disk_that_stays_full_on_one_rank_ends_all_with_everything_saved(tmp_p
 
 
 @pytest.mark.matrix
-def test_a_disk_that_is_full_on_one_rank_for_a_while_makes_all_wait(tmp_path: Path) -> None:
-    """Every save comes about, and the run is the one that nothing happened to."""
+def test_all_ranks_wait_while_the_disk_of_one_is_full(tmp_path: Path) -> None:
+    """Every save succeeds, and the result equals that of an undisturbed run."""
     full = Fault(SECOND_SAVE, Effect.FULL, "write", times=2)
     troubled = Training(processes=2, callbacks=(Impatient,), faults=(full,), arguments=SAVES)
     assert run(troubled, fresh(tmp_path / "run")).logged == run(Training(2), fresh(tmp_path / "whole")).logged
@@ -216,7 +216,7 @@ def test_a_disk_that_is_full_on_one_rank_for_a_while_makes_all_wait(tmp_path: Pa
 
 
 @pytest.mark.matrix
-def test_the_third_save_that_one_rank_cannot_write_ends_all(tmp_path: Path) -> None:
+def test_the_third_failed_save_on_one_rank_ends_all_ranks(tmp_path: Path) -> None:
     """The writes of rank 1 fail; all ranks continue twice, then report the failing path and the last checkpoint."""
     training = Training(processes=2, callbacks=(SmallFiles,), arguments=AT_ONCE)
     first, second = ended(training, fresh(tmp_path / "run"))
@@ -229,7 +229,7 @@ def test_the_third_save_that_one_rank_cannot_write_ends_all(tmp_path: Path) -> N
 
 @pytest.mark.matrix
 def test_mismatched_processes_are_refused(tmp_path: Path) -> None:
-    """Every rank says which of them has which argument otherwise, before the first step."""
+    """Every rank reports which arguments differ on which rank, before the first step."""
     training = Training(processes=2, of_rank_1={"learning_rate": 0.5, "seed": 7})
     for said in ended(training, fresh(tmp_path / "run")):
         assert said.startswith("ConfigurationError: 2 problems")
@@ -239,7 +239,7 @@ def test_mismatched_processes_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_processes_that_save_to_separate_folders_are_refused(tmp_path: Path) -> None:
-    """Every rank says so before the first step, as no checkpoint would be whole; without saves they may train."""
+    """Every rank refuses before the first step, as no checkpoint would be complete. Without saves they may train."""
     training = Training(processes=2, folder_of_rank_1=str(tmp_path / "another disk"), arguments=SAVES)
     for said in ended(training, fresh(tmp_path / "run")):
         assert said.startswith("ConfigurationError: output_dir=")
@@ -250,9 +250,9 @@ def test_processes_that_save_to_separate_folders_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.matrix
-def test_one_rank_alone_may_listen_for_saves(tmp_path: Path) -> None:
-    """Then no rank saves in the background, and each checkpoint is complete before that rank is notified."""
-    training = Training(processes=2, callbacks=(HearsOfSaves,), arguments={**SAVES, "ddp_timeout": 20})
+def test_on_save_may_be_defined_on_one_rank_only(tmp_path: Path) -> None:
+    """No rank saves in the background then, and each checkpoint is complete before that callback is called."""
+    training = Training(processes=2, callbacks=(HasOnSave,), arguments={**SAVES, "ddp_timeout": 20})
     run(training, fresh(tmp_path / "run"))
     assert saved_steps(tmp_path / "run") == [4, 8, 12, 16, 18]
     assert sorted(path.name for path in (tmp_path / "run").glob("heard-of-*")) == sorted(
@@ -261,8 +261,8 @@ def test_one_rank_alone_may_listen_for_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_processes_with_other_libraries_are_refused(tmp_path: Path) -> None:
-    """Every rank says which of them has which version of what."""
+def test_processes_with_different_library_versions_are_refused(tmp_path: Path) -> None:
+    """Every rank reports which version of which library differs on which rank."""
     older = tmp_path / "older" / "numpy-1.0.dist-info"
     older.mkdir(parents=True)
     (older / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.0\n")
@@ -275,7 +275,7 @@ def test_processes_with_other_libraries_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_a_stop_that_one_rank_is_asked_for_is_everybody_s(tmp_path: Path) -> None:
+def test_a_stop_request_on_one_rank_stops_all_ranks(tmp_path: Path) -> None:
     """All ranks stop and save at the same step, at most two boundaries later, and the run resumes from it."""
     whole = run(Training(processes=2), fresh(tmp_path / "whole"))
     training = Training(processes=2, callbacks=(AsksToStop,), arguments={**SAVES, "save_steps": 100})
@@ -289,7 +289,7 @@ def test_a_stop_that_one_rank_is_asked_for_is_everybody_s(tmp_path: Path) -> Non
 
 
 @pytest.mark.matrix
-def test_a_pause_may_last_longer_than_the_others_wait(tmp_path: Path) -> None:
+def test_a_pause_may_exceed_the_timeout_of_other_ranks(tmp_path: Path) -> None:
     """The paused rank keeps notifying the others, and the run equals one without a pause."""
     whole = run(Training(processes=2), fresh(tmp_path / "whole"))
     paused = run(Training(processes=2, callbacks=(Pauses,), arguments={"ddp_timeout": 6}), fresh(tmp_path / "run"))
@@ -297,11 +297,11 @@ def test_a_pause_may_last_longer_than_the_others_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_what_callbacks_of_one_rank_decide_is_everybody_s(tmp_path: Path) -> None:
-    """One step later, without anybody hanging."""
+def test_requests_of_callbacks_on_one_rank_apply_to_all_ranks(tmp_path: Path) -> None:
+    """All ranks act on it one step later, and no rank hangs."""
     arguments = {"logging_strategy": "no", "save_strategy": "steps", "save_steps": 100, "ddp_timeout": 20}
     trained = run(Training(processes=2, callbacks=(DecidesAlone,), arguments=arguments), fresh(tmp_path / "run"))
-    told = [(entry["step"], "loss" in entry, "eval_loss" in entry) for entry in trained.history]
-    assert told[:2] == [(3, True, False), (5, False, True)]
-    assert told[-1][0] == 10
+    reported = [(entry["step"], "loss" in entry, "eval_loss" in entry) for entry in trained.history]
+    assert reported[:2] == [(3, True, False), (5, False, True)]
+    assert reported[-1][0] == 10
     assert saved_steps(tmp_path / "run") == [8]

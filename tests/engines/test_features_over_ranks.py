@@ -1,4 +1,4 @@
-"""What a Trainer does beside training works in two processes as in one, under every engine."""
+"""Features of the Trainer besides training work in two processes as in one, under every engine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ENGINES: dict[str, Training] = {
 }
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 UNALIKE = ("_runtime", "_per_second", "epoch", "total_flos")
-"""Of the clock, or counted in batches, of which several processes have others."""
+"""Logged values that depend on the clock, or that count batches and so differ between process counts."""
 
 MICRO_STEPS = ("on_substep_end", "on_prediction_step", "on_init_end")
-"""Events that come for each batch of a process, or before a callback could be added."""
+"""Events of every batch of a process, or from before a callback can be added."""
 
 
 class Patience(EarlyStoppingCallback):
-    """Two evaluations without a larger loss: the first is the best, and the third ends the run."""
+    """Two evaluations without improvement: the first is the best, and the third stops the run."""
 
     def __init__(self) -> None:
         super().__init__(early_stopping_patience=2)
@@ -56,15 +56,15 @@ class Tracing(TrainerCallback):
         def hear(args: Any, state: Any, control: Any, **rest: Any) -> Any:
             self.trace.append((name, state.global_step))
             if name == "on_train_end":
-                told = {"trace": self.trace, "best": [state.best_metric, state.best_global_step]}
-                Path(args.output_dir, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(told))
+                reported = {"trace": self.trace, "best": [state.best_metric, state.best_global_step]}
+                Path(args.output_dir, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(reported))
             return found(args, state, control, **rest)
 
         return hear
 
 
 class Sampling(TrainerCallback):
-    """Leaves the model in evaluation mode after every log, and finds none of it so before an update."""
+    """Leaves the model in evaluation mode after every log, and checks that updates run in training mode."""
 
     trainer: Any
 
@@ -81,14 +81,14 @@ def with_arguments(training: Training, **arguments: Any) -> Training:
 
 
 def in_one_process(training: Training) -> Training:
-    """The same without an engine."""
+    """Return the result of one process without an engine."""
     engines = ("fsdp", "fsdp_config", "deepspeed")
     kept = {name: value for name, value in training.arguments.items() if name not in engines}
     return training.of(1, arguments=kept)
 
 
 def choosing(engine: str) -> Training:
-    """A run that evaluates, keeps the best weights and stops early, and says what memory it takes."""
+    """Run with evaluation, the best weights, early stopping and memory metrics."""
     training = with_arguments(
         ENGINES[engine],
         eval_strategy="steps",
@@ -106,7 +106,7 @@ def choosing(engine: str) -> Training:
 
 
 def comparable(trained: Trained) -> list[dict[str, float]]:
-    """What was logged that does not depend on the clock, on memory, or on the number of batches."""
+    """Return the logged values that depend neither on the clock, memory, nor the number of batches."""
     return [
         {name: value for name, value in entry.items() if not name.endswith(UNALIKE) and "_mem_" not in name}
         for entry in trained.history
@@ -114,8 +114,8 @@ def comparable(trained: Trained) -> list[dict[str, float]]:
 
 
 def heard(folder: Path, rank: int) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
-    return told
+    reported: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
+    return reported
 
 
 def noted(folder: Path) -> list[tuple[Any, ...]]:
@@ -124,7 +124,7 @@ def noted(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def noted_losses(folder: Path) -> list[float]:
-    """The loss of every step, from the journal."""
+    """Return the loss of every step, from the journal."""
     notes: list[Any] = [note["losses"] for note in read(folder / "journal.jsonl") if note["kind"] == "losses"]
     return [loss for losses in notes for loss in losses]
 
@@ -140,8 +140,8 @@ engines = pytest.mark.parametrize(
 
 @pytest.mark.matrix
 @engines
-def test_what_is_beside_training_works_as_in_one_process(engine: str, tmp_path: Path) -> None:
-    """Evaluation, metrics, the best weights, early stopping, memory figures, callbacks, and the journal."""
+def test_features_besides_training_match_one_process(engine: str, tmp_path: Path) -> None:
+    """Evaluation, metrics, best weights, early stopping, memory metrics, callbacks, and the journal."""
     one = run(in_one_process(choosing(engine)), fresh(tmp_path / "one"))
     both = run(choosing(engine), fresh(tmp_path / "both"))
     assert [entry.keys() for entry in both.history] == [entry.keys() for entry in one.history]
@@ -151,9 +151,9 @@ def test_what_is_beside_training_works_as_in_one_process(engine: str, tmp_path: 
     assert distance(one.weights, both.weights) < 1e-5
     alone = heard(tmp_path / "one", 0)
     for rank in (0, 1):
-        told = heard(tmp_path / "both", rank)
-        assert told["trace"] == alone["trace"]
-        assert told["best"] == pytest.approx(alone["best"], rel=1e-5)
+        reported = heard(tmp_path / "both", rank)
+        assert reported["trace"] == alone["trace"]
+        assert reported["best"] == pytest.approx(alone["best"], rel=1e-5)
     assert alone["best"][1] == 2
     assert ["on_train_end", 6] in alone["trace"]
     assert noted(tmp_path / "both") == noted(tmp_path / "one")
@@ -179,14 +179,14 @@ def test_noise_resumes_exactly(engine: str, tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @engines
-def test_every_step_is_taken_in_training_mode(engine: str, tmp_path: Path) -> None:
-    """Where a callback leaves the model in evaluation mode, whatever the wrapper's own says."""
+def test_every_step_runs_in_training_mode(engine: str, tmp_path: Path) -> None:
+    """A callback that leaves the model in evaluation mode has no effect on updates, whichever module it changes."""
     run(with_arguments(evolve(ENGINES[engine], callbacks=(Sampling,)), max_steps=3), fresh(tmp_path))
 
 
 @pytest.mark.matrix
 @engines
-def test_a_search_for_a_batch_size_is_refused(engine: str, tmp_path: Path) -> None:
-    """Every process says so, before it meets the others."""
+def test_auto_find_batch_size_is_refused(engine: str, tmp_path: Path) -> None:
+    """Every process refuses before the rendezvous."""
     for said in ended(with_arguments(ENGINES[engine], auto_find_batch_size=True), fresh(tmp_path)):
         assert "You chose auto_find_batch_size=True" in said

@@ -1,4 +1,4 @@
-"""The gradients that meet under each engine are those of one process with the same global batch."""
+"""Under each engine, reduced gradients match those of one process with the same global batch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tests.engines.several.whole import KeepingGradients, kept_gradients
 
 TOLERANCE = 1e-6
 ROWS = 13
-"""A window of 8, and the epoch's last of 5, of which not every process has a sample in its last batch."""
+"""A window of 8, and the epoch's last window of 5, whose last batch does not reach every process."""
 
 STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 FSDP = {1: "FullyShardedDataParallel", 2: "FSDPReader"}
 
 
 class Keeping(KeepingGradients, TrainerCallback):
-    """Keeps the gradients of a whole window and of a partial one."""
+    """Keeps the gradients of a full window and of a partial one."""
 
     updates = 2
 
 
 def training(**arguments: Any) -> Training:
-    """Two updates that change nothing, so that both have the gradients of the first weights."""
+    """Two updates with a learning rate of 0, so that both use the initial weights."""
     chosen = {"max_steps": 2, "learning_rate": 0.0, "max_grad_norm": 0.0, **arguments}
     return Training(rows=ROWS, batch=1, callbacks=(Keeping,), arguments=chosen)
 
 
 def sharded(version: int, strategy: str, processes: int) -> Training:
-    """Each layer by itself; the hybrid strategies in two copies of the model."""
+    """Each layer is a unit of its own; the hybrid strategies use two replicas."""
     config: dict[str, Any] = {"version": version, "transformer_layer_cls_to_wrap": ["Linear"]}
     if strategy.startswith("hybrid"):
         config["device_mesh"] = [2, processes // 2]
@@ -42,13 +42,13 @@ def sharded(version: int, strategy: str, processes: int) -> Training:
 
 
 def partitioned(stage: int, processes: int) -> Training:
-    """By DeepSpeed."""
+    """Arguments of ZeRO."""
     config = {"zero_optimization": {"stage": stage}}
     return training(deepspeed=config).of(processes, engine="DeepSpeedEngine")
 
 
 def assert_gradients_are_those_of_one(several: Training, folder: Path) -> None:
-    """Tensor by tensor, of a whole window and of a partial one with padding, over accumulated batches."""
+    """Compare each tensor, of a full window and of a padded partial one, over accumulated batches."""
     run(training(), fresh(folder / "one"))
     run(several, fresh(folder / "several"))
     for update in range(Keeping.updates):
@@ -56,14 +56,14 @@ def assert_gradients_are_those_of_one(several: Training, folder: Path) -> None:
         assert_same_gradients(kept_gradients(folder / "several", update), expected, TOLERANCE)
 
 
-def test_four_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
+def test_gradients_of_four_processes_match_one(tmp_path: Path) -> None:
     """Under DistributedDataParallel."""
     assert_gradients_are_those_of_one(training().of(4), tmp_path)
 
 
 @pytest.mark.matrix
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
-    """Under DistributedDataParallel, over longer windows."""
+def test_gradients_of_two_processes_match_one(tmp_path: Path) -> None:
+    """Under DistributedDataParallel, with longer windows."""
     assert_gradients_are_those_of_one(training().of(2), tmp_path)
 
 
@@ -71,10 +71,8 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("version", FSDP)
-def test_sharded_gradients_are_those_of_one_process(
-    version: int, strategy: str, processes: int, tmp_path: Path
-) -> None:
-    """Under each generation and strategy of FSDP."""
+def test_sharded_gradients_match_one_process(version: int, strategy: str, processes: int, tmp_path: Path) -> None:
+    """Under each version and strategy of FSDP."""
     assert_gradients_are_those_of_one(sharded(version, strategy, processes), tmp_path)
 
 
@@ -82,6 +80,6 @@ def test_sharded_gradients_are_those_of_one_process(
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_partitioned_gradients_are_those_of_one_process(stage: int, processes: int, tmp_path: Path) -> None:
+def test_partitioned_gradients_match_one_process(stage: int, processes: int, tmp_path: Path) -> None:
     """Under each stage of ZeRO."""
     assert_gradients_are_those_of_one(partitioned(stage, processes), tmp_path)

@@ -1,4 +1,4 @@
-"""Sharding a model of which the first process alone has the weights."""
+"""Sharding a model whose weights exist on the first process only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENGINES: dict[str, Callable[[], Parallelism[Tensor]]] = {
 
 
 class Guesser(nn.Module):
-    """The words' weights are also those of the output; a buffer that no state dict has scales it."""
+    """Shares the weights of its embedding with its output; a non-persistent buffer scales the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Guesser(nn.Module):
 
 
 def guessed(rank: int, engine: str, without: int) -> list[Any]:
-    """What the sharded model makes of some words, where one process made it without weights."""
+    """Return the sharded model's output, where one process created the model without weights."""
     with torch.device("meta") if rank == without else nullcontext():
         model = Guesser()
     wrapped, _ = ENGINES[engine]().prepare(model, lambda _model: None)
@@ -58,8 +58,8 @@ def guessed(rank: int, engine: str, without: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_others_begin_with_the_weights_of_the_first(engine: str) -> None:
-    """Ties between weights stay, and buffers come along."""
+def test_other_ranks_receive_the_weights_of_the_first(engine: str) -> None:
+    """Ties between weights stay, and buffers are broadcast."""
     expected = Guesser()(WORDS).detach()
     for found in in_processes(2, lambda rank: guessed(rank, engine, without=1)):
         assert isinstance(found, list), found
@@ -67,8 +67,8 @@ def test_the_others_begin_with_the_weights_of_the_first(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_first_has_to_have_them(engine: str) -> None:
-    """Else the error says what to do about it."""
+def test_rank_0_must_have_the_weights(engine: str) -> None:
+    """Otherwise the error says how to fix it."""
     first, _ = in_processes(2, lambda rank: guessed(rank, engine, without=0))
     assert isinstance(first, ConfigurationError)
     assert "The model of rank 0 is on torch's meta device" in str(first)

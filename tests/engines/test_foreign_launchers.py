@@ -1,7 +1,7 @@
-"""A user's script trains under the field's launchers, in as many processes and under the engine that they ask for.
+"""A user's script trains under common launchers, with the number of processes and the engine that they request.
 
-Several of them fall back to one process, or to another engine, and end with exit code 0; so each process says who it
-was and what it trained under, and the weights are compared with those of one process.
+A launcher may fall back to one process, or to another engine, and exit with 0. So each process reports its rank and
+its engine, and the weights are compared with those of one process.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ with open(f"said-{arguments.process_index}.json", "w") as file:
 OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 QUIET = {"OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LIMIT = 150
-"""Seconds after which a launch has failed."""
+"""Time limit of a launch in seconds."""
 
 
 class Launch:
-    """A script in a folder, and what its processes said."""
+    """A script in a folder, and the reports of its processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ class Launch:
         )
 
     def end(self, *processes: subprocess.Popen[str]) -> list[dict[str, Any]]:
-        """What each rank said, in order, when all have ended well."""
+        """Return the report of each rank, in order, after checking that all succeeded."""
         for process in processes:
             try:
                 output, _ = process.communicate(timeout=LIMIT)
@@ -81,7 +81,7 @@ class Launch:
 
 
 def alone(folder: Path) -> float:
-    """The loss of one process."""
+    """Return the loss of one process."""
     launch = Launch(folder / "alone")
     (said,) = launch.end(launch.start([sys.executable, "train.py"], 1))
     loss: float = said["loss"]
@@ -89,7 +89,7 @@ def alone(folder: Path) -> float:
 
 
 def check(said: Sequence[Mapping[str, Any]], loss: float, engine: str = "DistributedDataParallel") -> None:
-    """Two processes under the engine trained as one does."""
+    """Check that two processes used the engine and match one process."""
     assert [(each["rank"], each["local"], each["size"], each["engine"]) for each in said] == [
         (rank, rank, 2, engine) for rank in range(2)
     ]
@@ -105,18 +105,18 @@ num_processes: 2
 main_process_port: {port}
 machine_rank: 0
 """
-"""A configuration file as `accelerate config` writes it."""
+"""A configuration file in the format of `accelerate config`."""
 
 MODULES = {"accelerate": ["accelerate.commands.accelerate_cli", "launch"], "deepspeed": ["deepspeed.launcher.runner"]}
 
 
 def words_of(launcher: str, *options: str) -> list[str]:
-    """The command of a launcher of which Python knows the module."""
+    """Return the command that runs a launcher given as a Python module."""
     return [sys.executable, "-m", *MODULES[launcher], *options, "train.py"]
 
 
 def test_accelerate_launch_with_a_configuration_file(tmp_path: Path) -> None:
-    """`accelerate launch --config_file` starts two processes, which train under DistributedDataParallel as one does."""
+    """`accelerate launch --config_file` starts two processes under DistributedDataParallel, which match one process."""
     launch = Launch(tmp_path / "launch")
     (launch.folder / "accelerate.yaml").write_text(ACCELERATE.format(port=free_port()))
     words = words_of("accelerate", "--config_file", "accelerate.yaml")
@@ -126,7 +126,7 @@ def test_accelerate_launch_with_a_configuration_file(tmp_path: Path) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize(("version", "engine"), [("1", "FullyShardedDataParallel"), ("2", "FSDPReader")])
 def test_accelerate_launch_with_fsdp(version: str, engine: str, tmp_path: Path) -> None:
-    """On the processor as well, where accelerate itself falls back to DistributedDataParallel without a word."""
+    """It uses FSDP on the CPU, too, where accelerate itself silently falls back to DistributedDataParallel."""
     launch = Launch(tmp_path / "launch")
     words = words_of(
         "accelerate", "--num_processes", "2", "--main_process_port", str(free_port()), "--use_fsdp",
@@ -150,7 +150,7 @@ def test_accelerate_launch_with_deepspeed(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_the_launcher_of_deepspeed(tmp_path: Path) -> None:
-    """`deepspeed` starts a script that asks for nothing of DeepSpeed as well."""
+    """`deepspeed` starts a script that does not ask for DeepSpeed, too."""
     pytest.importorskip("deepspeed")
     launch = Launch(tmp_path / "launch")
     words = words_of("deepspeed", "--num_gpus", "2", "--no_local_rank", "--master_port", str(free_port()))
@@ -158,7 +158,7 @@ def test_the_launcher_of_deepspeed(tmp_path: Path) -> None:
 
 
 def slurm(rank: int, port: int) -> dict[str, str]:
-    """What srun tells a task."""
+    """The variables that srun sets."""
     return {
         "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "4711",
@@ -167,7 +167,7 @@ def slurm(rank: int, port: int) -> dict[str, str]:
 
 
 def open_mpi(rank: int, port: int) -> dict[str, str]:
-    """What Open MPI's mpirun tells a process."""
+    """The variables that Open MPI's mpirun sets."""
     return {
         "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -175,14 +175,14 @@ def open_mpi(rank: int, port: int) -> dict[str, str]:
 
 
 def by_hand(rank: int, port: int) -> dict[str, str]:
-    """The variables that a user sets to start processes in two shells."""
+    """The variables that a user sets to start processes by hand in two shells."""
     return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("variables", [slurm, open_mpi, by_hand])
-def test_processes_that_are_told_who_they_are(variables: Any, tmp_path: Path) -> None:
-    """Processes started by a non-Python launcher rendezvous through that launcher's variables."""
+def test_variables_of_other_launchers_are_used(variables: Any, tmp_path: Path) -> None:
+    """Processes started by a launcher that is not written in Python use its variables to rendezvous."""
     launch, port = Launch(tmp_path / "launch"), free_port()
     command = [sys.executable, "train.py"]
     check(launch.end(*[launch.start(command, 2, **variables(rank, port)) for rank in range(2)]), alone(tmp_path))

@@ -1,4 +1,4 @@
-"""Several real processes under torch's FSDP, both generations of it, train as one does."""
+"""Training in several real processes under torch's FSDP, versions 1 and 2, matches one process."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ LAYERS = {"transformer_layer_cls_to_wrap": ["Linear"]}
 
 
 def fsdp(version: int, strategy: str = "full_shard", config: dict[str, Any] | None = None, **given: Any) -> Training:
-    """A run of two processes under the generation `version`, each of whose layers is gathered by itself."""
+    """Return a run of two processes under FSDP `version`, with each layer as a unit."""
     settings = {"version": version, **LAYERS, **(config or {})}
     arguments = {"eval_strategy": "epoch", "fsdp": strategy, "fsdp_config": settings, **given}
     return Training(processes=2, engine=ENGINES[version], arguments=arguments)
 
 
 def alone(training: Training) -> Training:
-    """The same in one process, without an engine."""
+    """Return the result of the same run in one process, without an engine."""
     kept = {name: value for name, value in training.arguments.items() if not name.startswith(("fsdp", "save"))}
     return training.of(1, arguments=kept)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_two_processes_train_as_one_does(tmp_path: Path, version: int) -> None:
-    """What is logged, evaluated and learned is the same; resumed, bitwise in two and up to rounding in one.
+def test_training_in_two_processes_matches_one(tmp_path: Path, version: int) -> None:
+    """Logs, evaluation and weights match; resume is bitwise equal in two processes and equal up to rounding in one.
 
-    Each process writes its share of the weights and of the moments, and the model's files are those of any model.
+    Each process writes its shard of the weights and moments; the model files have the usual format.
     """
     training = fsdp(version, save_strategy="steps", save_steps=4, num_train_epochs=2).of(2, rows=29)
     one = run(alone(training), fresh(tmp_path / "1"))
@@ -54,13 +54,13 @@ def test_two_processes_train_as_one_does(tmp_path: Path, version: int) -> None:
 
 
 def evaluate(trainer: Any) -> None:
-    """An evaluation outside of a run."""
+    """Evaluate outside a run."""
     trainer.evaluate()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_evaluation_computes_with_the_weights_that_were_loaded_last(tmp_path: Path, version: int) -> None:
-    """Those of the best checkpoint, though the evaluation before they were loaded had gathered others."""
+def test_an_evaluation_uses_the_weights_loaded_last(tmp_path: Path, version: int) -> None:
+    """The best checkpoint's weights are used, although the evaluation before loading had gathered others."""
     training = fsdp(
         version, "shard_grad_op", num_train_epochs=2, save_strategy="epoch", load_best_model_at_end=True,
         metric_for_best_model="eval_loss", greater_is_better=True,
@@ -72,14 +72,14 @@ def test_an_evaluation_computes_with_the_weights_that_were_loaded_last(tmp_path:
 
 
 def evaluate_and_train_again(trainer: Any) -> None:
-    """An evaluation, of whose weights nothing may stay behind, and a second run."""
+    """Evaluate, keep no gathered weights, and train a second time."""
     trainer.evaluate()
     trainer.train()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_trainer_that_has_evaluated_trains_again(tmp_path: Path, version: int) -> None:
-    """What the second run logs and learns is what one process does, where gathered weights are kept after a forward."""
+def test_a_trainer_trains_again_after_an_evaluation(tmp_path: Path, version: int) -> None:
+    """The second run matches one process, where gathered weights are kept after a forward pass."""
     training = fsdp(version, "shard_grad_op", num_train_epochs=1).of(2, afterwards=evaluate_and_train_again)
     same(run(alone(training), fresh(tmp_path / "1")), run(training, fresh(tmp_path / "2")))
 
@@ -99,8 +99,8 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.matrix
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_trains_as_one_process_does(tmp_path: Path, version: int, name: str) -> None:
-    """Two and four processes, with gradients that meet in every micro-batch, and in a window's last alone."""
+def test_every_strategy_matches_one_process(tmp_path: Path, version: int, name: str) -> None:
+    """Two and four processes, with gradients reduced in every micro-batch, and only in the last of a window."""
     strategy, config = STRATEGIES[name]
     one = run(alone(fsdp(version)).of(1, batch=1), fresh(tmp_path / "1"))
     for processes in (2, 4):
@@ -115,15 +115,15 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path, version: int,
 @pytest.mark.matrix
 @pytest.mark.parametrize("offload", [True, False])
 def test_weights_in_host_memory_train_identically(tmp_path: Path, offload: bool) -> None:
-    """FSDP 2 with its parameters kept on the host learns what it learns without."""
+    """FSDP 2 with parameters offloaded to the host trains as without offloading."""
     training = fsdp(2, "full_shard offload" if offload else "full_shard")
     same(run(alone(training), fresh(tmp_path / "1")), run(training, fresh(tmp_path / "2")))
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("version", [1, 2])
-def test_four_processes_resume_bit_for_bit(tmp_path: Path, version: int) -> None:
-    """Sums of four are not commutative, and dropout draws in every process: yet nothing differs."""
+def test_four_processes_resume_bitwise(tmp_path: Path, version: int) -> None:
+    """Sums of four depend on order, and every process uses dropout; resume is bitwise equal all the same."""
     training = fsdp(version, save_strategy="steps", save_steps=5, num_train_epochs=2, weight_decay=0.1)
     training = training.of(4, depth=40, dropout=0.1)
     whole = run(training, fresh(tmp_path / "whole"))
@@ -137,8 +137,8 @@ def test_four_processes_resume_bit_for_bit(tmp_path: Path, version: int) -> None
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_weights_may_be_put_together_in_one_file(tmp_path: Path, version: int) -> None:
-    """At each save where it is asked for, and off-line from a checkpoint of shards: the same file, to the bit."""
+def test_sharded_weights_can_be_consolidated_into_one_file(tmp_path: Path, version: int) -> None:
+    """At each save if requested, and offline from a sharded checkpoint: the two files are identical."""
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "num_train_epochs": 1}
     for kind in ("full", "sharded"):
         training = fsdp(version, config={"state_dict_type": f"{kind}_state_dict".upper()}, **saving)
@@ -168,17 +168,17 @@ ENDS: dict[str, Training] = {
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("saved", "goes_on"),
+    ("saved", "resumed_by"),
     [
         ("one", "fsdp1 2"), ("one", "fsdp2 4"), ("ddp 2", "fsdp2 2"), ("fsdp2 2", "fsdp2 4"), ("fsdp2 4", "fsdp1 2"),
         ("fsdp1 2", "fsdp2 4"), ("fsdp1 4", "ddp 2"), ("fsdp2 4", "one"), ("fsdp1 4", "fsdp1 2"),
     ],
 )  # fmt: skip
-def test_a_checkpoint_goes_on_under_any_engine(tmp_path: Path, saved: str, goes_on: str) -> None:
-    """The same is learned from the middle of an epoch on, by another number of processes and another engine."""
+def test_a_checkpoint_resumes_under_any_engine(tmp_path: Path, saved: str, resumed_by: str) -> None:
+    """From the middle of an epoch, training matches with another number of processes and another engine."""
     steps = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 3}
     first, second = (
-        each.of(each.processes, arguments={**each.arguments, **steps}) for each in (ENDS[saved], ENDS[goes_on])
+        each.of(each.processes, arguments={**each.arguments, **steps}) for each in (ENDS[saved], ENDS[resumed_by])
     )
     whole = run(first, fresh(tmp_path / "whole"))
     resumed = run(second.of(second.processes, resume=str(tmp_path / "whole" / "checkpoint-4")), fresh(tmp_path / "2"))
@@ -186,8 +186,8 @@ def test_a_checkpoint_goes_on_under_any_engine(tmp_path: Path, saved: str, goes_
 
 
 @pytest.mark.matrix
-def test_what_is_wrong_with_the_settings_is_said_at_once(tmp_path: Path) -> None:
-    """Every process refuses, before it meets the others, with all that is wrong."""
+def test_all_wrong_options_are_reported_before_the_rendezvous(tmp_path: Path) -> None:
+    """Every process refuses before the rendezvous, and reports all problems."""
     training = fsdp(2, "full_shard", {"min_num_parms": 3, "xla": True, "device_mesh": [2, 2]}, optim="lomo")
     for said in ended(training, fresh(tmp_path / "run")):
         assert "did you mean min_num_params" in said
@@ -196,8 +196,8 @@ def test_what_is_wrong_with_the_settings_is_said_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.matrix
-def test_a_file_of_weights_holds_no_more_than_the_share_of_a_process(tmp_path: Path) -> None:
-    """The files of four processes are about equal, and hold every tensor once."""
+def test_a_weights_file_contains_only_the_shard_of_its_process(tmp_path: Path) -> None:
+    """The files of four processes have about the same size, and contain every tensor once."""
     training = fsdp(2, save_strategy="steps", save_steps=4).of(4, depth=16)
     run(training, fresh(tmp_path / "run"))
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Training runs that are killed again and again, on a real disk; `make kills` does it more often."""
+"""Training runs that are killed repeatedly, on a real disk. `make kills` runs ten times as many kills."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_run_that_is_killed_at_random_instants_ends_as_one_that_is_not(tmp_path: Path) -> None:
-    """Each resumes from a whole checkpoint, cleans up, leaves no worker, and ends with the same weights and history."""
+def test_runs_killed_at_random_match_runs_without_kills(tmp_path: Path) -> None:
+    """Each run resumes from complete checkpoints, cleans up, leaves no worker, and has the same weights and history."""
     counts = kill_runs(tmp_path, Job(width=256, steps=30), KILLS, each=10)
     assert counts.kills == KILLS
     assert counts.inside > 0
 
 
-def test_workers_of_a_fork_server_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
-    """No process is left behind, the server included."""
+def test_workers_of_a_fork_server_end_with_the_killed_run(tmp_path: Path) -> None:
+    """No process remains, the fork server included."""
     run = KilledRun(tmp_path / "run", Job(width=8, steps=400, start_method="forkserver"), Counts())
     assert run.kill(Aim(save=1, seconds=0, group=False))
     wait_for_the_end_of(run.counts.started)

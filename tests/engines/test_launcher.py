@@ -1,4 +1,4 @@
-"""Launches in real processes: labels, restarts, exit codes, signals, and nothing that is left behind."""
+"""`hexloop launch` with real processes: labels, restarts, exit codes, signals, and cleanup."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tests.terminals import screen_of
 
 @pytest.fixture
 def launches(tmp_path: Path) -> Launches:
-    """Launches in an empty folder."""
+    """Return launches in an empty folder."""
     return Launches(tmp_path)
 
 
-def test_a_killed_rank_is_reported_and_all_restart(launches: Launches) -> None:
-    """Two processes sum over gloo; one is killed, both are started again, and the sums come out right."""
+def test_a_killed_rank_is_reported_and_all_ranks_restart(launches: Launches) -> None:
+    """Two processes sum over gloo; one is killed, both are restarted, and the sums are right."""
     outcome = launches("--processes", "2", "--restarts", "2", "--log-folder", "logs", "sums.py", "2", "1", "killed")
     assert outcome.code == 0, outcome.errors
     assert sorted(re.findall(r"^\[rank \d\] rank .*", outcome.output, re.MULTILINE)) == [
         "[rank 0] rank 0 of 2 sums to 3 after 1 restarts",
         "[rank 1] rank 1 of 2 sums to 3 after 1 restarts",
     ]
-    told = re.findall(r"^hexloop: .*", outcome.errors, re.MULTILINE)
-    assert len(told) == 1, told
+    reported = re.findall(r"^hexloop: .*", outcome.errors, re.MULTILINE)
+    assert len(reported) == 1, reported
     assert re.fullmatch(
         r"hexloop: rank 1 \(process \d+\) was killed by SIGKILL; restarting all workers \(restart 1 of 2\)",
-        told[0],
+        reported[0],
     )
     assert len(outcome.numbers(0)) == 4
     for rank in (0, 1):
@@ -44,19 +44,19 @@ def test_a_killed_rank_is_reported_and_all_restart(launches: Launches) -> None:
 
 
 @pytest.mark.matrix
-def test_the_traceback_of_the_rank_that_failed_comes_last_and_once(launches: Launches) -> None:
+def test_the_traceback_of_the_failed_rank_is_printed_last_and_once(launches: Launches) -> None:
     """The error and exit code of the rank that failed first are reported last."""
     outcome = launches("--processes", "3", "--restarts", "1", "sums.py", "3", "2", "raises")
     assert outcome.code == 1
-    assert outcome.errors.count("[rank 1] ArithmeticError: a bug of its own\n") == 2  # one an attempt
-    error, told = outcome.errors.splitlines()[-2:]
+    assert outcome.errors.count("[rank 1] ArithmeticError: a bug of its own\n") == 2  # one for each attempt
+    error, last = outcome.errors.splitlines()[-2:]
     assert error == "[rank 1] ArithmeticError: a bug of its own"
-    assert re.fullmatch(r"hexloop: rank 1 \(process \d+\) failed with exit code 1; all 1 restarts are used up", told)
+    assert re.fullmatch(r"hexloop: rank 1 \(process \d+\) failed with exit code 1; all 1 restarts are used up", last)
 
 
 @pytest.mark.matrix
-def test_the_exit_code_is_that_of_the_first_that_fails(launches: Launches) -> None:
-    """Rank 0 ends well, rank 1 with 7 and rank 2 is ended before it could fail as well; threads share the cores."""
+def test_the_exit_code_is_that_of_the_first_failed_rank(launches: Launches) -> None:
+    """Rank 0 succeeds, rank 1 exits with 7, and rank 2 is terminated before it can fail; threads share the cores."""
     outcome = launches("--processes", "3", "plain.py", "0", "7", "9")
     assert outcome.code == 7
     assert re.search(r"^hexloop: rank 1 \(process \d+\) failed with exit code 7$", outcome.errors, re.MULTILINE)
@@ -65,10 +65,10 @@ def test_the_exit_code_is_that_of_the_first_that_fails(launches: Launches) -> No
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("codes", "expected"), [(("3", "3"), 3), (("3", "0"), 3), (("2", "2"), 2)])
-def test_what_was_stopped_or_is_set_up_wrongly_is_not_restarted(
+def test_stopped_and_misconfigured_runs_are_not_restarted(
     launches: Launches, codes: tuple[str, str], expected: int
 ) -> None:
-    """Exit codes 3 and 2 end a launch that has restarts left, and ranks that stop later than others may."""
+    """Exit codes 3 and 2 end a launch that has restarts left; other ranks may stop later."""
     outcome = launches("--processes", "2", "--restarts", "5", "plain.py", *codes)
     assert outcome.code == expected
     assert len(outcome.numbers(0)) == 2
@@ -77,14 +77,14 @@ def test_what_was_stopped_or_is_set_up_wrongly_is_not_restarted(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_a_signal_lets_the_workers_save_and_end(launches: Launches, name: str) -> None:
-    """They get it, and the launch waits for them; what it ends with is theirs."""
+def test_a_signal_lets_the_workers_save_and_exit(launches: Launches, name: str) -> None:
+    """The launch forwards the signal, waits for the workers, and exits with their code."""
     words = ("saves", "saves") if name != "SIGINT" else ("waits", "waits")
     process = launches.start("--processes", "2", "--restarts", "1", "plain.py", *words)
     launches.wait_for_workers(2)
     send(process, name)
     outcome = launches.end(process)
-    if name == "SIGINT":  # which Python makes an exception of
+    if name == "SIGINT":  # Python raises an exception for it
         assert outcome.code == 128 + signal.SIGINT
         return
     assert outcome.code == 3
@@ -92,8 +92,8 @@ def test_a_signal_lets_the_workers_save_and_end(launches: Launches, name: str) -
 
 
 @pytest.mark.matrix
-def test_a_worker_that_does_not_listen_is_killed_after_the_grace_period(launches: Launches) -> None:
-    """One saves, one is deaf: the launch ends as the one that was killed."""
+def test_a_worker_that_ignores_signals_is_killed_after_the_grace_period(launches: Launches) -> None:
+    """One worker saves and one ignores signals; the exit code is that of the killed one."""
     process = launches.start("--processes", "2", "--grace", "1", "plain.py", "saves", "deaf")
     launches.wait_for_workers(2)
     send(process, "SIGTERM")
@@ -107,8 +107,8 @@ def test_a_worker_that_does_not_listen_is_killed_after_the_grace_period(launches
 
 
 @pytest.mark.matrix
-def test_workers_do_not_outlive_a_launcher_that_is_killed(launches: Launches) -> None:
-    """The kernel ends them, though they are deaf to everything else."""
+def test_workers_end_with_a_killed_launcher(launches: Launches) -> None:
+    """The kernel terminates them, although they ignore signals."""
     process = launches.start("--processes", "2", "plain.py", "deaf", "waits")
     launches.wait_for_workers(2)
     workers = [int(found) for found in re.findall(r" up (\d+)", (launches.folder / "output").read_text())]
@@ -121,8 +121,8 @@ def test_workers_do_not_outlive_a_launcher_that_is_killed(launches: Launches) ->
 
 
 @pytest.mark.matrix
-def test_machines_come_in_the_order_of_their_ranks(launches: Launches, tmp_path: Path) -> None:
-    """Two launches meet; the one that started first, and is the second, holds the last ranks."""
+def test_machines_are_ordered_by_node_rank(launches: Launches, tmp_path: Path) -> None:
+    """Two launches rendezvous; the second machine holds the last ranks, although its launch started first."""
     other = Launches(tmp_path / "other")
     other.folder.mkdir()
     words = ("--restarts", "1", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}")
@@ -137,7 +137,7 @@ def test_machines_come_in_the_order_of_their_ranks(launches: Launches, tmp_path:
 
 @pytest.mark.matrix
 def test_the_end_of_a_launch_on_another_machine_is_reported(launches: Launches, tmp_path: Path) -> None:
-    """Where as many machines are needed, a signal to one is the end of all, whatever restarts are left."""
+    """Where all machines are required, a signal to one ends all of them, whatever restarts are left."""
     other = Launches(tmp_path / "other")
     other.folder.mkdir()
     words = (
@@ -168,7 +168,7 @@ def test_the_end_of_a_launch_on_another_machine_is_reported(launches: Launches, 
 
 @pytest.mark.matrix
 def test_a_missing_machine_is_reported(launches: Launches) -> None:
-    """After the time that it was given, the error says where the machines were to meet."""
+    """After its timeout, the error names the address of the rendezvous."""
     outcome = launches(
         "--processes", "1", "--nodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1", "--join-timeout", "1",
         "sums.py",
@@ -178,8 +178,8 @@ def test_a_missing_machine_is_reported(launches: Launches) -> None:
 
 
 @pytest.mark.matrix
-def test_one_progress_bar_stands_below_the_lines(launches: Launches) -> None:
-    """On a terminal, the bar of rank 0 is drawn in one place, whatever other ranks print."""
+def test_one_progress_bar_stays_below_the_output(launches: Launches) -> None:
+    """On a terminal, the bar of rank 0 stays in one line, whatever other ranks print."""
     launches.start("--processes", "x").wait()  # writes the scripts
     process, terminal = pty.fork()
     if process == 0:

@@ -1,4 +1,4 @@
-"""Processes that cannot meet say where they tried to, and what to look at, within the time-out."""
+"""A failed rendezvous is reported within the timeout, with the address and what to check."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.engines.several.training import CONTEXT, PATIENCE, Sentences, Trainin
 TIMEOUT = 4
 
 
-def told(address: str, port: int, rank: int, world_size: int = 2) -> str:
-    """The error of a process that looks for others."""
+def refusal(address: str, port: int, rank: int, world_size: int = 2) -> str:
+    """Return the error of a process that waits for its peers."""
     reader, writer = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_look, args=(address, port, rank, world_size, writer))
     process.start()
     writer.close()
     try:
         assert reader.poll(PATIENCE), "it looks for ever"
-        said: str = reader.recv()
+        message: str = reader.recv()
     finally:
         process.join(PATIENCE)
         process.kill()
-    return said
+    return message
 
 
 def _look(address: str, port: int, rank: int, world_size: int, writer: Any) -> None:
@@ -58,9 +58,9 @@ def port() -> int:
         return int(tried.getsockname()[1])
 
 
-def test_a_missing_first_process_is_reported(port: int) -> None:
-    """By its address and port."""
-    assert told("127.0.0.1", port, rank=1).startswith(
+def test_a_missing_rank_0_is_reported(port: int) -> None:
+    """The error names its address and port."""
+    assert refusal("127.0.0.1", port, rank=1).startswith(
         f"CollectiveError: Rendezvous failed: rank 1 of 2 did not meet the others at 127.0.0.1:{port} within "
         f"{TIMEOUT} s ("
     )
@@ -69,12 +69,12 @@ def test_a_missing_first_process_is_reported(port: int) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize(("address", "rank"), [("127.0.0.1", 0), ("nowhere.invalid", 1)])
 def test_missing_peers_are_reported(address: str, rank: int, port: int) -> None:
-    """Also by the first process; and a name that means nothing."""
-    said = told(address, port, rank)
-    assert said.startswith(
+    """The first process reports them, too; an unresolvable host name is reported as well."""
+    message = refusal(address, port, rank)
+    assert message.startswith(
         f"CollectiveError: Rendezvous failed: rank {rank} of 2 did not meet the others at {address}:{port} within"
     )
-    assert said.endswith(
+    assert message.endswith(
         "Check that all processes were started, that this address can be reached from here, and that no other program "
         "uses the port."
     )
@@ -82,20 +82,20 @@ def test_missing_peers_are_reported(address: str, rank: int, port: int) -> None:
 
 @pytest.mark.matrix
 def test_a_port_in_use_is_reported() -> None:
-    """The first process cannot listen there."""
+    """The first process cannot listen on it."""
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen()
-        said = told("127.0.0.1", other.getsockname()[1], rank=0)
-    assert said.startswith("CollectiveError: Rendezvous failed: rank 0 of 2 did not meet the others at 127.0.0.1:")
-    assert "EADDRINUSE" in said
+        message = refusal("127.0.0.1", other.getsockname()[1], rank=0)
+    assert message.startswith("CollectiveError: Rendezvous failed: rank 0 of 2 did not meet the others at 127.0.0.1:")
+    assert "EADDRINUSE" in message
 
 
 @pytest.mark.matrix
 def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
-    """On every rank, before the first step."""
-    for said in ended(Training(4, rows=3, batch=1, size=4), fresh(tmp_path / "run")):
-        assert said == (
+    """Every rank refuses before the first step."""
+    for message in ended(Training(4, rows=3, batch=1, size=4), fresh(tmp_path / "run")):
+        assert message == (
             "ConfigurationError: The run has 4 processes, too many ranks for the data, which have 3 samples; "
             "start at most 3, or add samples."
         )

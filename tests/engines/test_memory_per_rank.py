@@ -1,4 +1,4 @@
-"""No process holds the whole model while a sharded one is saved or loaded, by counted bytes."""
+"""No process holds the whole model while a sharded model is saved or loaded, measured in bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engines.several.live_bytes import LiveBytes
 LAYERS, WIDTH = 40, 512
 LAYER = WIDTH * WIDTH * 4
 WHOLE = LAYERS * LAYER
-"""Bytes of the weights; those of the moments are twice as many."""
+"""Bytes of the weights; the moments take twice as many."""
 
 ENGINES: dict[str, dict[str, Any]] = {
     f"fsdp{version}": {
@@ -28,7 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 class Tower(nn.Module):
-    """Many layers of one size."""
+    """Many layers of the same size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Tower(nn.Module):
 
 
 def held(engine: str, folder: str, rank: int, size: int) -> dict[str, float]:
-    """What a process holds more at most, in layers, while each keeper of its run is saved and loaded."""
+    """Return the peak of a process's additional memory, in layers, while each part of its state is saved and loaded."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
@@ -77,16 +77,16 @@ def held(engine: str, folder: str, rank: int, size: int) -> dict[str, float]:
 
 
 MOST: dict[str, int] = {"model saved": 1, "model loaded": 0, "optimizer saved": 2, "optimizer loaded": 2}
-"""How many times its share of the weights a process may hold more, besides some layers on the way and a chunk."""
+"""Limit of a process's additional memory, relative to its share of the weights, besides some layers and a chunk."""
 
 ON_THE_WAY = 4 + (2 << 22) / LAYER
-"""In layers: a few tensors, and two chunks of the file that is read."""
+"""In layers: a few tensors, and two chunks of the file being read."""
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("engine", "size"), [("fsdp1", 4), ("fsdp2", 2), ("fsdp2", 4), ("zero3", 4)])
-def test_a_process_holds_its_share_and_no_more(tmp_path: Path, engine: str, size: int) -> None:
-    """In saving a second copy of its share, in loading nothing but its moments; which is less the more they are."""
+def test_a_process_holds_only_its_share(tmp_path: Path, engine: str, size: int) -> None:
+    """Saving takes a second copy of its share, loading only its moments; shares shrink with the number of processes."""
     if engine == "zero3":
         pytest.importorskip("deepspeed")
     for outcome in in_processes(size, lambda rank: held(engine, str(tmp_path), rank, size)):

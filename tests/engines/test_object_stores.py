@@ -1,4 +1,4 @@
-"""A storage in a bucket of a real S3 endpoint on loopback, through s3fs."""
+"""Storage in a bucket of a real S3 server on loopback, through s3fs."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from tests.engines.object_store import (
 from tests.unit.checkpoints.small_store import make_store, names, save_all, weights_at
 
 PART = 5 << 20
-"""The smallest part of a multi-part upload that S3 takes."""
+"""The smallest part of a multipart upload in S3."""
 
 SOON = (0.01, 0.02, 0.04)
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The address of an S3 endpoint."""
+    """Return the address of an S3 server."""
     with object_store() as address:
         yield address
 
 
 @pytest.fixture
 def bucket(address: str) -> str:
-    """The URL of a new bucket."""
+    """Return the URL of a new bucket."""
     return f"s3://{new_bucket(address)}"
 
 
@@ -57,12 +57,12 @@ class TestS3(StorageContract):
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of the smallest size there is."""
+    """Use parts of the smallest size."""
     monkeypatch.setattr(fsspec_storage, "BLOCK", PART)
 
 
 def chunks_of(size: int, chunk: int = 1 << 20) -> list[bytes]:
-    """Bytes that differ from chunk to chunk."""
+    """Return bytes that differ between chunks."""
     return [bytes([number % 251]) * min(chunk, size - chunk * number) for number in range(-(-size // chunk))]
 
 
@@ -71,8 +71,8 @@ def uploads_under_way(address: str, bucket: str) -> list[Any]:
     return list(files.list_multipart_uploads(bucket.removeprefix("s3://")))
 
 
-def test_large_files_go_and_come_in_parts(address: str, bucket: str, small_parts: None) -> None:
-    """A file of several parts is sent and fetched by as many requests, none of them of the whole file."""
+def test_large_files_are_transferred_in_parts(address: str, bucket: str, small_parts: None) -> None:
+    """A large file is sent and read in several requests, none for the whole file."""
     with flaky(address, lambda *_: None) as server:
         storage = FsspecStorage(bucket, options_for(server.address))
         data = chunks_of(2 * PART + 7)
@@ -84,8 +84,8 @@ def test_large_files_go_and_come_in_parts(address: str, bucket: str, small_parts
     assert uploads_under_way(address, bucket) == []
 
 
-def test_an_upload_that_breaks_off_is_aborted(address: str, bucket: str, small_parts: None) -> None:
-    """Where the chunks end in an error, no part of the file is kept on the server."""
+def test_an_interrupted_upload_is_aborted(address: str, bucket: str, small_parts: None) -> None:
+    """If the chunks raise an error, no part of the file remains on the server."""
 
     def breaking_off() -> Iterator[bytes]:
         yield from chunks_of(PART + 1)
@@ -100,7 +100,7 @@ def test_an_upload_that_breaks_off_is_aborted(address: str, bucket: str, small_p
 
 
 def once_in(every: int, misbehaviour: Misbehaviour) -> Callable[[str, str], Misbehaviour | None]:
-    """A plan in which every so many requests go wrong."""
+    """Return a plan in which every `number`-th request fails."""
     numbers = count(1)
     return lambda method, path: misbehaviour if next(numbers) % every == 0 else None
 
@@ -116,10 +116,8 @@ def once_in(every: int, misbehaviour: Misbehaviour) -> Callable[[str, str], Misb
         pytest.param(cut_the_download, id="cuts downloads", marks=pytest.mark.matrix),
     ],
 )
-def test_a_flaky_server_costs_time_only(
-    address: str, bucket: str, small_parts: None, misbehaviour: Misbehaviour
-) -> None:
-    """Where every fifth request goes wrong, saves, rotation and verification end as if none did."""
+def test_failed_requests_are_retried(address: str, bucket: str, small_parts: None, misbehaviour: Misbehaviour) -> None:
+    """Saves, rotation and verification give the same result when every fifth request fails."""
     with flaky(address, once_in(5, misbehaviour)) as server:
         storage = FsspecStorage(f"{bucket}/run", options_for(server.address), pauses=SOON)
         stored = storage.write("large.bin", chunks_of(PART + 1))
@@ -134,8 +132,8 @@ def test_a_flaky_server_costs_time_only(
     assert uploads_under_way(address, bucket) == []
 
 
-def test_a_server_that_is_late_is_asked_again(address: str, bucket: str) -> None:
-    """A request that is not answered in time is made again."""
+def test_a_request_that_times_out_is_repeated(address: str, bucket: str) -> None:
+    """A request without an answer in time is repeated."""
     late = iter([delay(3.0)])
     with flaky(address, lambda method, path: next(late, None) if method == "PUT" else None) as server:
         storage = FsspecStorage(bucket, options_for(server.address, read_timeout=1), pauses=SOON)
@@ -144,8 +142,8 @@ def test_a_server_that_is_late_is_asked_again(address: str, bucket: str) -> None
     assert FsspecStorage(bucket, options_for(address)).list("") == (Entry("file", False),)
 
 
-def test_the_answer_to_the_last_request_may_be_lost(address: str, bucket: str, small_parts: None) -> None:
-    """An upload whose completion was never acknowledged is found to be there, and whole."""
+def test_a_lost_acknowledgement_of_an_upload_is_handled(address: str, bucket: str, small_parts: None) -> None:
+    """An upload whose completion was not acknowledged is found to be complete."""
 
     def plan(method: str, path: str) -> Misbehaviour | None:
         return drop_the_answer if method == "POST" and "uploadId" in path else None
@@ -157,7 +155,7 @@ def test_the_answer_to_the_last_request_may_be_lost(address: str, bucket: str, s
 
 
 def test_a_server_that_keeps_failing_is_reported(address: str, bucket: str) -> None:
-    """After a bounded number of attempts the error says where, why and what to do; what was there stays."""
+    """After a bounded number of attempts the error says where, why and how to fix it; existing files are kept."""
     calm = FsspecStorage(bucket, options_for(address))
     calm.write("kept", [b"kept"])
     with flaky(address, lambda *_: fail(503)) as server:
@@ -171,7 +169,7 @@ def test_a_server_that_keeps_failing_is_reported(address: str, bucket: str) -> N
 
 
 def test_an_unreachable_store_is_reported(address: str, bucket: str) -> None:
-    """Where no server answers at all, that is a StorageError."""
+    """A StorageError is raised if no server responds."""
     with flaky(address, lambda *_: None) as server:
         gone = server.address
     with pytest.raises(StorageError, match="Cannot list everything"):
@@ -179,7 +177,7 @@ def test_an_unreachable_store_is_reported(address: str, bucket: str) -> None:
 
 
 def test_a_full_store_is_reported(address: str, bucket: str) -> None:
-    """An error that means that there is no room is a StorageFullError, and is not tried again."""
+    """A lack of space raises StorageFullError, without another attempt."""
     with flaky(address, lambda method, _: fail(507) if method == "PUT" else None) as server:
         storage = FsspecStorage(bucket, options_for(server.address, retries={"max_attempts": 0}), pauses=SOON)
         with pytest.raises(StorageFullError, match="Free some space"):
@@ -187,16 +185,16 @@ def test_a_full_store_is_reported(address: str, bucket: str) -> None:
         assert sum(request.startswith("PUT") for request in server.requests) == 1
 
 
-def test_a_bucket_is_not_made(address: str) -> None:
-    """Where there is no such bucket, nothing is listed, and a write says what is missing."""
+def test_a_missing_bucket_is_not_created(address: str) -> None:
+    """A missing bucket is listed as empty, and a write reports that it is missing."""
     storage = FsspecStorage("s3://no-such-bucket/run", options_for(address))
     assert storage.list("") == ()
     with pytest.raises(StorageError, match="the bucket, or the first folder of the URL, must exist"):
         storage.write("file", [b"data"])
 
 
-def test_a_run_is_saved_and_taken_up_again(address: str, bucket: str) -> None:
-    """Checkpoints in a bucket are published by their manifests, rotated, and found by another process's store."""
+def test_a_run_is_saved_and_resumed(address: str, bucket: str) -> None:
+    """Checkpoints in a bucket are published by their manifests, rotated, and found by another process."""
     save_all(FsspecStorage(bucket, options_for(address)), "mine", [1, 2, 3], limit=2)
     storage = FsspecStorage(bucket, options_for(address))
     assert names(storage) == ["checkpoint-2", "checkpoint-3"]

@@ -22,14 +22,14 @@ SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "eval_strate
 
 
 def steps_of(trained: Trained, training: Training) -> list[set[int]]:
-    """The samples of each step, where all steps are whole."""
+    """Return the samples of each step, for full steps."""
     share = training.size // len(trained.read)
     starts = range(0, len(trained.read[0]), share)
     return [{index for read in trained.read for index in read[start : start + share]} for start in starts]
 
 
 def handed_on(training: Training, worlds: tuple[int, ...], folder: Path) -> None:
-    """Each process count resumes from step 4 of the previous one, and from steps 8 and 12; all match the first."""
+    """Resume each process count from step 4 of the previous one, and from steps 8 and 12; all must match the first."""
     whole = run(training, fresh(folder / "0"))
     expected = steps_of(whole, training)
     assert len(expected) == 18
@@ -41,7 +41,7 @@ def handed_on(training: Training, worlds: tuple[int, ...], folder: Path) -> None
 
 
 def test_two_processes_then_one_then_two(tmp_path: Path) -> None:
-    """The same samples come in the same steps and training is the same, with unchanged arguments."""
+    """Steps contain the same samples and training matches, with unchanged arguments."""
     handed_on(Training(2, rows=48, accumulates=2, arguments=SAVES), (1, 2), tmp_path)
 
 
@@ -49,14 +49,16 @@ def test_two_processes_then_one_then_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "accumulates", "worlds"), [(4, 1, (2, 2, 4)), (4, 1, (1, 2)), (1, 4, (2, 4)), (2, 2, (4, 1))]
 )
-def test_any_number_hands_on_to_any(tmp_path: Path, first: int, accumulates: int, worlds: tuple[int, ...]) -> None:
-    """Also to as many as there were, after it had been made up for once."""
+def test_any_number_of_processes_resumes_any_other(
+    tmp_path: Path, first: int, accumulates: int, worlds: tuple[int, ...]
+) -> None:
+    """Also with the same number again, after the accumulation was changed once."""
     handed_on(Training(first, rows=48, accumulates=accumulates, arguments=SAVES), worlds, tmp_path)
 
 
 @pytest.mark.matrix
-def test_sharded_processes_hand_on_to_one(tmp_path: Path) -> None:
-    """Under FSDP, too, and back."""
+def test_sharded_checkpoints_resume_in_one_process(tmp_path: Path) -> None:
+    """Under FSDP, too, and back to two."""
     arguments = {**SAVES, "fsdp": "full_shard", "fsdp_config": {"version": 2}}
     sharded = Training(2, rows=48, accumulates=2, engine="FSDPReader", arguments=arguments)
     handed_on(sharded, (4,), tmp_path)
@@ -64,7 +66,7 @@ def test_sharded_processes_hand_on_to_one(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_processes_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
-    """On every rank, with the numbers that do."""
+    """Every rank refuses, and names the numbers that divide it."""
     training = Training(2, rows=48, batch=4, accumulates=1, arguments=SAVES)
     run(training, fresh(tmp_path / "run"))
     resume = str(tmp_path / "run" / "checkpoint-4")
@@ -77,8 +79,8 @@ def test_processes_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None
 @pytest.mark.matrix
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_machines_that_are_lost_leave_the_rest_to_go_on(tmp_path: Path, name: str) -> None:
-    """Two launches of one process each; one is ended, and the other starts again alone, to the same end."""
+def test_a_run_continues_after_losing_a_machine(tmp_path: Path, name: str) -> None:
+    """Two launches of one process each; one is killed, the other restarts alone, and the result is the same."""
     for folder in ("alone", "both"):
         (tmp_path / folder).mkdir()
     script = [str(ROOT / "tests/engines/several/elastic.py")]
@@ -109,5 +111,5 @@ def test_machines_that_are_lost_leave_the_rest_to_go_on(tmp_path: Path, name: st
 
 
 def environment() -> dict[str, str]:
-    """That of the tests, in which the repository can be imported."""
+    """Return the environment of the tests, in which the repository can be imported."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_DISABLE_XET": "1"}

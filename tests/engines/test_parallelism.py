@@ -1,4 +1,4 @@
-"""Engines of several processes against the contract of an engine, in each of the real processes."""
+"""The engine contract for engines of several processes, run in each of the real processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENGINES: Mapping[str, Callable[[int], Parallelism[Tensor]]] = {
 
 
 class Curve(nn.Module):
-    """Three layers of sizes that no number of processes divides."""
+    """Three layers whose sizes no number of processes divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Curve(nn.Module):
 
 
 class OnCurve(EngineContract[nn.Module, dict[str, Tensor], Tensor]):
-    """An engine in one of `size` processes, each of which has a batch of its own."""
+    """An engine in one of `size` processes, each with its own batch."""
 
     tolerance = 1e-5
 
@@ -95,7 +95,7 @@ class OnCurve(EngineContract[nn.Module, dict[str, Tensor], Tensor]):
 
 
 def assert_passed(engine: str, size: int) -> None:
-    """Raises what a process of `size` raised."""
+    """Raise the error of any process."""
     assert len(TESTS) >= 10
     for outcome in in_processes(size, lambda _rank: passed(engine, size)):
         if isinstance(outcome, BaseException):
@@ -107,13 +107,13 @@ TESTS = sorted(name for name in dir(EngineContract) if name.startswith("test_"))
 
 
 def passed(engine: str, size: int) -> list[str]:
-    """The tests of the contract that a process has passed: all, or it raises what one raised."""
+    """Return the tests of the contract that all processes passed. Raises the error of any process."""
     assert dist.get_world_size() == size
     suite = OnCurve(engine, size)
     for name in TESTS:
         test = getattr(suite, name)
         needed = {"parallelism": suite.make()} if "parallelism" in signature(test).parameters else {}
-        with suppress(pytest.skip.Exception):  # of an ability that the engine does not have
+        with suppress(pytest.skip.Exception):  # skipped: a capability that the engine does not have
             test(**needed)
     return TESTS
 
@@ -122,11 +122,11 @@ def passed(engine: str, size: int) -> list[str]:
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_process_passes_the_contract(engine: str, size: int) -> None:
-    """Each rank of a world of one, two and four runs the suite of the port as the others do."""
+    """Each rank of a world of one, two and four runs the contract suite at the same time."""
     assert_passed(engine, size)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2"])
 def test_two_processes_pass_the_contract(engine: str) -> None:
-    """So do two, of each kind of engine."""
+    """Two processes pass, for each engine."""
     assert_passed(engine, 2)

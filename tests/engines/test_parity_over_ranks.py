@@ -1,4 +1,4 @@
-"""hexloop's Trainer and transformers' under torchrun, in two processes: every logged number, weights, gradients."""
+"""hexloop and transformers under torchrun with two processes: logs, weights and gradients match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.end_to_end.parity.runs import Outcome
 from tests.engines.several.libraries import LIMIT, train
 
 STEPS = 54
-"""Two epochs of single batches, four of windows of two; the last window of each has one batch."""
+"""Two epochs of single batches, four with accumulation over two; the last window of each epoch has one batch."""
 
 BOTH: dict[str, Any] = {
     "model": "plain GPT",
@@ -52,11 +52,11 @@ DIFFERENT = {
     "smoothed means of windows": "train_loss",
     "stage 0": "grad_norm",
 }
-"""What the two log otherwise, as docs/differences.md says."""
+"""Logged values that differ as described in docs/differences.md."""
 
 
 def set_apart(name: str, *both: Outcome) -> None:
-    """Forget what is logged under a name that the two mean different things by, once it is seen that they do."""
+    """Remove values that both log under one name with different meanings, after checking that they differ."""
     ours, reference = (outcome.series(name) for outcome in both)
     assert ours != pytest.approx(reference, rel=1e-5)
     for outcome in both:
@@ -71,8 +71,8 @@ def set_apart(name: str, *both: Outcome) -> None:
 @pytest.mark.parametrize(
     ("engine", "cases"), [("ddp", OF_DDP), ("fsdp1", SHARDED), ("fsdp2", SHARDED), ("zero", OF_DEEPSPEED)]
 )
-def test_both_train_identically(engine: str, cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """Over more than 50 updates they log the same and end with the same weights; the first gradients are the same."""
+def test_both_libraries_train_identically(engine: str, cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """More than 50 updates: logs, final weights and first gradients match."""
     if engine == "zero":
         pytest.importorskip("deepspeed")
     given = {name: {**BOTH, **case} for name, case in cases.items()}

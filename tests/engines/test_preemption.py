@@ -20,11 +20,11 @@ from tests.engines.preempted import CONTEXT, STEPS, Scenario, train
 
 EVERY_SIGNAL = ["SIGINT", "SIGTERM", "SIGUSR1"]
 IDENTITY = ("manifest.json", "run_state.json", "trainer_state.json", "training_args.json")
-"""Files that tell runs apart, or hold readings of the clock."""
+"""Files that identify a run, or contain clock readings."""
 
 
 def ended(folder: Path, scenario: Scenario) -> int | None:
-    """The exit code of a process that trains as the scenario says."""
+    """Return the exit code of a process that trains by the scenario."""
     folder.mkdir(exist_ok=True)
     process = CONTEXT.Process(target=train, args=(folder, scenario))
     process.start()
@@ -32,14 +32,14 @@ def ended(folder: Path, scenario: Scenario) -> int | None:
     return process.exitcode
 
 
-def told(folder: Path) -> dict[str, Any]:
-    """What the last process in the folder said of its end."""
-    document: dict[str, Any] = json.loads((folder / "told.json").read_text())
+def report(folder: Path) -> dict[str, Any]:
+    """Return the report of the last process in the folder."""
+    document: dict[str, Any] = json.loads((folder / "reported.json").read_text())
     return document
 
 
 def bits(folder: Path) -> dict[str, Any]:
-    """The last checkpoint of a finished run: every file of state, and the history but for readings of the clock."""
+    """Return the last checkpoint of a finished run: all state files, and the history without clock readings."""
     checkpoint = folder / "out" / f"checkpoint-{STEPS}"
     files: dict[str, Any] = {
         path.name: path.read_bytes() for path in sorted(checkpoint.iterdir()) if path.name not in IDENTITY
@@ -69,8 +69,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return run
 
 
-def assert_goes_on(folder: Path, whole: Whole, workers: int = 0, **changed: Any) -> None:
-    """The same line once more finishes the run, as if nothing had been."""
+def assert_resumes(folder: Path, whole: Whole, workers: int = 0, **changed: Any) -> None:
+    """Running the same command again finishes the run, with the result of an uninterrupted run."""
     assert ended(folder, Scenario(resume="auto", workers=workers, **changed)) == 0
     expected, resumed = whole(workers), bits(folder)
     assert resumed.keys() == expected.keys()
@@ -78,19 +78,19 @@ def assert_goes_on(folder: Path, whole: Whole, workers: int = 0, **changed: Any)
 
 
 def assert_saved_and_stopped(folder: Path, scenario: Scenario, step: int) -> None:
-    """The run ends after `step` with exit code 3 and a checkpoint of it, and every handler is put back."""
+    """The run stops after `step` with exit code 3 and a checkpoint, and every signal handler is restored."""
     assert ended(folder, scenario) == 3
     names = [f"signal {name}" for name in dict.fromkeys(scenario.signals)]
-    expected = {"handlers put back": True, "step": step, "reasons": names, "checkpoint": f"checkpoint-{step}"}
-    assert told(folder) == expected
+    expected = {"handlers restored": True, "step": step, "reasons": names, "checkpoint": f"checkpoint-{step}"}
+    assert report(folder) == expected
     verify(LocalStorage(str(folder / "out")), f"checkpoint-{step}")
 
 
 @pytest.mark.parametrize("name", EVERY_SIGNAL)
-def test_a_signal_lets_the_step_end_saves_and_stops(tmp_path: Path, whole: Whole, name: str) -> None:
-    """The run stops at that step and resumes exactly."""
+def test_a_signal_finishes_the_step_saves_and_stops(tmp_path: Path, whole: Whole, name: str) -> None:
+    """The current step finishes; the run saves it, stops, and resumes exactly."""
     assert_saved_and_stopped(tmp_path, Scenario((name,), "step"), 4)
-    assert_goes_on(tmp_path, whole)
+    assert_resumes(tmp_path, whole)
 
 
 @pytest.mark.parametrize(
@@ -105,33 +105,31 @@ def test_a_signal_lets_the_step_end_saves_and_stops(tmp_path: Path, whole: Whole
         pytest.param("SIGTERM", "forkserver", marks=pytest.mark.matrix),
     ],
 )
-def test_workers_go_on_when_the_whole_group_is_told_to_stop(
-    tmp_path: Path, whole: Whole, name: str, method: str
-) -> None:
-    """Two workers get the signal as well; the run still saves, and no process is left."""
+def test_workers_ignore_a_signal_to_the_process_group(tmp_path: Path, whole: Whole, name: str, method: str) -> None:
+    """Two workers receive the signal, too; the run still saves, and no process remains."""
     scenario = Scenario((name,), "step", to_group=True, workers=2, start_method=method)
     assert_saved_and_stopped(tmp_path, scenario, 4)
-    assert_goes_on(tmp_path, whole, 2)
+    assert_resumes(tmp_path, whole, 2)
 
 
-def test_a_signal_in_an_evaluation_cuts_it_short(tmp_path: Path, whole: Whole) -> None:
-    """The resumed run restarts the evaluation, and its history equals that of an uninterrupted run."""
+def test_a_signal_during_an_evaluation_interrupts_it(tmp_path: Path, whole: Whole) -> None:
+    """The resumed run repeats the evaluation, and its history equals that of an uninterrupted run."""
     assert_saved_and_stopped(tmp_path, Scenario(("SIGTERM",), "evaluation"), 4)
-    assert_goes_on(tmp_path, whole)
+    assert_resumes(tmp_path, whole)
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_signal_in_a_save_lets_it_be_whole_and_saves_no_step_twice(
+def test_a_signal_during_a_save_completes_it_and_saves_no_step_twice(
     tmp_path: Path, whole: Whole, behind: bool
 ) -> None:
-    """The save under way is completed; the run stops at that step, or, where it went on beside, at the next one."""
+    """The save in flight completes. The run stops at that step, or at the next one if it saves asynchronously."""
     scenario = Scenario(("SIGTERM",), "save", arguments={"save_steps": 4, "save_async": behind})
     assert ended(tmp_path, scenario) == 3
-    step = told(tmp_path)["step"]
+    step = report(tmp_path)["step"]
     assert step == 4 or (behind and step > 4)
     began = [note["checkpoint"] for note in read(tmp_path / "out" / "journal.jsonl") if note.get("phase") == "began"]
     assert began == [f"checkpoint-{each}" for each in sorted({4, step})]
-    assert_goes_on(tmp_path, whole, arguments={"save_steps": 4, "save_async": behind})
+    assert_resumes(tmp_path, whole, arguments={"save_steps": 4, "save_async": behind})
 
 
 @pytest.mark.parametrize(
@@ -145,29 +143,27 @@ def test_a_signal_in_a_save_lets_it_be_whole_and_saves_no_step_twice(
         pytest.param("SIGTERM", "save", 143, marks=pytest.mark.matrix),
     ],
 )
-def test_a_second_signal_stops_at_once_and_harms_nothing(
+def test_a_second_signal_stops_at_once_and_keeps_checkpoints_complete(
     tmp_path: Path, whole: Whole, name: str, moment: str, code: int
 ) -> None:
     """The process unwinds; every folder named as a checkpoint is complete, and the run resumes from it."""
     workers = 1 if moment == "step" else 0
     scenario = Scenario((name, name), moment, arguments={"save_steps": 2}, workers=workers)
     assert ended(tmp_path, scenario) == code
-    assert told(tmp_path)["handlers put back"]
+    assert report(tmp_path)["handlers restored"]
     storage = LocalStorage(str(tmp_path / "out"))
     steps = checkpoint_steps(storage)
     assert 2 in steps
     for step in steps:
         verify(storage, f"checkpoint-{step}")
-    assert_goes_on(tmp_path, whole, workers, arguments={"save_steps": 2})
+    assert_resumes(tmp_path, whole, workers, arguments={"save_steps": 2})
 
 
 @pytest.mark.parametrize(
     "workers", [1, pytest.param(0, marks=pytest.mark.matrix), pytest.param(2, marks=pytest.mark.matrix)]
 )
-def test_a_run_that_waits_for_data_stops_after_the_step_that_they_were_for(
-    tmp_path: Path, whole: Whole, workers: int
-) -> None:
-    """A signal while no data come is remembered; the step is done once they are there, then the run saves and stops."""
+def test_a_run_that_waits_for_data_stops_after_the_current_step(tmp_path: Path, whole: Whole, workers: int) -> None:
+    """A signal while the loader waits is recorded; once the data arrive, the step finishes, and the run saves."""
     process = CONTEXT.Process(target=train, args=(tmp_path, Scenario(stuck_at=13, workers=workers)))
     process.start()
     assert process.pid is not None
@@ -179,12 +175,12 @@ def test_a_run_that_waits_for_data_stops_after_the_step_that_they_were_for(
     (tmp_path / "go").touch()
     process.join(60)
     assert process.exitcode == 3
-    assert told(tmp_path)["reasons"] == ["signal SIGUSR1"]
-    assert_goes_on(tmp_path, whole, workers)
+    assert report(tmp_path)["reasons"] == ["signal SIGUSR1"]
+    assert_resumes(tmp_path, whole, workers)
 
 
-def test_a_run_whose_data_never_come_is_ended_by_the_second_signal(tmp_path: Path) -> None:
-    """And its worker, which is stuck in the data set's own code, ends with it."""
+def test_a_second_signal_stops_a_run_whose_data_never_arrive(tmp_path: Path) -> None:
+    """Its worker, which is stuck in the dataset's code, ends, too."""
     process = CONTEXT.Process(target=train, args=(tmp_path, Scenario(stuck_at=13, workers=1)))
     process.start()
     assert process.pid is not None
@@ -199,18 +195,18 @@ def test_a_run_whose_data_never_come_is_ended_by_the_second_signal(tmp_path: Pat
     wait_until(lambda: not lives(worker))
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path, whole: Whole) -> None:
+def test_a_finished_run_does_not_train_again(tmp_path: Path, whole: Whole) -> None:
     """The same command again leaves a finished run unchanged; a longer run resumes from its end."""
     assert ended(tmp_path, Scenario(resume="auto")) == 0
-    assert_goes_on(tmp_path, whole)
+    assert_resumes(tmp_path, whole)
     notes = read(tmp_path / "out" / "journal.jsonl")
     assert [note["step"] for note in notes if note["kind"] == "began"] == [0, STEPS]
     assert ended(tmp_path, Scenario(resume="auto", arguments={"max_steps": STEPS + 2})) == 0
-    assert told(tmp_path)["step"] == STEPS + 2
+    assert report(tmp_path)["step"] == STEPS + 2
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; the test's own limit ends a wait in vain."""
+    """Wait until it holds; the timeout of the test is the limit."""
     while not condition():
         time.sleep(0.01)
 
@@ -222,5 +218,5 @@ def lives(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False
-    except FileNotFoundError:  # it ended just now, or this system has no such file
+    except FileNotFoundError:  # it has just ended, or this system has no /proc
         return not Path("/proc/self").exists()

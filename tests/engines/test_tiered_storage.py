@@ -1,6 +1,6 @@
-"""A fast tier in front of a slow one that is slow, fails, or is outlived by what was to be sent.
+"""A fast tier in front of a slow one that is slow, fails, or is still behind when the process ends.
 
-Run as a program, this file is a process that saves while its slow tier stands still, to be killed.
+Run as a program, this file is a process that saves while its slow tier is blocked, to be killed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def assert_same(one: Storage, other: Storage) -> None:
 
 
 def test_a_run_does_not_wait_for_a_slow_tier(fast: LocalStorage, slow: StandingStill) -> None:
-    """All is saved and rotated while nothing arrives; later the slow tier is what the fast one is."""
+    """All checkpoints are saved and rotated while nothing is uploaded; later the tiers have the same content."""
     storage = TieredStorage(fast, slow)
     save_all(storage, "mine", [1, 2, 3, 4], limit=2)
     assert names(storage) == ["checkpoint-3", "checkpoint-4"]
@@ -72,8 +72,8 @@ def test_a_run_does_not_wait_for_a_slow_tier(fast: LocalStorage, slow: StandingS
     assert_same(slow, fast)
 
 
-def test_rotation_never_deletes_what_is_still_to_be_sent(fast: LocalStorage, slow: StandingStill) -> None:
-    """A checkpoint that was rotated away before it was sent arrives, whole, and is removed there only then."""
+def test_rotation_keeps_checkpoints_until_they_are_uploaded(fast: LocalStorage, slow: StandingStill) -> None:
+    """A checkpoint that is rotated before its upload is uploaded completely, and then removed from the slow tier."""
     arrived: list[int] = []
     true_remove = slow.remove
 
@@ -96,8 +96,8 @@ def test_rotation_never_deletes_what_is_still_to_be_sent(fast: LocalStorage, slo
 
 
 @pytest.mark.parametrize("files", range(8))
-def test_a_process_that_dies_leaves_its_outbox_to_the_next(fast: LocalStorage, files: int) -> None:
-    """However many files had arrived, another process sends the rest, without being told, and nothing twice."""
+def test_the_next_process_continues_the_outbox(fast: LocalStorage, files: int) -> None:
+    """Whatever had been uploaded, another process uploads the rest on its own, and nothing twice."""
     slow = StandingStill(files)
     dead = TieredStorage(fast, slow)
     save_all(dead, "mine", [1, 2, 3], limit=2)
@@ -118,8 +118,8 @@ def test_a_process_that_dies_leaves_its_outbox_to_the_next(fast: LocalStorage, f
     assert names(left) == ["checkpoint-2", "checkpoint-3"]
 
 
-def test_a_killed_process_leaves_its_outbox_to_the_next(tmp_path: Path) -> None:
-    """After a real kill in the middle of an upload the next process sends what is left, though it only reads."""
+def test_the_next_process_continues_the_outbox_of_a_killed_one(tmp_path: Path) -> None:
+    """After a real kill during an upload the next process uploads the rest, even if it only reads."""
     with subprocess.Popen([*PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "standing still\n"
@@ -139,8 +139,8 @@ def test_a_killed_process_leaves_its_outbox_to_the_next(tmp_path: Path) -> None:
     assert_same(remote, LocalStorage(tmp_path / "fast"))
 
 
-def test_a_program_waits_at_its_end_for_what_is_being_sent(tmp_path: Path) -> None:
-    """Nothing needs to be closed where the slow tier is well."""
+def test_a_program_waits_for_uploads_at_exit(tmp_path: Path) -> None:
+    """The storage does not have to be closed if the slow tier works."""
     subprocess.run([*PROGRAM, str(tmp_path), "to the end"], check=True, cwd=ROOT)
     assert names(LocalStorage(tmp_path / "slow")) == ["checkpoint-2", "checkpoint-3"]
     assert tree(LocalStorage(tmp_path / "slow")) == tree(LocalStorage(tmp_path / "fast"))
@@ -149,7 +149,7 @@ def test_a_program_waits_at_its_end_for_what_is_being_sent(tmp_path: Path) -> No
 @pytest.mark.filterwarnings("ignore:Uploading to")
 @pytest.mark.parametrize("effect", [Effect.FAIL, Effect.FULL, Effect.TEAR])
 def test_every_operation_on_the_slow_tier_may_fail(fast: LocalStorage, effect: Effect) -> None:
-    """Whichever fails, or does half of what it says, it is done again; what arrives is what was sent."""
+    """Whichever operation fails, or is partly done, is repeated; the slow tier gets what was sent."""
     for at in range(1, 12):
         root = LocalStorage(f"{fast.capabilities.location}-{at}", "blake2b")
         slow = MemoryStorage(Publication.MANIFEST_LAST)
@@ -160,7 +160,7 @@ def test_every_operation_on_the_slow_tier_may_fail(fast: LocalStorage, effect: E
         verify(slow, "checkpoint-2")
 
 
-def test_a_slow_tier_that_fails_for_good_is_reported_and_nothing_is_lost(fast: LocalStorage) -> None:
+def test_a_slow_tier_that_keeps_failing_is_reported_and_nothing_is_lost(fast: LocalStorage) -> None:
     """The run continues with one warning; at its end it lists the files not uploaded and keeps them for later."""
     slow = MemoryStorage(Publication.MANIFEST_LAST)
     broken = FaultyStorage(slow, [Fault(1, Effect.FAIL, "write", times=10**9)])
@@ -168,9 +168,9 @@ def test_a_slow_tier_that_fails_for_good_is_reported_and_nothing_is_lost(fast: L
     save_all(storage, "mine", [1])
     while sum(operation == "write" for operation, _ in broken.operations) < 3:
         time.sleep(0.001)
-    with pytest.warns(UserWarning, match=r"is retried while the run continues: .*Planned fault") as told:
+    with pytest.warns(UserWarning, match=r"is retried while the run continues: .*Planned fault") as reported:
         save_all(storage, "mine", [2, 3], limit=2)
-    assert len(told) == 1
+    assert len(reported) == 1
     with pytest.raises(
         StorageError, match=r"Not yet uploaded to .*: checkpoint-1, checkpoint-2, checkpoint-3 \(Planned fault"
     ):
@@ -198,7 +198,7 @@ def test_another_machine_resumes_from_the_slow_tier(tmp_path: Path) -> None:
     assert names(slow) == ["checkpoint-2", "checkpoint-3"]
 
 
-def test_a_silent_slow_tier_can_be_done_without_where_the_fast_one_has_something(fast: LocalStorage) -> None:
+def test_an_unreachable_slow_tier_is_not_needed_if_the_fast_one_has_a_checkpoint(fast: LocalStorage) -> None:
     """A run resumes from the local tier; with nothing local it raises an error instead of starting over."""
     silent = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, times=10**9)])
     with pytest.raises(StorageError, match="Planned fault"):
@@ -209,8 +209,8 @@ def test_a_silent_slow_tier_can_be_done_without_where_the_fast_one_has_something
     assert state.step == 1
 
 
-def test_a_part_of_what_is_to_be_sent_stays(fast: LocalStorage) -> None:
-    """One file of a folder that is still to be sent cannot be removed alone."""
+def test_one_file_of_a_pending_upload_cannot_be_removed(fast: LocalStorage) -> None:
+    """One file of a folder that is still to be uploaded cannot be removed alone."""
     storage = TieredStorage(fast, MemoryStorage(), sends=False)
     storage.write(".staging/a", [b"a"])
     storage.move(".staging", "folder")
@@ -219,8 +219,8 @@ def test_a_part_of_what_is_to_be_sent_stays(fast: LocalStorage) -> None:
     assert names(storage, "folder") == ["a"]
 
 
-def test_the_outbox_is_out_of_reach(fast: LocalStorage) -> None:
-    """It is not listed, and nothing under its name is touched; there is nothing of it left once all is sent."""
+def test_the_outbox_is_not_accessible_as_files(fast: LocalStorage) -> None:
+    """It is neither listed nor accessible under its name, and nothing of it remains once everything is uploaded."""
     storage = TieredStorage(fast, MemoryStorage(), sends=False)
     storage.write("a", [b"a"])
     assert names(storage) == ["a"]
@@ -239,7 +239,7 @@ def test_the_outbox_is_out_of_reach(fast: LocalStorage) -> None:
 
 
 def test_a_fast_tier_needs_an_atomic_rename(fast: LocalStorage) -> None:
-    """Another one is refused, and the locations of both say where things are."""
+    """A storage without one is refused, and the tiers' locations are named."""
     with pytest.raises(ConfigurationError, match="it has no atomic rename"):
         TieredStorage(MemoryStorage(Publication.MANIFEST_LAST), fast)
     capabilities = TieredStorage(fast, MemoryStorage()).capabilities
@@ -248,7 +248,7 @@ def test_a_fast_tier_needs_an_atomic_rename(fast: LocalStorage) -> None:
 
 
 class StandingStillOnDisk(LocalStorage):
-    """Takes one file, and no other."""
+    """Accepts one file, and then blocks."""
 
     files, waits = 0, threading.Event()
 
@@ -261,7 +261,7 @@ class StandingStillOnDisk(LocalStorage):
 
 
 def save_to(folder: Path, slow: type[LocalStorage]) -> None:
-    """Save three times into two tiers."""
+    """Save three times to two tiers."""
     save_all(TieredStorage(LocalStorage(folder / "fast"), slow(folder / "slow")), "mine", [1, 2, 3], limit=2)
 
 

@@ -1,4 +1,4 @@
-"""Processes that talk through torch.distributed, as the Collectives port has it."""
+"""The Collectives contract for processes that communicate through torch.distributed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT = 20.0
 
 
 def agreeing(size: int, function: Callable[[Collectives], Result], through_memory: bool = True) -> list[Result]:
-    """What the function gives in each of `size` processes; raises what one raised."""
+    """Return the function's result in each of `size` processes. Raises the error of any process."""
     outcomes = in_processes(size, lambda _rank: function(TorchCollectives(TIMEOUT, through_memory=through_memory)))
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -40,11 +40,11 @@ class TestTwoProcesses(CollectivesContract):
     through_memory = True
 
     def run(self, function: Callable[[Collectives], Result]) -> list[Result]:
-        """In forked processes."""
+        """Run in forked processes."""
         return agreeing(self.world_size, function, self.through_memory)
 
-    def test_more_numbers_than_memory_has_room_for_are_reduced(self) -> None:
-        """What is too long for a message goes over connections, in its turn."""
+    def test_arrays_larger_than_a_message_are_reduced(self) -> None:
+        """An array that is too long for a message is sent over connections, in order."""
         lengths = (1, CAPACITY, CAPACITY + 1, 2)
 
         def reduce(rank: Collectives) -> list[tuple[float, ...]]:
@@ -55,28 +55,28 @@ class TestTwoProcesses(CollectivesContract):
         assert self.run(reduce) == [[(total,) * length for length in lengths]] * self.world_size
 
 
-class TestTwoProcessesThatShareNoMemory(TestTwoProcesses):
-    """A world of two real processes, as if they were on two machines."""
+class TestTwoProcessesWithoutSharedMemory(TestTwoProcesses):
+    """Two real processes, as on two machines."""
 
     through_memory = False
 
 
 @pytest.mark.matrix
 class TestFourProcesses(TestTwoProcesses):
-    """A world of four real processes."""
+    """Four real processes."""
 
     world_size = 4
 
 
 @pytest.mark.matrix
-class TestFourProcessesThatShareNoMemory(TestTwoProcessesThatShareNoMemory):
-    """A world of four real processes, as if they were on four machines."""
+class TestFourProcessesWithoutSharedMemory(TestTwoProcessesWithoutSharedMemory):
+    """Four real processes, as on four machines."""
 
     world_size = 4
 
 
-def told(size: int, function: Callable[[Collectives], object], timeout: float = TIMEOUT) -> dict[int, str]:
-    """What CollectiveError each process ended with, by rank."""
+def errors_of(size: int, function: Callable[[Collectives], object], timeout: float = TIMEOUT) -> dict[int, str]:
+    """Return the CollectiveError of each process, by rank."""
     outcomes = in_processes(size, lambda _rank: function(TorchCollectives(timeout)))
     return {rank: str(each) for rank, each in enumerate(outcomes) if isinstance(each, CollectiveError)}
 
@@ -88,8 +88,8 @@ def told(size: int, function: Callable[[Collectives], object], timeout: float = 
         (lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result(), "the sum of 1 numbers"),
     ],
 )
-def test_a_rank_that_is_stuck_is_named(operation: Callable[[Collectives], object], name: str) -> None:
-    """Those who waited in vain for a rank say within the time-out which one it was, and of whom they know nothing."""
+def test_a_stuck_rank_is_named(operation: Callable[[Collectives], object], name: str) -> None:
+    """Waiting ranks report within the timeout which rank is stuck, and of which ranks they know nothing."""
 
     def get_stuck(ranks: Collectives) -> None:
         if ranks.rank == 1:
@@ -97,14 +97,14 @@ def test_a_rank_that_is_stuck_is_named(operation: Callable[[Collectives], object
         else:
             operation(ranks)
 
-    errors = told(3, get_stuck, timeout=8)
+    errors = errors_of(3, get_stuck, timeout=8)
     assert errors.keys() == {0, 2}
     assert all(f"{name}, but rank 1 never arrived" in error for error in errors.values())
 
 
 @pytest.mark.parametrize("through_memory", [True, False])
-def test_a_rank_that_dies_is_named_at_once(through_memory: bool) -> None:
-    """The death of a process is noticed long before the time-out."""
+def test_a_dead_rank_is_named_at_once(through_memory: bool) -> None:
+    """The death of a process is noticed long before the timeout."""
 
     def reduce(ranks: Collectives) -> None:
         for _ in range(3):
@@ -131,12 +131,10 @@ def test_a_rank_that_dies_is_named_at_once(through_memory: bool) -> None:
     "operation",
     [lambda ranks: ranks.gather("here"), lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result()],
 )
-def test_the_cause_of_a_failure_reaches_those_who_wait(
-    failing: int, operation: Callable[[Collectives], object]
-) -> None:
-    """A rank that ends with an error of its own says so, and the others are told its words.
+def test_the_cause_of_a_failure_reaches_waiting_ranks(failing: int, operation: Callable[[Collectives], object]) -> None:
+    """A rank that fails reports its error, and the other ranks raise an error with its message.
 
-    Also where it holds the store in which they met, and where they wait elsewhere, or not yet, when it ends.
+    Also if it hosts the store of the rendezvous, and if the others wait elsewhere, or not yet, when it fails.
     """
 
     def fail(ranks: Collectives) -> None:
@@ -149,15 +147,15 @@ def test_the_cause_of_a_failure_reaches_those_who_wait(
             beside.barrier("beside")
         operation(ranks)
 
-    errors = told(3, fail, timeout=10)
+    errors = errors_of(3, fail, timeout=10)
     assert errors.keys() == {0, 1, 2} - {failing}
     assert all(f"rank {failing} failed: ValueError: no such label" in error for error in errors.values())
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_no_rank_waits_at_exit_for_work_that_the_others_never_join(backend: str, fails: bool) -> None:
-    """NCCL's group, which waits for the work in flight when it is destroyed, stays where a rank has failed."""
+def test_no_rank_waits_at_exit_for_collectives_that_others_never_join(backend: str, fails: bool) -> None:
+    """NCCL's group waits for the work in flight when it is destroyed, so a failed rank does not destroy it."""
 
     def end(ranks: TorchCollectives) -> bool:
         if fails and ranks.rank == 1:

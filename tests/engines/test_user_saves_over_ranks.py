@@ -1,4 +1,4 @@
-"""What overridden save methods write into checkpoints of several processes."""
+"""Overridden save methods in checkpoints of several processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engines.test_fsdp import fsdp
 
 
 class SavingItself(Trainer):
-    """Saves in its own layout: rank 0 the weights, each rank a file of its own; and a file before each checkpoint."""
+    """Saves in its own layout: rank 0 the weights, each rank a file; and a file before each checkpoint."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         dist.barrier()  # transformers calls it on every rank, too
@@ -37,7 +37,7 @@ class SavingItself(Trainer):
 
 
 class CallingStandard(Trainer):
-    """Calls what it overrides, which writes sharded weights, and adds a file."""
+    """Calls the overridden method, which writes sharded weights, and adds a file."""
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
@@ -53,7 +53,7 @@ def named_in_manifest(checkpoint: Path) -> set[str]:
 
 
 def test_two_processes_write_and_resume(tmp_path: Path) -> None:
-    """Each rank's files are in the checkpoint, the first one's where two write the same; it resumes bit-identically."""
+    """The checkpoint contains each rank's files, rank 0's where two write the same; resume is bitwise equal."""
     training = Training(arguments=SAVING, kind=SavingItself, rows=29).of(2)
     whole = run(training.of(2, saves=False), fresh(tmp_path / "whole"))
     checkpoint = tmp_path / "whole" / "checkpoint-4"
@@ -74,7 +74,7 @@ def test_two_processes_write_and_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [2, pytest.param(1, marks=pytest.mark.matrix)])
 def test_sharded_weights_are_resumed(tmp_path: Path, version: int) -> None:
-    """What each rank wrote is in the checkpoint, beside the run's own shards."""
+    """The checkpoint contains what each rank wrote, next to the run's own shards."""
     training = fsdp(version, **SAVING).of(2, kind=CallingStandard, rows=29)
     whole = run(training, fresh(tmp_path / "whole"))
     checkpoint = tmp_path / "whole" / "checkpoint-4"

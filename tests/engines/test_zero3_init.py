@@ -1,4 +1,4 @@
-"""Models that ZeRO 3 spreads over real processes as they are made."""
+"""Models that ZeRO 3 partitions over real processes while they are created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = [{"input_ids": torch.arange(6) + number, "labels": torch.arange(6) + num
 
 
 def arguments(folder: Path, rank: int, size: int) -> TrainingArguments:
-    """Those of a process of a run of two steps."""
+    """Return the arguments of one process, for two steps."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def arguments(folder: Path, rank: int, size: int) -> TrainingArguments:
 
 
 def answers(size: int, function: Callable[[int], Any]) -> list[Any]:
-    """What each process gives; raises what one raised."""
+    """Return the result of each process. Raises the error of any process."""
     outcomes = in_processes(size, function)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -45,8 +45,8 @@ def answers(size: int, function: Callable[[int], Any]) -> list[Any]:
     return outcomes
 
 
-def test_no_process_holds_a_model_that_it_makes(tmp_path: Path) -> None:
-    """It holds its share of it, and one layer; what is trained is what is trained of a model that was whole."""
+def test_no_process_holds_the_whole_model_while_creating_it(tmp_path: Path) -> None:
+    """A process holds its share and one layer; training matches that of a model created whole."""
     rows = [{"x": torch.linspace(0, number + 1, WIDTH)} for number in range(16)]
 
     def train_whole(rank: int) -> None:
@@ -57,7 +57,7 @@ def test_no_process_holds_a_model_that_it_makes(tmp_path: Path) -> None:
     def train(rank: int) -> float:
         args = arguments(tmp_path / "spread", rank, 2)
         with zero3_init(args):
-            nn.Linear(2, 2)  # which imports what is imported
+            nn.Linear(2, 2)  # importing this module imports the others
         with LiveBytes() as live, zero3_init(args):
             model = Tower()
         assert all(hasattr(parameter, "ds_id") for parameter in model.parameters())
@@ -76,8 +76,8 @@ def test_no_process_holds_a_model_that_it_makes(tmp_path: Path) -> None:
     assert distance(weights(tmp_path / "whole"), weights(tmp_path / "spread")) == 0.0
 
 
-def test_models_of_transformers_are_spread_as_they_are_made(tmp_path: Path) -> None:
-    """By `model_init`, and within the context; loaded weights are those of the file."""
+def test_models_of_transformers_are_partitioned_while_they_are_created(tmp_path: Path) -> None:
+    """With `model_init`, and within the context manager; loaded weights are those of the file."""
     transformers: Any = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
     saved, kind = tmp_path / "saved", transformers.GPT2LMHeadModel
@@ -109,8 +109,8 @@ def test_models_of_transformers_are_spread_as_they_are_made(tmp_path: Path) -> N
         assert distance(whole, weights(tmp_path / name)) == 0.0
 
 
-def test_without_zero_3_nothing_happens() -> None:
-    """The context may stand in a script whatever it is started with."""
+def test_zero3_init_does_nothing_without_zero_3() -> None:
+    """A script may use the context manager under any launcher."""
     with zero3_init(TrainingArguments("run", use_cpu=True)):
         model = nn.Linear(2, 2)
     assert model.weight.shape == (2, 2)

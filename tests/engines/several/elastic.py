@@ -1,4 +1,4 @@
-"""A script of a run on machines that come and go; `hexloop launch --nodes 1:2` starts it again each time."""
+"""A script of a run on a changing number of machines; `hexloop launch --nodes 1:2` restarts it at each change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ STEPS = 20
 
 
 class Slow(TrainerCallback):
-    """Steps are slow enough for a process to leave between two of them."""
+    """Makes steps slow enough for a process to leave between two of them."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         time.sleep(0.2)
 
 
 class Counting(Trainer):
-    """Says in how many processes it trains, how they accumulate, and how large a step is."""
+    """Prints the number of processes, the accumulation, and the samples per step."""
 
     def get_train_dataloader(self) -> Any:
         args = self.args

@@ -1,4 +1,4 @@
-"""A script of several processes, any of which may be killed at any instant; `hexloop launch` starts it again."""
+"""A script of several processes that may be killed at any time; `hexloop launch` restarts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engines.killed_run import Net, Noisy, digests
 
 
 def main(folder: Path, steps: int, width: int) -> None:
-    """Start or resume the run in `folder`/run; each process says in `folder`/pid-<rank> which it is."""
+    """Start or resume the run in `folder`/run; each process writes its id to `folder`/pid-<rank>."""
     rank = int(os.environ["RANK"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     warnings.filterwarnings("ignore", "The run that resumes from")

@@ -1,4 +1,4 @@
-"""The same training by hexloop's Trainer and by transformers', in processes that torchrun starts; see `train`.
+"""The same training with hexloop and with transformers, in processes started by torchrun; see `train`.
 
 torchrun runs this module with a library, an engine, a folder for the results, and the cases as JSON.
 """
@@ -27,10 +27,10 @@ from tests.engines.processes import QUIET, ROOT, free_port
 from tests.engines.several.whole import KeepingGradients, KeepingGradientsOfDeepSpeed, kept_gradients, whole_weights
 
 LIMIT = 240
-"""Seconds after which a launch has failed."""
+"""Time limit of a launch in seconds."""
 
 ROWS, HELD_OUT = 216, 32
-"""Both are whole batches of 4 for each of two processes; of accumulation over two batches, a window of one is left."""
+"""Both give full batches of 4 to each of two processes; accumulation over two batches leaves a window of one."""
 
 ENGINES = {
     "ddp": "DistributedDataParallel",
@@ -38,14 +38,14 @@ ENGINES = {
     "fsdp2": "FSDPPlainGPT",
     "zero": "DeepSpeedEngine",
 }
-"""The classes that the wrapped models are of."""
+"""The classes of the wrapped models."""
 
 Cases = Mapping[str, Mapping[str, Any]]
-"""Arguments by the cases' names. "model" is the name of one, "stage" that of ZeRO, "own_loss" asks for a function."""
+"""Arguments by case. "model" names the model, "stage" is ZeRO's, "own_loss" uses a loss function."""
 
 
 def train(library: str, engine: str, cases: Cases, folder: Path, processes: int = 2) -> dict[str, Outcome]:
-    """What came of each case. Raises AssertionError where a process failed, or had another engine."""
+    """Return the result of each case. Raises AssertionError if a process failed, or used another engine."""
     words = [library, engine, str(folder), json.dumps(cases)]
     launcher = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", str(processes)]
     command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", __name__, *words]
@@ -58,11 +58,11 @@ def train(library: str, engine: str, cases: Cases, folder: Path, processes: int 
 
 
 def _outcome(folder: Path, engine: str, processes: int) -> Outcome:
-    told = json.loads((folder / "told.json").read_text())
-    assert (told["engine"], told["world_size"]) == (engine, processes)
+    reported = json.loads((folder / "reported.json").read_text())
+    assert (reported["engine"], reported["world_size"]) == (engine, processes)
     return Outcome(
-        log=told["log"],
-        output=SimpleNamespace(**told["output"]),
+        log=reported["log"],
+        output=SimpleNamespace(**reported["output"]),
         weights=load_file(folder / "weights.safetensors"),
         gradients=kept_gradients(folder),
     )
@@ -80,31 +80,31 @@ def _train_one(library: Any, engine: str, folder: Path, case: dict[str, Any]) ->
         **parts,
     )
     trainer.remove_callback(library.PrinterCallback)
-    tells_late = library.__name__ != "hexloop" and engine == "zero"  # of a step that the engine has taken
+    tells_late = library.__name__ != "hexloop" and engine == "zero"  # of a step that the engine has already run
     kind = KeepingGradientsOfDeepSpeed if tells_late else KeepingGradients
     trainer.add_callback(type("Keeping", (kind, library.TrainerCallback), {"trainer": trainer})())
     output = trainer.train()
     weights = whole_weights(trainer.model_wrapped)
     if trainer.is_world_process_zero():
-        told = {
+        reported = {
             "engine": type(trainer.model_wrapped).__name__,
             "world_size": trainer.args.world_size,
             "log": trainer.state.log_history,
             "output": output._asdict(),
         }
-        (folder / "told.json").write_text(json.dumps(told))
+        (folder / "reported.json").write_text(json.dumps(reported))
         save_file(weights, folder / "weights.safetensors")
 
 
 def _parts(library: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """What of a case is no argument of TrainingArguments."""
+    """Return the parts of a case that are not arguments of TrainingArguments."""
     if library.__name__ == "hexloop":
         case["loss_weighting"] = "reference"
     return {"compute_loss_func": summed} if case.pop("own_loss", False) else {}
 
 
 def _of_engine(engine: str, stage: int) -> dict[str, Any]:
-    """The arguments that ask for an engine."""
+    """Return the arguments that request an engine."""
     if engine == "zero":
         entries = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
         config = {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
@@ -116,9 +116,9 @@ def _of_engine(engine: str, stage: int) -> dict[str, Any]:
 
 
 def _let_accelerate_take(engine: str) -> dict[str, Any]:
-    """Make accelerate take the engine on a processor, where by itself it takes DistributedDataParallel without a word.
+    """Make accelerate use the engine on a CPU, where it silently falls back to DistributedDataParallel.
 
-    Gives the arguments with which transformers goes by that.
+    Returns the arguments that make transformers use it.
     """
     from accelerate import PartialState
     from accelerate.state import AcceleratorState
@@ -130,20 +130,20 @@ def _let_accelerate_take(engine: str) -> dict[str, Any]:
     if engine == "zero":
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or a minute passes while it is built
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # building it takes a minute
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         PartialState(backend="gloo")
     else:
         state = PartialState(cpu=True)
         state.distributed_type = DistributedType.MULTI_GPU
-        state.device = torch.device("cpu")  # without a number, which FSDP 1 does not know of a processor
+        state.device = torch.device("cpu")  # without an index, which FSDP 1 does not accept for a CPU
     return {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
 
 
 def main() -> None:
-    """Train every case, in the order in which they are given."""
+    """Train every case, in order."""
     name, engine, folder, cases = sys.argv[1], sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4])
-    signal.alarm(LIMIT)  # nothing else ends a process whose launcher was killed
+    signal.alarm(LIMIT)  # otherwise a process whose launcher was killed would never end
     torch.set_num_threads(1)
     of_accelerate: dict[str, Any] = {}
     library: Any = importlib.import_module(name)
@@ -151,12 +151,12 @@ def main() -> None:
         (folder / case).mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             if name == "transformers":
-                warnings.simplefilter("ignore")  # transformers' own business
+                warnings.simplefilter("ignore")  # warnings of transformers itself
                 of_accelerate = _let_accelerate_take(engine)
             _train_one(library, engine, folder / case, {**of_accelerate, **arguments})
     torch.distributed.barrier()
     sys.stdout.flush()
-    os._exit(0)  # torch's threads may abort an orderly end of the interpreter
+    os._exit(0)  # threads of torch may abort a normal exit of the interpreter
 
 
 if __name__ == "__main__":

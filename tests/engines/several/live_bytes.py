@@ -1,4 +1,4 @@
-"""How many bytes of tensors, and of Python's own memory, a process holds at most."""
+"""Measures the peak of a process's tensor memory and Python memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch._dynamo  # noqa: F401 (or it is imported in the midst of what is counted)
+import torch._dynamo  # noqa: F401 (otherwise it would be imported, and counted, later)
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,9 +15,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, counts the memory of every tensor that torch makes, until it is freed.
+    """Context manager that counts the memory of every tensor created within it, until it is freed.
 
-    peak: the most that was held at once, beyond what there was before: of tensors, and of what Python allocated.
+    peak: the peak in addition to the memory at the start, of tensors and of Python's allocations, in bytes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A run of several processes, small enough to be repeated in every shape; see `Training`."""
+"""A run of several processes that is small enough to repeat in many configurations; see `Training`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CONTEXT.set_forkserver_preload(["hexloop.app.trainer", "torch._dynamo", "pytest"
 PATIENCE = 120
 WORDS, LONGEST, WIDTH = 31, 9, 24
 CLOCK = ("runtime", "per_second")
-"""Endings of what is logged and depends on the clock."""
+"""Suffixes of logged values that depend on the clock."""
 
 
 class Sentences(Dataset[Any]):
-    """Sequences of 2 to 9 words, some of them without a label; each notes by whom it was read."""
+    """Sequences of 2 to 9 tokens, some without a label; each records which process read it."""
 
     def __init__(self, count: int) -> None:
         draw = torch.Generator().manual_seed(count)
@@ -49,13 +49,13 @@ class Sentences(Dataset[Any]):
 
 
 def padded(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch as wide as its longest sample."""
+    """Collate samples to the length of the longest."""
     fill = {"words": 0, "labels": -100}
     return {name: nn.utils.rnn.pad_sequence([sample[name] for sample in samples], True, fill[name]) for name in fill}
 
 
 class Reader(nn.Module):
-    """Guesses each word from the word and the mean of all; a dropout layer where asked for."""
+    """Predicts each token from the token and the mean of all tokens; optionally with dropout."""
 
     def __init__(self, depth: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Reader(nn.Module):
         return self.words
 
     def forward(self, words: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Logits of shape (rows, words, 31), and the mean loss over the labels that count."""
+        """Return logits of shape (rows, tokens, 31), and the mean loss over the labels that count."""
         hidden = self.words(words)
         for layer in self.layers:
             hidden = hidden + torch.tanh(layer(self.dropout(hidden)))
@@ -81,16 +81,16 @@ class Reader(nn.Module):
 
 @frozen
 class Training:
-    """What is trained, by how many processes, and how.
+    """The setup of a run.
 
-    size: the samples of an optimizer step, whatever the number of processes. batch: those that a process has at once.
-    accumulates: `gradient_accumulation_steps` where that is not what makes the batch `size` samples.
-    arguments: of the run, beside the usual ones; of_rank_1: those that rank 1 alone is given.
-    faults: what goes wrong with the storage of rank 1 alone. folder_of_rank_1: where it saves, as on another machine.
-    path_of_rank_1: where it looks first for libraries.
-    engine: the class that the wrapped model has. callbacks: classes, whose instances get the trainer as well.
-    afterwards: what each process does with its trainer when it has trained, by a function of a module.
-    kind: the class of the trainer, of a module. saves: whether `save_model` is called at the end.
+    size: samples per optimizer step, for any number of processes. batch: samples per process and micro-batch.
+    accumulates: `gradient_accumulation_steps`, if it does not follow from `size`.
+    arguments: additional arguments of the run; of_rank_1: those of rank 1 only.
+    faults: storage faults on rank 1 only. folder_of_rank_1: its output folder, as on another machine.
+    path_of_rank_1: prepended to its import path.
+    engine: the class of the wrapped model. callbacks: classes; their instances get the trainer, too.
+    afterwards: "module:function", which each process calls with its trainer after training.
+    kind: "module:class" of the trainer. saves: whether `save_model` is called at the end.
     """
 
     processes: int = 1
@@ -114,18 +114,18 @@ class Training:
     path_of_rank_1: str | None = None
 
     def of(self, processes: int, **changes: Any) -> Training:
-        """The same by another number of processes."""
+        """Return the same setup for another number of processes."""
         return evolve(self, processes=processes, **changes)
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches in a step."""
+        """Micro-batches per step."""
         return self.accumulates or self.size // (self.batch * self.processes)
 
 
 @frozen
 class Trained:
-    """What came of it: what was logged, the weights, and the samples that each process read, in order."""
+    """The result: logs, weights, and the samples that each process read, in order."""
 
     history: list[dict[str, float]]
     weights: dict[str, Tensor]
@@ -133,24 +133,24 @@ class Trained:
 
     @property
     def logged(self) -> list[dict[str, float]]:
-        """What was logged, but for what depends on the clock."""
+        """Return the logs without values that depend on the clock."""
         return [{name: value for name, value in entry.items() if not name.endswith(CLOCK)} for entry in self.history]
 
 
 def run(training: Training, folder: Path) -> Trained:
-    """Train in `training.processes` real processes. Raises AssertionError where one of them failed, with its rank."""
-    told = _in_processes(training, folder)
-    for rank, said in enumerate(told):
+    """Train in `training.processes` real processes. Raises AssertionError with the rank if one of them fails."""
+    reported = _in_processes(training, folder)
+    for rank, said in enumerate(reported):
         if isinstance(said, str):
             raise AssertionError(f"rank {rank}: {said}")
     weights: dict[str, Tensor] = {}
     for file in (folder / "weights").glob("*.safetensors"):
         weights |= load_file(file)
-    return Trained(told[0]["history"], weights, [said["read"] for said in told])
+    return Trained(reported[0]["history"], weights, [said["read"] for said in reported])
 
 
 def ended(training: Training, folder: Path) -> list[str]:
-    """With which error each process ended, by rank; empty where it ended well."""
+    """Return the error of each process, by rank; empty if it succeeded."""
     return [said if isinstance(said, str) else "" for said in _in_processes(training, folder)]
 
 
@@ -194,7 +194,7 @@ def _in_process(training: Training, folder: str, rank: int, port: int, writer: A
         writer.send(f"{type(error).__name__}: {error}")
     finally:
         writer.close()
-        os._exit(0)  # torch's threads may abort an orderly end of the interpreter
+        os._exit(0)  # threads of torch may abort a normal exit of the interpreter
 
 
 def _train(training: Training, folder: str) -> dict[str, Any]:
@@ -243,20 +243,20 @@ def _train(training: Training, folder: str) -> dict[str, Any]:
 
 
 def _told_of(kind: type[Any], trainer: Any) -> Any:
-    """A callback of the class that knows its trainer."""
+    """Return a callback of the class that has its trainer."""
     callback = kind()
     callback.trainer = trainer
     return callback
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """The norm of the difference of all weights over the norm of the weights."""
+    """Return the norm of the difference of all weights, relative to the norm of the weights."""
     difference = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
     return float((difference / sum(float(value.double().square().sum()) for value in one.values())) ** 0.5)
 
 
 def fresh(folder: Path) -> Path:
-    """The folder, empty."""
+    """Return the folder, emptied."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder

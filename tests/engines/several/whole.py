@@ -1,4 +1,4 @@
-"""Weights and gradients as a single process has them, from a model that an engine has wrapped."""
+"""Full weights and gradients, as in a single process, of a model wrapped by an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRAPPINGS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 class KeepingGradients:
-    """What a callback does, of either library, that writes the gradients of the first updates into the run's folder."""
+    """Callback for either library that writes the gradients of the first updates to the run's folder."""
 
     trainer: Any
     updates = 1
@@ -26,14 +26,14 @@ class KeepingGradients:
             self.keep(args.output_dir, state.global_step)
 
     def keep(self, folder: str, update: int) -> None:
-        """Write down the gradients as they are now."""
+        """Write the current gradients."""
         found = whole_gradients(self.trainer.model_wrapped)
         if self.trainer.is_world_process_zero():
             save_file(found, gradients_file(folder, update))
 
 
 class KeepingGradientsOfDeepSpeed(KeepingGradients):
-    """The same before the engine's own first step, for who takes that before the callbacks hear of it."""
+    """The same before DeepSpeed's own step, for libraries that run it before their callbacks."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if state.global_step > 0:
@@ -53,24 +53,24 @@ class KeepingGradientsOfDeepSpeed(KeepingGradients):
 
 
 def gradients_file(folder: str | Path, update: int) -> Path:
-    """Where the gradients of an update, counted from 0, are kept."""
+    """Return the path of the gradients of an update, counted from 0."""
     return Path(folder) / f"gradients-{update}.safetensors"
 
 
 def kept_gradients(folder: Path, update: int = 0) -> dict[str, Tensor]:
-    """The gradients of an update by their names; none where none were kept."""
+    """Return the gradients of an update by name; empty if none were written."""
     file = gradients_file(folder, update)
     return load_file(file) if file.exists() else {}
 
 
 def whole_gradients(wrapped: nn.Module) -> dict[str, Tensor]:
-    """The gradient of each parameter, by its name in the user's model. All processes call it together."""
+    """Return the gradient of each parameter, by its name in the user's model. Call it on all processes together."""
     read = _gradient_in_deepspeed if _is_deepspeed(wrapped) else _gradient
     return _whole(wrapped, read, _gathered_by_fsdp(wrapped))
 
 
 def whole_weights(wrapped: nn.Module) -> dict[str, Tensor]:
-    """Each parameter likewise."""
+    """Return each parameter, likewise."""
     gathered = _gathered_by_deepspeed(wrapped) if _is_deepspeed(wrapped) else _gathered_by_fsdp(wrapped)
     return _whole(wrapped, lambda parameter: parameter, gathered)
 
