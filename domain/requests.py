@@ -168,24 +168,19 @@ class Agreement(Protocol):
     @property
     def is_single_process(self) -> bool:
         """Whether there is one process, which acts immediately on its own requests and saves."""
-        ...
 
     @property
     def waiting(self) -> Collection[str] | bool:
         """A true value if `agreed_requests` must be called at this boundary. Read at every step."""
-        ...
 
     def start_boundary(self, control: ControlFlags) -> None:
         """Set `control` to what all ranks do at the boundary that starts now."""
-        ...
 
     def after_action(self, control: ControlFlags) -> None:
         """Set `control` to what all ranks do next, after an action in which callbacks may have changed the flags."""
-        ...
 
     def agreed_requests(self) -> AgreedRequests:
         """Return the requests that all ranks apply at this boundary."""
-        ...
 
 
 @define

@@ -33,7 +33,6 @@ class Checkpoints(Protocol):
     @property
     def has_news(self) -> bool:
         """Whether `collect` has events to yield. Read at every step."""
-        ...
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Save a checkpoint of `state` and yield the events of the save.
@@ -41,23 +40,18 @@ class Checkpoints(Protocol):
         A save in the background is published later; `collect` yields that event. A save that is not `required` may be
         skipped, which an event reports.
         """
-        ...
 
     def collect(self) -> Iterator[AnyEvent]:
         """Yield what happened to the save in flight since its last event. May wait if the storage is full."""
-        ...
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
-        ...
 
     def finish(self) -> Iterator[AnyEvent]:
         """Wait until every save is durable. Called when the run pauses and when it finishes normally."""
-        ...
 
     def close(self) -> Sequence[AnyEvent]:
         """Finish the save in flight, or discard it entirely, and return its events. Called however the run ends."""
-        ...
 
 
 class NoCheckpoints:

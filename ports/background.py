@@ -17,11 +17,9 @@ class Task(Protocol):
     @property
     def done(self) -> bool:
         """Whether the task has finished, successfully or not. Does not wait for another thread."""
-        ...
 
     def wait(self) -> None:
         """Wait until the task has finished. Raises the exception that it raised, at every call."""
-        ...
 
 
 class Background(Protocol):
@@ -33,4 +31,3 @@ class Background(Protocol):
         name: for debuggers and stack dumps. low_priority: yield processor time to training; pass False for a task
         that training will wait for.
         """
-        ...

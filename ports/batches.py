@@ -26,24 +26,18 @@ class Batches(Protocol[Batch]):
 
     def batches_per_epoch(self) -> int | None:
         """Return the number of batches in an epoch, or None if it is unknown before its end."""
-        ...
 
     def samples_per_epoch(self) -> int | None:
         """Return the number of samples in an epoch over all processes, or None if it is unknown."""
-        ...
 
     def epoch(self, epoch: int, position: int) -> Generator[Batch, None, None]:
         """Yield the batches of `epoch`, starting at the sample `position`. Closing the generator stops its workers."""
-        ...
 
     def rows(self, batch: Batch) -> int:
         """Return the number of samples of the batch over all processes."""
-        ...
 
     def export(self) -> Iterator[Part]:
         """Export the state of the data that a position does not determine."""
-        ...
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported state."""
-        ...

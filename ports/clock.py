@@ -10,12 +10,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return the seconds since a fixed moment; never decreases."""
-        ...
 
     def wall(self) -> float:
         """Return the seconds since 1970-01-01 00:00 UTC."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Block for `seconds`."""
-        ...

@@ -26,7 +26,6 @@ class Pending(Protocol):
 
     def result(self) -> tuple[float, ...]:
         """Return the reduced numbers, waiting for the slowest rank. Raises CollectiveError if a rank never arrives."""
-        ...
 
 
 class Collectives(Protocol):
@@ -35,37 +34,28 @@ class Collectives(Protocol):
     @property
     def rank(self) -> int:
         """Number of this process, from 0."""
-        ...
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
-        ...
 
     def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Pending:
         """Start an element-wise reduction; every rank passes the same number of values."""
-        ...
 
     def gather(self, value: Json) -> list[Json]:
         """Return every rank's value, by rank, on every rank."""
-        ...
 
     def broadcast(self, value: Json, source: int = 0) -> Json:
         """Return the value of rank `source` on every rank."""
-        ...
 
     def barrier(self, name: str) -> None:
         """Wait for all ranks; the error names those that never arrived."""
-        ...
 
     def apart(self) -> Collectives:
         """Return the collectives of the same processes for another thread, separate from these. Collective."""
-        ...
 
     def tell_failure(self, cause: str) -> None:
         """Report to the other ranks why this one fails. Never raises, and waits for no rank."""
-        ...
 
     def explain(self, error: BaseException) -> BaseException:
         """Return a CollectiveError that names the lost rank if that is what `error` results from; otherwise `error`."""
-        ...

@@ -34,37 +34,28 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """The framework's name."""
-        ...
 
     @property
     def capabilities(self) -> DeviceCapabilities:
         """What the device can do."""
-        ...
 
     def memory(self) -> Memory:
         """Return the memory in use, without a device synchronization."""
-        ...
 
     def release_memory(self) -> None:
         """Release the memory that the framework's allocator caches."""
-        ...
 
     def forget_peak_memory(self) -> None:
         """Reset the peak that `memory` returns."""
-        ...
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether `error` means that this device ran out of memory."""
-        ...
 
     def seed(self, seed: int) -> None:
         """Seed every random generator of the process (Python, numpy, the framework on this device)."""
-        ...
 
     def export(self) -> Iterator[Part]:
         """Yield the state of every random generator of the process."""
-        ...
 
     def load(self, parts: Iterable[Part]) -> None:
         """Restore the random generators from an export."""
-        ...

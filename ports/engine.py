@@ -25,7 +25,6 @@ class Parameter(Protocol):
 
     def numel(self) -> int:
         """Return the number of elements."""
-        ...
 
 
 @frozen

@@ -13,20 +13,15 @@ class Evaluator(Protocol[Batch]):
 
     def batches(self) -> Generator[Batch, None, None]:
         """Yield the held-out batches, each sample once, in order."""
-        ...
 
     def begin(self) -> None:
         """Switch the model to evaluation mode and drop earlier predictions."""
-        ...
 
     def step(self, batch: Batch) -> int:
         """Predict one batch, keep what the metrics need, and return the number of samples."""
-        ...
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of everything predicted since `begin`, under their full names."""
-        ...
 
     def end(self) -> None:
         """Clean up, and restore the model's mode if this adapter changed it. Called however the evaluation ended."""
-        ...

@@ -18,8 +18,6 @@ class Interrupts(Protocol):
 
         It may be called from any thread or signal handler. Raises ConfigurationError if the source is not available.
         """
-        ...
 
     def stop(self) -> None:
         """Stop listening and restore everything as it was."""
-        ...

@@ -21,8 +21,6 @@ class Journal(Protocol):
 
         Thread-safe. No fact may be named "kind". Raises OSError if the note cannot be stored.
         """
-        ...
 
     def close(self) -> None:
         """Close the journal. A later note reopens it and is appended."""
-        ...

@@ -21,11 +21,9 @@ class Learner(Protocol[Batch_contra, Loss_co]):
 
         None if the learner needs no count, because every micro-batch of the window has the same weight.
         """
-        ...
 
     def micro_step(self, batch: Batch_contra, window_items: object, last_of_window: bool) -> Loss_co:
         """Run forward and backward of one micro-batch. Return its share of the window's loss, on the device."""
-        ...
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
         """Clip the gradients to `max_norm` (0: do not clip) and take one optimizer step.
@@ -33,8 +31,6 @@ class Learner(Protocol[Batch_contra, Loss_co]):
         Return the gradient norm before clipping (None if it was not measured), and whether the step was taken. It is
         skipped after an overflow under loss scaling; weights and moments are unchanged then.
         """
-        ...
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """Set the learning rates of the next update, one for each parameter group."""
-        ...

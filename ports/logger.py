@@ -35,12 +35,9 @@ class Logger(Protocol):
 
     def start(self, run: RunInformation) -> None:
         """A run starts, or resumes at `run.step`."""
-        ...
 
     def write(self, record: Record) -> None:
         """Values were logged."""
-        ...
 
     def finish(self) -> None:
         """The run has ended, with or without an error."""
-        ...

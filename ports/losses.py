@@ -15,16 +15,12 @@ class Losses(Protocol[Loss_contra]):
 
     def add(self, loss: Loss_contra) -> None:
         """Add one micro-batch's share of its window's loss."""
-        ...
 
     def drain(self) -> float:
         """Return the sum of everything added since the last drain, and reset it to zero."""
-        ...
 
     def export(self) -> Iterator[Part]:
         """Export the sum that was not drained yet."""
-        ...
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported sum."""
-        ...

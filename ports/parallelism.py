@@ -54,26 +54,21 @@ class Parallelism(Protocol[Loss_contra]):
     @property
     def capabilities(self) -> ParallelismCapabilities:
         """What this adapter can do."""
-        ...
 
     def prepare(self, model: Model, make_optimizer: Callable[[Model], Optimizer]) -> tuple[Model, Optimizer]:
         """Wrap the model, then create the optimizer of the wrapped model's parameters. Return both.
 
         An engine that is configured to create the optimizer itself does not call `make_optimizer`.
         """
-        ...
 
     def synchronise(self, last_of_window: bool) -> None:
         """Set whether the gradients of the next micro-batch are reduced (the window's last) or only accumulated."""
-        ...
 
     def backward(self, loss: Loss_contra) -> None:
         """Add the gradients of `loss` to those of the window."""
-        ...
 
     def unwrap(self, model: Model) -> Model:
         """Return the model as the user passed it."""
-        ...
 
 
 @frozen
@@ -95,46 +90,36 @@ class Layout(Protocol[Model_contra, Array]):
     @property
     def rank(self) -> int:
         """The number of this process, from 0."""
-        ...
 
     @property
     def world_size(self) -> int:
         """The number of processes."""
-        ...
 
     @property
     def whole(self) -> bool:
         """Whether every rank holds all elements of every tensor, so that nothing has to be gathered."""
-        ...
 
     @property
     def uneven(self) -> bool:
         """Whether a rank may hold no element of a parameter, and then has no moments of it."""
-        ...
 
     def state(self, model: Model_contra) -> Mapping[str, Array]:
         """Return this rank's parameters and buffers; a tied tensor appears under each of its names. Collective."""
-        ...
 
     def parameters(self, model: Model_contra) -> Mapping[str, Array]:
         """Return this rank's parameters, each under one name."""
-        ...
 
     def spread(self, tensor: Array, parameter: Array) -> Spread | None:
         """Return how a parameter, or a moment of it, is distributed; None if every rank holds all of it."""
-        ...
 
     def local(self, tensor: Array) -> Array:
         """Return the elements of a sharded tensor that this rank holds, as a flat view of the tensor."""
-        ...
 
     def like(self, parameter: Array, local: Array) -> Array:
         """Return a tensor that is distributed like a parameter, from this rank's elements of it, flat."""
-        ...
 
     def norm(self, own: Array) -> Array:
         """Return the norm of sharded gradients, from the norm of this rank's elements. Collective."""
-        ...
 
 
 class Sharding(Parallelism[Loss_contra], Protocol[Loss_contra, Model_contra, Array]):
@@ -142,12 +127,10 @@ class Sharding(Parallelism[Loss_contra], Protocol[Loss_contra, Model_contra, Arr
 
     def spreads(self, model: Model_contra) -> bool:
         """Return whether the user's model is prepared, so that no rank holds all of it."""
-        ...
 
     @property
     def layout(self) -> Layout[Model_contra, Array]:
         """The layout of the model that was prepared last."""
-        ...
 
 
 class OwnUpdate(Parallelism[Loss_contra], Protocol[Loss_contra]):
@@ -161,7 +144,6 @@ class OwnUpdate(Parallelism[Loss_contra], Protocol[Loss_contra]):
         after_optimizer_step: Callable[[], None],
     ) -> Learner[Batch, Loss]:
         """Return the learner over the prepared model; it calls the two functions around each optimizer step."""
-        ...
 
 
 class ExportableModel(Exportable, Protocol):
@@ -169,7 +151,6 @@ class ExportableModel(Exportable, Protocol):
 
     def differences(self, parts: Sequence[Part], types: bool = False) -> list[str]:
         """Return how saved tensors differ from the model's: missing, unknown, other shapes and, if asked, types."""
-        ...
 
 
 class OwnState(Parallelism[Loss_contra], Protocol[Loss_contra]):
@@ -181,16 +162,12 @@ class OwnState(Parallelism[Loss_contra], Protocol[Loss_contra]):
 
     def model_state(self, model: object, writers: int) -> ExportableModel:
         """Return what exports and loads the weights. writers: how many ranks export tensors of sharded weights."""
-        ...
 
     def optimizer_state(self, model: object, optimizer: object) -> Exportable:
         """Return what exports and loads the moments. Raises CheckpointError if the engine's state is unknown."""
-        ...
 
     def group_sizes(self, model: object, optimizer: object) -> Sequence[int]:
         """Return how many of the model's parameters each of the optimizer's groups has."""
-        ...
 
     def spreads_optimizer(self, model: object) -> bool:
         """Return whether each process keeps only a part of the moments."""
-        ...

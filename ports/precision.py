@@ -23,28 +23,21 @@ class Precision(Protocol[Loss]):
     @property
     def name(self) -> str:
         """Usual name of the format: fp32, tf32, bf16, fp16, ..."""
-        ...
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Return the forward pass computed in this format; contexts are open only during the call."""
-        ...
 
     def scale(self, loss: Loss) -> Loss:
         """Return the loss to call backward on."""
-        ...
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Undo `scale` on the gradients that `optimizer` is about to use."""
-        ...
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer if its gradients are finite; return whether it stepped."""
-        ...
 
     def export(self) -> Iterator[Part]:
         """Yield the loss scale and its history, if there is one."""
-        ...
 
     def load(self, parts: Iterable[Part]) -> None:
         """Restore an exported state."""
-        ...

@@ -13,24 +13,18 @@ class Scheduler(Protocol):
 
     def start(self, updates: int) -> None:
         """Set the rates of the update numbered `updates`, from 0."""
-        ...
 
     def advance(self, updates: int) -> None:
         """Set the rates of the next update, after `updates` updates were taken."""
-        ...
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Adapt the rates to the metrics of an evaluation, if the schedule follows one."""
-        ...
 
     def rates(self) -> tuple[float, ...]:
         """Return the current rates, one for each parameter group."""
-        ...
 
     def export(self) -> Iterator[Part]:
         """Export the state that the number of updates does not determine."""
-        ...
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported state."""
-        ...

@@ -17,7 +17,6 @@ class Snapshots(Protocol):
 
         Only the names, dtypes and shapes of the parts are used.
         """
-        ...
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Return copies of the parts, whose bytes stay as they are now while the run continues.
@@ -25,4 +24,3 @@ class Snapshots(Protocol):
         owner: the component that the parts belong to ("model", "optimizer", ...). The copies may be read in another
         thread.
         """
-        ...

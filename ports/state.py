@@ -55,11 +55,9 @@ class Exportable(Protocol):
 
     def export(self) -> Iterator[Part]:
         """Yield everything needed to restore the current state."""
-        ...
 
     def load(self, parts: Iterable[Part]) -> None:
         """Restore an exported state, copying into memory that this object already has.
 
         Raises ValueError, naming the part, if a part is missing, unknown or of another shape.
         """
-        ...

@@ -69,28 +69,21 @@ class Storage(Protocol):
     @property
     def capabilities(self) -> StorageCapabilities:
         """What this adapter guarantees."""
-        ...
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file and make it durable: after this returns, it survives a crash. Creates parent folders."""
-        ...
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's bytes from byte `start` on, in order, in chunks; none if the file ends before."""
-        ...
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """Return the names in `folder`, sorted; empty if the folder does not exist."""
-        ...
 
     def move(self, source: str, destination: str) -> None:
         """Rename a file or folder, durably; atomic if `capabilities` state RENAME. Never overwrites."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with its contents. No-op if it does not exist."""
-        ...
 
     def digest(self, path: str) -> Stored:
         """Read the file and return its size and digest."""
-        ...

@@ -18,7 +18,6 @@ class Optimizer(Protocol):
 
     def step(self) -> object:
         """Update the weights with the gradients."""
-        ...
 
 
 class Trainable(Protocol[Batch_contra, Loss]):
@@ -27,28 +26,21 @@ class Trainable(Protocol[Batch_contra, Loss]):
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer of the model's parameters. Precision adapters of the same framework may use more of its API."""
-        ...
 
     def count_items(self, window: Sequence[Batch_contra]) -> object:
         """See `Learner.count_items`."""
-        ...
 
     def loss(self, batch: Batch_contra, window_items: object) -> Loss:
         """Run the forward pass and return the micro-batch's share of the window's loss, ready for backward."""
-        ...
 
     def clip(self, max_norm: float) -> SupportsFloat | None:
         """Clip the gradients to `max_norm` and return their norm before clipping (None if it was not measured)."""
-        ...
 
     def set_learning_rates(self, rates: Sequence[float]) -> None:
         """See `Learner.set_learning_rates`."""
-        ...
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the window."""
-        ...
 
     def detached(self, loss: Loss) -> Loss:
         """Return the loss as a scalar on the device without its graph, so that activations can be freed."""
-        ...

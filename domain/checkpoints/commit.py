@@ -42,7 +42,6 @@ class NotePhase(Protocol):
 
     def __call__(self, phase: str, /, **facts: Json) -> None:
         """Record the phase."""
-        ...
 
 
 def no_notes(_phase: str, /, **_facts: Json) -> None:
@@ -89,23 +88,18 @@ class Publisher(Protocol):
 
     def begin(self, name: str) -> str:
         """Prepare for the checkpoint `name` and return the folder to write its files to."""
-        ...
 
     def publish(self, name: str, manifest: bytes) -> None:
         """Write the manifest and make the checkpoint appear. A folder that already has its name is renamed first."""
-        ...
 
     def abandon(self, name: str) -> None:
         """Remove what was written since `begin`."""
-        ...
 
     def delete(self, name: str) -> None:
         """Remove a published checkpoint."""
-        ...
 
     def clean_up(self) -> None:
         """Remove what this run left unfinished, in this session or an earlier one, and nothing else."""
-        ...
 
 
 @frozen
