@@ -19,7 +19,7 @@ from enum import IntEnum
 
 from attrs import define, field, frozen
 
-from hexloop.domain.checkpoints.names import step_of
+from hexloop.domain.checkpoints.manifest import step_of
 from hexloop.ports.journal import Fact
 
 CLOCK_READINGS = ("runtime", "per_second")

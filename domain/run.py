@@ -10,10 +10,9 @@ from attrs import define, field, frozen
 
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed
-from hexloop.domain.plan import Plan
 from hexloop.domain.requests import Agreement, LocalAgreement, Requests, SaveRequest
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import ControlFlags, Triggers
+from hexloop.domain.triggers import ControlFlags, Plan, Triggers
 from hexloop.ports.batches import Batches
 from hexloop.ports.clock import Clock
 from hexloop.ports.learner import Learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Protocol, TypeVar
 
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 
 State = TypeVar("State")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 
 
 class Hub(Protocol):

@@ -87,3 +87,11 @@ class Storage(Protocol):
 
     def digest(self, path: str) -> Stored:
         """Read the file and return its size and digest."""
+
+
+@frozen
+class File:
+    """A relative path, with "/" between names, and the bytes in chunks, which can be read once."""
+
+    path: str
+    chunks: Iterable[bytes | memoryview]

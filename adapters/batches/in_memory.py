@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from hexloop.domain.json_documents import json_part, only_value
-from hexloop.domain.order.slices import global_batches
+from hexloop.domain.order import global_batches
 from hexloop.ports.state import Part
 
 Row = TypeVar("Row")

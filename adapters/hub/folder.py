@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hexloop.domain.errors import StorageError
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 
 MESSAGE = ".message.txt"
 """The file of a version's message, next to the version's files."""

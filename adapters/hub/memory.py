@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from attrs import define, field, frozen
 
 from hexloop.domain.errors import StorageError
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 
 
 @frozen

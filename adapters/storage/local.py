@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from hexloop.adapters.storage.digests import RunningDigest, check_algorithm
-from hexloop.domain.checkpoints.names import stays_inside
+from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
 

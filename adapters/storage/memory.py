@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from hexloop.domain.checkpoints.names import stays_inside
+from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 

@@ -15,9 +15,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from attrs import define, evolve, field
 
 from hexloop.app.callbacks.exportable import export_states, is_exportable
-from hexloop.domain.plan import Plan
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import Trigger, Triggers, whole_steps
+from hexloop.domain.triggers import Plan, Trigger, Triggers, whole_steps
 
 Value = TypeVar("Value")
 

@@ -20,10 +20,9 @@ from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights
 from hexloop.app.wiring.storage import is_elsewhere, is_missing, joined, split_location, storage_for
-from hexloop.domain.checkpoints.best import find_checkpoint
 from hexloop.domain.checkpoints.manifest import Lineage
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps
-from hexloop.domain.checkpoints.selection import last_run, newest, open_checkpoint
+from hexloop.domain.checkpoints.selection import find_checkpoint, last_run, newest, open_checkpoint
 from hexloop.domain.errors import CheckpointError, ConfigurationError, DataError
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.storage import Storage

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.storage import is_missing, joined, storage_for
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.selection import runs_in
 

@@ -22,7 +22,7 @@ from hexloop.app.recipe import read_recipe
 from hexloop.app.run.resume import FINISHED, finished_at
 from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of, storage_for
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Paused, TrainEnded

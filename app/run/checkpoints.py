@@ -24,7 +24,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import contents_for
 from hexloop.app.wiring.storage import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, ConfigurationError

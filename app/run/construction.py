@@ -44,11 +44,10 @@ from hexloop.app.wiring.learner import (
 from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.requests import make_agreement
 from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import Interval, Trigger, Triggers, whole_steps
+from hexloop.domain.triggers import Interval, Plan, Trigger, Triggers, make_plan, whole_steps
 from hexloop.ports.batches import Batches
 from hexloop.ports.engine import RunFacts
 

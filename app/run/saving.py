@@ -17,8 +17,7 @@ from hexloop.app.wiring.checkpoint_files import chunks_of, files_below
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, named_weights, own_class, save_sharded
 from hexloop.app.wiring.storage import as_location, is_elsewhere, storage_for
-from hexloop.ports.files import File
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import File, Storage
 
 ARGUMENTS = "training_args.json"
 STATE = "trainer_state.json"

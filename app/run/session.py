@@ -12,7 +12,7 @@ from hexloop.app.run.determinism import GlobalState
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.wiring.learner import RunCounters, RunLearner
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
 from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.domain.run import Run

@@ -17,7 +17,7 @@ from hexloop.domain.events import AnyEvent, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.loop import train
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 
 Cut = Callable[[AnyEvent], bool]
 """Return whether to save a checkpoint and interrupt the run at this event."""

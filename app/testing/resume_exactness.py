@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import random
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hexloop.app.testing.recording import RunRecord, from_json, record_run, step_is, to_json
-from hexloop.app.testing.resume_differences import first_difference
 
 Job = Callable[[str], Any]
 """Builds a Trainer, or a `Run` whose `checkpoints` is a CheckpointStore, that saves to the folder it is given."""
@@ -109,3 +111,146 @@ def _compare(job: Job, name: str | None, whole: RunRecord, cuts: Sequence[int], 
 def _joined(steps: dict[int, Any], rest: RunRecord) -> dict[int, Any]:
     """Return the steps up to where `rest` starts, followed by its own."""
     return {step: recorded for step, recorded in steps.items() if step <= rest.started_at} | rest.steps
+
+
+CODES = {
+    "F64": "d",
+    "F32": "f",
+    "F16": "e",
+    "I64": "q",
+    "I32": "i",
+    "I16": "h",
+    "I8": "b",
+    "U64": "Q",
+    "U32": "I",
+    "U16": "H",
+    "U8": "B",
+    "BOOL": "?",
+}
+"""The `struct` format of each dtype."""
+
+ADVICE = {
+    "batch": "The data use a random generator, or have state, that is not in a checkpoint: use the generators of "
+    "python, numpy or torch, or give the dataset state_dict and load_state_dict.",
+    "loss": "The batches are equal, so the model or its loss uses a random generator, or has state, that is not in a "
+    "checkpoint: use torch's own generators, and keep state in buffers.",
+    "learning rate": "The schedule has state that is not in a checkpoint: give it state_dict and load_state_dict.",
+}
+UNSAVED = "The run depends on state that is not in a checkpoint: let a callback keep it in its state()."
+
+
+def first_difference(whole: RunRecord, resumed: RunRecord, cuts: Sequence[int]) -> str | None:
+    """Describe the first difference between two runs, the second of which was interrupted. None if they are equal."""
+    found = _first_differing_step(whole, resumed)
+    ends = [*_other_tensors(whole, resumed), *_other_values(whole, resumed)]
+    if found is None and not ends:
+        return None
+    where = (
+        f"The run that was interrupted after step {' and '.join(map(str, cuts))} and resumed differs from the "
+        "uninterrupted run"
+    )
+    at_the_end = f"At the end {ends[0]}{_more(len(ends) - 1)}." if ends else "At the end both are equal."
+    if found is None:
+        return f"{where}, although all steps are equal. {at_the_end} {UNSAVED}"
+    step, what, text = found
+    if step <= cuts[0]:
+        return (
+            f"The job is not deterministic: two runs from its start differ at step {step}, before any interruption: "
+            f"{text}. {at_the_end} Let the job create every random generator that it uses itself, with a fixed seed."
+        )
+    return f"{where} from step {step} on: {text}. {at_the_end} {ADVICE.get(what, UNSAVED)}"
+
+
+def _more(others: int) -> str:
+    return f" (and {others} more differ)" if others else ""
+
+
+def _first_differing_step(whole: RunRecord, resumed: RunRecord) -> tuple[int, str, str] | None:
+    """Return the first step at which two runs differ, what differs first in it, and a description of all that does."""
+    for step in sorted(whole.steps.keys() | resumed.steps.keys()):
+        one, other = whole.steps.get(step), resumed.steps.get(step)
+        if one is None or other is None:
+            return step, "step", f"only the {'resumed' if one is None else 'uninterrupted'} run takes this step"
+        differing = [what for what in one if one[what] != other[what]]
+        if differing:
+            return step, differing[0], "; ".join(_described(what, one[what], other[what]) for what in differing)
+    return None
+
+
+def _described(what: str, one: Any, other: Any) -> str:
+    if what != "batch":
+        return f"the {what} is {_shown(other)}, and {_shown(one)} in the uninterrupted run"
+    if len(one) != len(other):
+        return f"the step has {len(other)} batches, and {len(one)} in the uninterrupted run"
+    names = sorted({name for a, b in zip(one, other, strict=True) for name in a | b if a.get(name) != b.get(name)})
+    fields = [name for name in names if name]
+    return f"the batch differs{' in ' + ', '.join(map(repr, fields)) if fields else ''}"
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _other_tensors(whole: RunRecord, resumed: RunRecord) -> Iterator[str]:
+    """Describe the tensors that differ, the model's first."""
+    names = whole.tensors.keys() | resumed.tensors.keys()
+    for name in sorted(names, key=lambda name: (not name.startswith("model"), name)):
+        one, other = whole.tensors.get(name), resumed.tensors.get(name)
+        if one is None or other is None:
+            yield f"only the {'resumed' if one is None else 'uninterrupted'} run has {name}"
+        elif list(one) != list(other):
+            yield _distance(name, one, other)
+
+
+def _distance(name: str, one: Sequence[Any], other: Sequence[Any]) -> str:
+    if list(one[:2]) != list(other[:2]):
+        return (
+            f"{name} is {other[0]} of shape {tuple(other[1])}, and {one[0]} of shape {tuple(one[1])} in the "
+            "uninterrupted run"
+        )
+    there, here = _numbers(one[0], one[2]), _numbers(other[0], other[2])
+    gaps = [abs(a - b) if a != b else 0.0 for a, b in zip(here, there, strict=True)]
+    at = max(range(len(gaps)), key=lambda index: math.inf if math.isnan(gaps[index]) else gaps[index])
+    return (
+        f"{name} differs in {sum(gap != 0 for gap in gaps)} of {len(gaps)} values, by at most {gaps[at]:.3g}: "
+        f"at {_index(at, one[1])} it is {here[at]!r}, and {there[at]!r} in the uninterrupted run"
+    )
+
+
+def _numbers(dtype: str, text: str) -> list[float]:
+    data = b64decode(text)
+    if dtype == "BF16":  # the upper half of a float32
+        return [struct.unpack("<f", b"\0\0" + data[at : at + 2])[0] for at in range(0, len(data), 2)]
+    code = CODES.get(dtype, "B")
+    return [float(value) for (value,) in struct.iter_unpack(f"<{code}", data)]
+
+
+def _index(flat: int, shape: Sequence[int]) -> list[int]:
+    """Return the multi-dimensional index of a flat one."""
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, here = divmod(flat, size)
+        index.insert(0, here)
+    return index
+
+
+def _other_values(whole: RunRecord, resumed: RunRecord) -> Iterator[str]:
+    for path, one, other in _leaves("", whole.values, resumed.values):
+        yield f"{path} is {_short(other)}, and {_short(one)} in the uninterrupted run"
+
+
+def _leaves(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the innermost values in which two JSON documents differ, with their paths."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys()):
+            yield from _leaves(f"{path}.{name}" if path else name, one.get(name), other.get(name))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            yield from _leaves(f"{path}[{number}]", a, b)
+    elif one != other and not (one != one and other != other):  # NaN equals NaN here
+        yield path, one, other
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -15,11 +15,10 @@ from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, Row, Scalar, least_squares
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.loop import StandardLearner
-from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Run
 from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.schedules.shapes import Linear
-from hexloop.domain.triggers import Interval, Trigger, Triggers
+from hexloop.domain.triggers import Interval, Trigger, Triggers, make_plan
 from hexloop.ports.precision import Precision
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import Storage

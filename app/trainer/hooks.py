@@ -29,7 +29,7 @@ from hexloop.app.wiring.learner import floating_point_operations
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.loop import log_evaluate_save
-from hexloop.domain.plan import make_plan
+from hexloop.domain.triggers import make_plan
 
 
 class TrainerHooks(TrainerBase):

@@ -23,7 +23,7 @@ from hexloop.adapters.contents.checkpoint.contents import parts_of
 from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
 from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.wiring.checkpoint_files import chunks_of
-from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
 from hexloop.ports.state import Part

@@ -32,14 +32,14 @@ from hexloop.app.transformers_checkpoints.files import (
 )
 from hexloop.app.wiring.adapters import cpu_device
 from hexloop.app.wiring.storage import storage_for
-from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name
+from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import SaveFailed
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
-from hexloop.ports.files import File
 from hexloop.ports.state import Part
+from hexloop.ports.storage import File
 
 COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".vocab", ".md"})
 """Extensions of the files next to a model's weights: its configuration and tokenizer."""

@@ -26,13 +26,12 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import (
     tensor_parts,
 )
 from hexloop.adapters.contents.checkpoint.user_files import PREFIX, UserFiles
-from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside
+from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.state import RunState
-from hexloop.ports.files import File
 from hexloop.ports.state import Part
-from hexloop.ports.storage import Storage, Stored
+from hexloop.ports.storage import File, Storage, Stored
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,8 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, EpochBegan
 from hexloop.domain.json_documents import json_part, json_value
-from hexloop.domain.schedules import ADAPTIVE, Adaptive, Shape, build_adaptive, build_shape
+from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shape
+from hexloop.domain.schedules.adaptive import Adaptive
 from hexloop.domain.schedules.scheduler import MEMORY, AdaptiveRates, ScheduledRates
 from hexloop.ports.device import Device
 from hexloop.ports.scheduler import Scheduler

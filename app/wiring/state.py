@@ -23,9 +23,9 @@ from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.run import Run
-from hexloop.ports.files import File
 from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sharding
 from hexloop.ports.state import Exportable
+from hexloop.ports.storage import File
 
 SHARDED = frozenset({"model", "optimizer"})
 """State of which no process holds all if the model is sharded."""

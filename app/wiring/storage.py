@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.engines import find_plugin, plugin_names
-from hexloop.domain.checkpoints.names import checkpoint_name, step_of
+from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
 

@@ -23,15 +23,13 @@ from typing import Protocol, cast
 from attrs import define, field, frozen
 
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
-from hexloop.domain.checkpoints.manifest import Lineage, Manifest
-from hexloop.domain.checkpoints.names import MANIFEST, Owner, checkpoint_name, free_name
+from hexloop.domain.checkpoints.manifest import MANIFEST, Lineage, Manifest, Owner, checkpoint_name, free_name
 from hexloop.domain.checkpoints.pace import Pace
 from hexloop.domain.checkpoints.reading import checkpoint_steps, is_in_lineage, is_protected, read_manifest
 from hexloop.domain.errors import CheckpointError, CollectiveError, StorageError, StorageFullError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.collectives import Collectives, Json
-from hexloop.ports.files import File
-from hexloop.ports.storage import Publication, Storage, Stored
+from hexloop.ports.storage import File, Publication, Storage, Stored
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
 """Seconds between two attempts to write to a full storage: five minutes in all."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from hexloop.domain.checkpoints.names import MANIFEST, Owner, free_name, may_be_unfinished
+from hexloop.domain.checkpoints.manifest import MANIFEST, Owner, free_name, may_be_unfinished
 from hexloop.domain.checkpoints.reading import is_published
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage

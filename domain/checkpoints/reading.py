@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from hexloop.domain.checkpoints.manifest import Lineage, Manifest, unseal
-from hexloop.domain.checkpoints.names import MANIFEST, PROTECTED, checkpoint_name, step_of
+from hexloop.domain.checkpoints.manifest import MANIFEST, PROTECTED, Lineage, Manifest, checkpoint_name, step_of, unseal
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError, StorageError, UnreadableCheckpointError
 from hexloop.domain.json_documents import read_bytes
 from hexloop.ports.storage import Storage

@@ -1,31 +1,26 @@
-"""What a folder of checkpoints holds, and which checkpoint a run resumes from.
-
-`newest` and `open_checkpoint` choose a checkpoint for a resume, and quarantine damaged ones. `survey` only reports.
-"""
+"""Which checkpoint a run resumes from, quarantine of damaged ones, and the best checkpoint at the end of a run."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 
 from attrs import frozen
 
-from hexloop.domain.checkpoints.manifest import Lineage, Manifest
-from hexloop.domain.checkpoints.names import (
+from hexloop.domain.checkpoints.manifest import (
     MANIFEST,
     REASON,
+    Lineage,
+    Manifest,
     checkpoint_name,
     free_name,
     is_mark,
-    is_set_aside,
-    marks_unfinished,
     staged_name,
     step_of,
 )
-from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, is_published, read_manifest, verify
+from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, verify
 from hexloop.domain.errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -33,6 +28,10 @@ from hexloop.domain.errors import (
     StorageError,
     UnreadableCheckpointError,
 )
+from hexloop.domain.ranks import run_on_rank0
+from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Collectives
+from hexloop.ports.contents import Contents
 from hexloop.ports.storage import Publication, Storage
 
 
@@ -221,115 +220,90 @@ def _is_good(storage: Storage, name: str) -> bool:
     return True
 
 
-STATE = "run_state.json"
-"""A file that every hexloop checkpoint has. It identifies a checkpoint that lost its manifest."""
-
-
-class FolderStatus(Enum):
-    """The status of a folder; the values are shown to users."""
-
-    GOOD = "good"
-    NOT_VERIFIED = "not verified"
-    BAD = "bad"
-    SET_ASIDE = "set aside"
-    UNFINISHED = "unfinished"
-    NO_CHECKPOINT = "no checkpoint"
-
-
 @frozen
-class CheckpointFolder:
-    """A folder that is a checkpoint, was one, or has the name of one.
+class BestCheckpoint:
+    """The best checkpoint of a lineage.
 
-    reason: why it is not good, a sentence without the folder's name. manifest: None if there is no readable one.
+    storages: where it may be, the run's own storage first. held: the steps that the lineage is known to have there,
+    even if a manifest became unreadable. collectives: the processes of the run, which all follow rank 0.
     """
 
-    name: str
-    status: FolderStatus
-    reason: str = ""
-    manifest: Manifest | None = None
+    storages: Sequence[Storage]
+    lineage: Lineage
+    held: Collection[int]
+    collectives: Collectives | None
 
-    @property
-    def size(self) -> int | None:
-        """The total size of its files in bytes, according to its manifest."""
-        return None if self.manifest is None else sum(stored.size for stored in self.manifest.files.values())
+    def is_missing(self, state: RunState) -> bool:
+        """Return whether `state` names a best checkpoint that is on no storage."""
+        return state.best_checkpoint is not None and self._find(state.best_checkpoint) is None
 
+    def describe_missing(self, state: RunState) -> str:
+        """Return the part of a message that says which checkpoint is missing, and where."""
+        locations = " or ".join(storage.capabilities.location for storage in self.storages)
+        return f"{state.best_checkpoint}, was not found in {locations} as this run saved it"
 
-def survey(storage: Storage, quick: bool = False) -> Iterator[CheckpointFolder]:
-    """Yield every folder that is related to checkpoints: checkpoints by step, then the others.
+    def load(self, state: RunState, contents: Contents[RunState]) -> None:
+        """Load the weights of the best checkpoint.
 
-    Every checkpoint is verified; with `quick`, only its manifest is read. Nothing is changed. Raises StorageError if
-    the storage cannot be listed.
-    """
-    folders = [entry.name for entry in storage.list("") if entry.is_folder]
-    steps = {name: step for name in folders if (step := step_of(name)) is not None}
-    for name in sorted(steps, key=steps.__getitem__):
-        yield examine(storage, name, quick)
-    for name in folders:
-        if is_set_aside(name):
-            reason = _reason_for_setting_aside(storage, name)
-            yield CheckpointFolder(name, FolderStatus.SET_ASIDE, reason, _manifest(storage, name))
-        elif marks_unfinished(name):
-            yield _staged(storage, name, quick)
+        If there is none, warn that the run ends with its last weights. A damaged one on the run's own storage is
+        quarantined. Raises CheckpointError if it cannot be read at present.
+        """
+        name = state.best_checkpoint
+        is_of_best = name is not None and step_of(name) == state.best_step
+        if not is_of_best and state.best_step == state.step:
+            return  # the present weights are the best, and no checkpoint holds them
+        problem, storage = None, None if name is None else self._find(name)
+        if name is None:
+            problem = "it has no checkpoint of a best evaluation"
+        elif storage is None:
+            problem = f"its best checkpoint, {self.describe_missing(state)}"
+        else:
+            problem = run_on_rank0(self.collectives, lambda: self._problem(storage, name))
+        if problem is not None or storage is None or name is None:
+            warnings.warn(f"The run ends with its last weights: {problem}.", stacklevel=3)
+            return
+        if not is_of_best:
+            warnings.warn(
+                f"The run ends with the weights of {name}: the best evaluation was at step {state.best_step}, which "
+                "has no checkpoint.",
+                stacklevel=3,
+            )
+        contents.restore_weights(
+            read_manifest(storage, name).files, lambda path, start=0: storage.read(f"{name}/{path}", start)
+        )
 
+    def _find(self, name: str) -> Storage | None:
+        """Return the storage that has the checkpoint `name` of this lineage."""
+        found = run_on_rank0(self.collectives, lambda: find_checkpoint(self.storages, name, self.lineage, self.held))
+        return None if found is None else self.storages[found]
 
-def examine(storage: Storage, name: str, quick: bool = False) -> CheckpointFolder:
-    """Return the status of the folder `name`. It is only GOOD if every byte was verified, not with `quick`."""
-    manifest = _manifest(storage, name)
-    try:
-        if quick:
-            return CheckpointFolder(name, FolderStatus.NOT_VERIFIED, manifest=read_manifest(storage, name))
-        return CheckpointFolder(name, FolderStatus.GOOD, manifest=verify(storage, name).manifest)
-    except (CheckpointError, StorageError) as error:
-        reason = str(error).removeprefix(f"{name} in {storage.capabilities.location} ")
-    with suppress(StorageError):
-        files = [entry.name for entry in storage.list(name)]
-        if MANIFEST not in files:
-            return _without_manifest(storage, name, files, reason)
-    return CheckpointFolder(name, FolderStatus.BAD, reason, manifest)
-
-
-def newest_by_run(found: Sequence[CheckpointFolder]) -> dict[str, CheckpointFolder]:
-    """Return, for each run, the checkpoint that it would resume from: the newest that is good or not verified."""
-    held = {each.name: each for each in found if step_of(each.name) is not None}
-    runs: dict[str, dict[str, Manifest]] = {}
-    for each in held.values():
-        if each.manifest is not None:
-            runs.setdefault(each.manifest.run, {})[each.name] = each.manifest
-    return {run: newest for run, manifests in runs.items() if (newest := _first_usable(held, manifests)) is not None}
-
-
-def _first_usable(held: Mapping[str, CheckpointFolder], manifests: Mapping[str, Manifest]) -> CheckpointFolder | None:
-    usable = (held[name] for name in newest_first(manifests))
-    return next((each for each in usable if each.status in (FolderStatus.GOOD, FolderStatus.NOT_VERIFIED)), None)
-
-
-def _manifest(storage: Storage, name: str) -> Manifest | None:
-    try:
-        return read_manifest(storage, name)
-    except (CheckpointError, StorageError):
+    def _problem(self, storage: Storage, name: str) -> str | None:
+        """Return why the checkpoint cannot be used, or None if it is good."""
+        try:
+            verify(storage, name)
+        except UnreadableCheckpointError as error:
+            raise UnreadableCheckpointError(
+                f"The weights of the best checkpoint could not be loaded at the end of the run. {error} Make it "
+                "readable and resume from the last checkpoint, or resume with load_best_model_at_end=False."
+            ) from error
+        except CheckpointError as error:
+            reason = str(error)
+            if isinstance(error, DamagedCheckpointError) and storage is self.storages[0]:
+                reason = quarantine_if_possible(storage, name, error)
+            return f"its best checkpoint is not good: {reason.removesuffix('.')}"
         return None
 
 
-def _without_manifest(storage: Storage, name: str, files: Sequence[str], reason: str) -> CheckpointFolder:
-    """Return the status of a folder that has the name of a checkpoint, but no manifest."""
-    if any(map(marks_unfinished, files)):
-        return CheckpointFolder(name, FolderStatus.UNFINISHED, "a save or a removal that was not completed.")
-    if REASON in files:
-        return CheckpointFolder(name, FolderStatus.SET_ASIDE, _reason_for_setting_aside(storage, name))
-    return CheckpointFolder(name, FolderStatus.BAD if STATE in files else FolderStatus.NO_CHECKPOINT, reason)
+def find_checkpoint(storages: Sequence[Storage], name: str, lineage: Lineage, held: Collection[int] = ()) -> int | None:
+    """Return the index of the first storage that has the checkpoint `name` of a lineage, or None.
 
-
-def _reason_for_setting_aside(storage: Storage, name: str) -> str:
-    with suppress(StorageError):
-        if REASON in {entry.name for entry in storage.list(name)}:
-            return b"".join(storage.read(f"{name}/{REASON}")).decode(errors="replace").strip()
-    return "another checkpoint has its name now."
-
-
-def _staged(storage: Storage, name: str, quick: bool) -> CheckpointFolder:
-    """Return the status of a staging folder. A complete one is published by the next resume."""
-    reason = "a save or a removal that was not completed."
-    with suppress(StorageError):
-        if is_published(storage, name) and (quick or examine(storage, name).status is FolderStatus.GOOD):
-            reason = "it is complete but not published; the next resume publishes it if its name is free."
-    return CheckpointFolder(name, FolderStatus.UNFINISHED, reason, _manifest(storage, name))
+    held: the steps that the lineage is known to have on the first storage, even if a manifest became unreadable.
+    """
+    for index, storage in enumerate(storages):
+        try:
+            has = lineage.holds(read_manifest(storage, name))
+        except CheckpointError:
+            has = index == 0 and step_of(name) in held
+        if has:
+            return index
+    return None

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from attrs import define, field
 
-from hexloop.domain.checkpoints.best import BestCheckpoint
 from hexloop.domain.checkpoints.commit import (
     PAUSES,
     CheckpointPolicy,
@@ -19,11 +18,16 @@ from hexloop.domain.checkpoints.commit import (
     no_notes,
     publisher_for,
 )
-from hexloop.domain.checkpoints.manifest import Lineage
-from hexloop.domain.checkpoints.names import Owner, checkpoint_name, new_session, session_after, step_of
+from hexloop.domain.checkpoints.manifest import Lineage, Owner, checkpoint_name, new_session, session_after, step_of
 from hexloop.domain.checkpoints.pace import Pace, Pacer
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, warn_of_differences
-from hexloop.domain.checkpoints.selection import newest, open_checkpoint, publish_staged, readable_manifests
+from hexloop.domain.checkpoints.selection import (
+    BestCheckpoint,
+    newest,
+    open_checkpoint,
+    publish_staged,
+    readable_manifests,
+)
 from hexloop.domain.errors import CheckpointError, StorageError, StorageFullError
 from hexloop.domain.events import AnyEvent, CheckpointPublished, Saved, SaveFailed, SaveSkipped, SaveWaits
 from hexloop.domain.ranks import run_on_rank0

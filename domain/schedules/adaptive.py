@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -15,11 +15,15 @@ from hexloop.domain.schedules.checks import (
     FLAG,
     NOT_NEGATIVE,
     POSITIVE_COUNT,
-    check,
+    Options,
     number,
     one_of,
     one_or_each,
 )
+
+BELOW_1 = number("non-negative number below 1", lambda factor: 0 <= factor < 1)
+POSITIVE_BELOW_1 = number("positive number below 1", lambda factor: 0 < factor < 1)
+POSITIVE_OR_INFINITE = number("positive number", lambda rate: 0 < rate <= math.inf)
 
 State = TypeVar("State")
 
@@ -101,7 +105,7 @@ class PlateauState:
 
 
 @frozen
-class ReduceLROnPlateau:
+class ReduceLROnPlateau(Options):
     """After more than `patience` evaluations in a row without an improvement: rate = max(rate * factor, min_lr),
     in each parameter group where that reduces it by more than `eps`. The next `cooldown` evaluations do not count as
     bad.
@@ -113,27 +117,14 @@ class ReduceLROnPlateau:
     ConfigurationError for invalid options, for example a factor below 0 or of at least 1.
     """
 
-    mode: str = "min"
-    factor: float = 0.1
-    patience: int = 10
-    threshold: float = 1e-4
-    threshold_mode: str = "rel"
-    cooldown: int = 0
-    min_lr: Bound = field(default=0.0, converter=as_bound)
-    eps: float = 1e-8
-
-    def __attrs_post_init__(self) -> None:
-        check(
-            self,
-            mode=one_of("min", "max"),
-            factor=number("non-negative number below 1", lambda factor: 0 <= factor < 1),
-            patience=COUNT,
-            threshold=FINITE,
-            threshold_mode=one_of("rel", "abs"),
-            cooldown=COUNT,
-            min_lr=one_or_each(NOT_NEGATIVE),
-            eps=NOT_NEGATIVE,
-        )
+    mode: Annotated[str, one_of("min", "max")] = "min"
+    factor: Annotated[float, BELOW_1] = 0.1
+    patience: Annotated[int, COUNT] = 10
+    threshold: Annotated[float, FINITE] = 1e-4
+    threshold_mode: Annotated[str, one_of("rel", "abs")] = "rel"
+    cooldown: Annotated[int, COUNT] = 0
+    min_lr: Annotated[Bound, one_or_each(NOT_NEGATIVE)] = field(default=0.0, converter=as_bound)
+    eps: Annotated[float, NOT_NEGATIVE] = 1e-8
 
     def start(self, rates: Sequence[float]) -> PlateauState:
         """Return the state before the first metric.
@@ -181,7 +172,7 @@ class GreedyState:
 
 
 @frozen
-class Greedy:
+class Greedy(Options):
     """After more than `patience` improvements in a row: rate = min(rate / factor, max_lr). After more than `patience`
     evaluations in a row without one: rate = max(rate * factor, min_lr). A group whose rate would change by `eps` or
     less, or in the other direction, keeps it.
@@ -198,39 +189,20 @@ class Greedy:
     Note the default min_lr of 1e-3: rates below it are never reduced. Raises ConfigurationError for invalid options.
     """
 
-    mode: str = "min"
-    factor: float = 0.95
-    patience: int = 10
-    threshold: float = 1e-6
-    threshold_mode: str = "abs"
-    cooldown: int = 0
-    warmup: int = 0
-    min_lr: Bound = field(default=1e-3, converter=as_bound)
-    max_lr: Bound = field(default=1.0, converter=as_bound)
-    eps: float = 1e-8
-    verbose: bool = False
-    smooth: bool = False
-    window_size: int = 50
-    reset_start: int = 500
-
-    def __attrs_post_init__(self) -> None:
-        check(
-            self,
-            mode=one_of("min", "max"),
-            factor=number("positive number below 1", lambda factor: 0 < factor < 1),
-            patience=COUNT,
-            threshold=FINITE,
-            threshold_mode=one_of("rel", "abs"),
-            cooldown=COUNT,
-            warmup=COUNT,
-            min_lr=one_or_each(NOT_NEGATIVE),
-            max_lr=one_or_each(number("positive number", lambda rate: 0 < rate <= math.inf)),
-            eps=NOT_NEGATIVE,
-            verbose=FLAG,
-            smooth=FLAG,
-            window_size=POSITIVE_COUNT,
-            reset_start=COUNT,
-        )
+    mode: Annotated[str, one_of("min", "max")] = "min"
+    factor: Annotated[float, POSITIVE_BELOW_1] = 0.95
+    patience: Annotated[int, COUNT] = 10
+    threshold: Annotated[float, FINITE] = 1e-6
+    threshold_mode: Annotated[str, one_of("rel", "abs")] = "abs"
+    cooldown: Annotated[int, COUNT] = 0
+    warmup: Annotated[int, COUNT] = 0
+    min_lr: Annotated[Bound, one_or_each(NOT_NEGATIVE)] = field(default=1e-3, converter=as_bound)
+    max_lr: Annotated[Bound, one_or_each(POSITIVE_OR_INFINITE)] = field(default=1.0, converter=as_bound)
+    eps: Annotated[float, NOT_NEGATIVE] = 1e-8
+    verbose: Annotated[bool, FLAG] = False
+    smooth: Annotated[bool, FLAG] = False
+    window_size: Annotated[int, POSITIVE_COUNT] = 50
+    reset_start: Annotated[int, COUNT] = 500
 
     def start(self, rates: Sequence[float]) -> GreedyState:
         """Return the state before the first metric. A reset restores these rates.

@@ -1,11 +1,11 @@
-"""Checks of the options of a schedule. An error lists every option that is wrong."""
+"""Checks of the options of a schedule, whose kinds are in their annotations. An error lists every wrong option."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from attrs import frozen
 
@@ -32,11 +32,12 @@ FINITE = number("finite number", math.isfinite)
 NOT_NEGATIVE = number("non-negative number", lambda value: 0 <= value < math.inf)
 POSITIVE = number("positive number", lambda value: 0 < value < math.inf)
 SHARE = number("number from 0 to 1", lambda value: 0 <= value <= 1)
-STEPS = NOT_NEGATIVE
-"""The length of a stage in optimizer steps. It may be fractional, as a tenth of a run often is."""
 COUNT = number("non-negative whole number", lambda value: value >= 0 and value % 1 == 0)
 POSITIVE_COUNT = number("positive whole number", lambda value: value >= 1 and value % 1 == 0)
 FLAG = OptionKind("True or False", lambda value: isinstance(value, bool))
+
+Steps = Annotated[float, NOT_NEGATIVE]
+"""The length of a stage in optimizer steps. It may be fractional, as a tenth of a run often is."""
 
 
 def one_of(*choices: str) -> OptionKind:
@@ -57,8 +58,21 @@ def one_or_each(kind: OptionKind) -> OptionKind:
     )
 
 
-def check(schedule: object, *conflicts: str | None, **kinds: OptionKind) -> None:
-    """Raise ConfigurationError if an attribute of `schedule` is not of its kind, or for a conflict, listing all."""
+@frozen
+class Options:
+    """Base of the schedules. Raises ConfigurationError for options that are not of the kinds in their annotations."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+def check(schedule: Options, *conflicts: str | None, **further: OptionKind) -> None:
+    """Raise ConfigurationError if an option of `schedule` is not of its kind, or for a conflict, listing all.
+
+    further: kinds that depend on other options.
+    """
+    hints = get_type_hints(type(schedule), include_extras=True)
+    kinds = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated} | further
     problems = [
         f"{name}={value!r} is invalid: {name} must be {kind.wanted}."
         for name, kind in kinds.items()

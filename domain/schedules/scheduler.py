@@ -9,7 +9,8 @@ from attrs import asdict, define, field
 
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import json_part, only_value
-from hexloop.domain.schedules import Adaptive, Shape
+from hexloop.domain.schedules import Shape
+from hexloop.domain.schedules.adaptive import Adaptive
 from hexloop.ports.state import Part
 
 SetRates = Callable[[Sequence[float]], None]

@@ -1,18 +1,29 @@
-"""Schedules with a closed form besides the cosines: constant, inverse square root, polynomial, warmup-stable-decay."""
+"""The schedules that are functions of the optimizer step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Annotated
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import NOT_NEGATIVE, POSITIVE, SHARE, STEPS, check, number, one_of, or_none
+from hexloop.domain.schedules.checks import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Options,
+    Steps,
+    check,
+    number,
+    one_of,
+    or_none,
+)
 
 
 @frozen
-class Constant:
+class Constant(Options):
     """f(step) = 1.
 
     Source: transformers, `get_constant_schedule`. As there, the warm-up of the run is ignored.
@@ -24,17 +35,14 @@ class Constant:
 
 
 @frozen
-class ConstantWithWarmup:
+class ConstantWithWarmup(Options):
     """With W = num_warmup_steps: f(step) = step / W below W, then 1.
 
     Source: transformers, `get_constant_schedule_with_warmup`; the linear warm-up of Goyal et al. 2017
     (arXiv:1706.02677), from 0. Raises ConfigurationError unless num_warmup_steps is a number of at least 0.
     """
 
-    num_warmup_steps: float
-
-    def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=STEPS)
+    num_warmup_steps: Steps
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -44,7 +52,7 @@ class ConstantWithWarmup:
 
 
 @frozen
-class InverseSqrt:
+class InverseSqrt(Options):
     """With W = num_warmup_steps and s = timescale (if None: W, or 10,000 if W is 0):
     f(step) = step / W below W, then 1 / sqrt((step - W + s) / s).
 
@@ -53,11 +61,8 @@ class InverseSqrt:
     number of at least 0 and timescale a number above 0, in steps, or None.
     """
 
-    num_warmup_steps: float
-    timescale: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=STEPS, timescale=or_none(POSITIVE))
+    num_warmup_steps: Steps
+    timescale: Annotated[int | None, or_none(POSITIVE)] = None
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -68,7 +73,7 @@ class InverseSqrt:
 
 
 @frozen
-class Linear:
+class Linear(Options):
     """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then
     max(0, (T - step) / max(1, T - W)).
 
@@ -76,11 +81,8 @@ class Linear:
     arXiv:1810.04805). Raises ConfigurationError unless both are numbers of at least 0.
     """
 
-    num_warmup_steps: float
-    num_training_steps: float
-
-    def __attrs_post_init__(self) -> None:
-        check(self, num_warmup_steps=STEPS, num_training_steps=STEPS)
+    num_warmup_steps: Steps
+    num_training_steps: Steps
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -92,7 +94,7 @@ class Linear:
 
 
 @frozen
-class Polynomial:
+class Polynomial(Options):
     """With W = num_warmup_steps, T = num_training_steps, r = base_rate: f(step) = step / W below W, then, up to T,
 
         ((r - lr_end) * (1 - (step - W) / (T - W)) ** power + lr_end) / r
@@ -104,24 +106,17 @@ class Polynomial:
     and power and the step counts are numbers of at least 0.
     """
 
-    num_warmup_steps: float
-    num_training_steps: float
-    base_rate: float
+    num_warmup_steps: Steps
+    num_training_steps: Steps
+    base_rate: Annotated[float, POSITIVE]
     lr_end: float = 1e-7
-    power: float = 1.0
+    power: Annotated[float, NOT_NEGATIVE] = 1.0
 
     def __attrs_post_init__(self) -> None:
         below_base = number(
             f"non-negative number below the base rate {self.base_rate!r}", lambda rate: 0 <= rate < self.base_rate
         )
-        check(
-            self,
-            num_warmup_steps=STEPS,
-            num_training_steps=STEPS,
-            base_rate=POSITIVE,
-            lr_end=below_base,
-            power=NOT_NEGATIVE,
-        )
+        check(self, lr_end=below_base)
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -151,7 +146,7 @@ _FALLS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
 
 
 @frozen
-class WarmupStableDecay:
+class WarmupStableDecay(Options):
     """With W = num_warmup_steps, S = num_stable_steps, D = num_decay_steps, m = min_lr_ratio:
 
         f(step) = max(0, (1 - m) * up(step / W) + m)               below W
@@ -170,14 +165,14 @@ class WarmupStableDecay:
     at least 0.
     """
 
-    num_warmup_steps: float
-    num_decay_steps: float
-    num_training_steps: float | None = None
-    num_stable_steps: float | None = None
-    warmup_type: str = "linear"
-    decay_type: str = "cosine"
-    min_lr_ratio: float = 0.0
-    num_cycles: float = 0.5
+    num_warmup_steps: Steps
+    num_decay_steps: Steps
+    num_training_steps: Annotated[float | None, or_none(NOT_NEGATIVE)] = None
+    num_stable_steps: Annotated[float | None, or_none(NOT_NEGATIVE)] = None
+    warmup_type: Annotated[str, one_of(*_RISES)] = "linear"
+    decay_type: Annotated[str, one_of(*_FALLS)] = "cosine"
+    min_lr_ratio: Annotated[float, SHARE] = 0.0
+    num_cycles: Annotated[float, NOT_NEGATIVE] = 0.5
 
     def __attrs_post_init__(self) -> None:
         conflict = None
@@ -186,18 +181,7 @@ class WarmupStableDecay:
                 "The length of the stable stage cannot be computed, because the length of the run is unknown. "
                 "Set num_stable_steps or max_steps."
             )
-        check(
-            self,
-            conflict,
-            num_warmup_steps=STEPS,
-            num_decay_steps=STEPS,
-            num_training_steps=or_none(STEPS),
-            num_stable_steps=or_none(STEPS),
-            warmup_type=one_of(*_RISES),
-            decay_type=one_of(*_FALLS),
-            min_lr_ratio=SHARE,
-            num_cycles=NOT_NEGATIVE,
-        )
+        check(self, conflict)
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -218,3 +202,136 @@ class WarmupStableDecay:
 
     def _above_floor(self, factor: float) -> float:
         return max(0.0, factor * (1.0 - self.min_lr_ratio) + self.min_lr_ratio)
+
+
+@frozen
+class Cosine(Options):
+    """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then, where
+    p = (step - W) / max(1, T - W),
+
+        max(0, (1 + cos(2 * pi * num_cycles * p)) / 2)
+
+    num_cycles counts whole waves: the default half wave ends at 0. After T the wave continues.
+
+    Source: transformers, `get_cosine_schedule_with_warmup`; the cosine decay of Loshchilov and Hutter 2016
+    (arXiv:1608.03983). Raises ConfigurationError unless the step counts and num_cycles are numbers
+    of at least 0.
+    """
+
+    num_warmup_steps: Steps
+    num_training_steps: Steps
+    num_cycles: Annotated[float, NOT_NEGATIVE] = 0.5
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of the base rate at update `step`, from 0."""
+        if step < self.num_warmup_steps:
+            return step / self.num_warmup_steps
+        progress = (step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
+        return _wave(progress, self.num_cycles, 0.0)
+
+
+@frozen
+class CosineWithRestarts(Options):
+    """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then, where
+    p = (step - W) / max(1, T - W) < 1,
+
+        max(0, (1 + cos(pi * ((num_cycles * p) mod 1))) / 2)
+
+    and 0 from T on. num_cycles counts the decays, each from the full rate.
+
+    Source: transformers, `get_cosine_with_hard_restarts_schedule_with_warmup`; the warm restarts of Loshchilov and
+    Hutter 2016 (arXiv:1608.03983) with periods of equal length. Raises ConfigurationError unless the step counts and
+    num_cycles are numbers of at least 0.
+    """
+
+    num_warmup_steps: Steps
+    num_training_steps: Steps
+    num_cycles: Annotated[int, NOT_NEGATIVE] = 1
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of the base rate at update `step`, from 0."""
+        if step < self.num_warmup_steps:
+            return step / self.num_warmup_steps
+        progress = (step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
+        if progress >= 1.0:
+            return 0.0
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((self.num_cycles * progress) % 1.0))))
+
+
+@frozen
+class CosineWithMinLr(Options):
+    """With W = num_warmup_steps, T = num_training_steps, m = min_lr_rate or min_lr / base_rate:
+    f(step) = step / W below W, then, where p = (step - W) / max(1, T - W),
+
+        max(0, (1 - m) * (1 + cos(2 * pi * num_cycles * p)) / 2 + m)
+
+    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup`. As there, base_rate is the optimizer's
+    default rate, so a parameter group with a different rate has a proportional minimum. Raises
+    ConfigurationError unless exactly one of min_lr (from 0 to base_rate) and min_lr_rate (from 0 to 1) is given, and
+    for step counts and num_cycles like `Cosine`.
+    """
+
+    num_warmup_steps: Steps
+    num_training_steps: Steps
+    base_rate: Annotated[float, POSITIVE]
+    num_cycles: Annotated[float, NOT_NEGATIVE] = 0.5
+    min_lr: float | None = None
+    min_lr_rate: Annotated[float | None, or_none(SHARE)] = None
+
+    def __attrs_post_init__(self) -> None:
+        floors = self.min_lr, self.min_lr_rate
+        conflict = None
+        if None not in floors:
+            conflict = "min_lr and min_lr_rate cannot both be set: each sets the minimum rate. Remove one of them."
+        elif floors == (None, None):
+            conflict = "The schedule needs a minimum rate. Set min_lr or min_lr_rate."
+        up_to_base = number(
+            f"number from 0 to the base rate {self.base_rate!r}", lambda rate: 0 <= rate <= self.base_rate
+        )
+        check(self, conflict, min_lr=or_none(up_to_base))
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of the base rate at update `step`, from 0."""
+        if step < self.num_warmup_steps:
+            return step / self.num_warmup_steps
+        progress = (step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps)
+        return _wave(progress, self.num_cycles, self._floor())
+
+    def _floor(self) -> float:
+        if self.min_lr is not None:
+            return self.min_lr / self.base_rate
+        return self.min_lr_rate or 0.0
+
+
+@frozen
+class CosineWarmupWithMinLr(CosineWithMinLr):
+    """With W = num_warmup_steps, T = num_training_steps, m = min_lr_rate or min_lr / base_rate, w = warmup_lr_rate:
+    below W, f(step) = (step + 1) / max(1, W) where w is None, else
+
+        w + (1 - w) * step / max(1, W - 1)
+
+    so that the first step of the warm-up has a rate above 0 and the last one the full rate; then, where
+    p = (step - W + 1) / max(1, T - W),
+
+        max(0, (1 - m) * (1 + cos(2 * pi * num_cycles * p)) / 2 + m)
+
+    Source: transformers, `get_cosine_with_min_lr_schedule_with_warmup_lr_rate`. Raises ConfigurationError like
+    `CosineWithMinLr`, and unless warmup_lr_rate is a number from 0 to 1, or None.
+    """
+
+    warmup_lr_rate: Annotated[float | None, or_none(SHARE)] = None
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of the base rate at update `step`, from 0."""
+        if step < self.num_warmup_steps:
+            start = self.warmup_lr_rate
+            if start is None:
+                return (step + 1) / max(1, self.num_warmup_steps)
+            return start + (1.0 - start) * step / max(1, self.num_warmup_steps - 1)
+        progress = (step - self.num_warmup_steps + 1) / max(1, self.num_training_steps - self.num_warmup_steps)
+        return _wave(progress, self.num_cycles, self._floor())
+
+
+def _wave(progress: float, num_cycles: float, floor: float) -> float:
+    factor = 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress))
+    return max(0.0, factor * (1 - floor) + floor)

@@ -25,6 +25,11 @@ MOVED = {
     "hexloop.adapters.trainable.least_squares.model": "hexloop.adapters.trainable.least_squares.trainable",
     "hexloop.adapters.trainable.least_squares.momentum": "hexloop.adapters.trainable.least_squares.trainable",
     "hexloop.adapters.trainable.torch.optimizer_table": "hexloop.adapters.trainable.torch.optimizers",
+    "hexloop.domain.checkpoints.pruning": "hexloop.domain.checkpoints.survey",
+    "hexloop.domain.order.grouped": "hexloop.domain.order.permutation",
+    "hexloop.domain.plan": "hexloop.domain.triggers",
+    "hexloop.domain.schedules.build": "hexloop.domain.schedules",
+    "hexloop.ports.files": "hexloop.ports.storage",
 }
 """From a module of release 0.1.0 that the docs named to the module that defines its public names now."""
 

@@ -47,14 +47,14 @@ from .app.testing.contracts.data import BatchesContract as BatchesContract
 from .app.testing.contracts.environment import ClockContract as ClockContract
 from .app.testing.contracts.processes import CollectivesContract as CollectivesContract
 from .app.testing.contracts.devices import DeviceContract as DeviceContract
-from .app.testing.contracts.engines import EngineContract as EngineContract
+from .app.testing.contracts.processes import EngineContract as EngineContract
 from .app.testing.contracts.data import EvaluatorContract as EvaluatorContract
 from .app.testing.contracts.state import ExportableContract as ExportableContract
 from .app.testing.contracts.storage import HubContract as HubContract
 from .app.testing.contracts.environment import InterruptsContract as InterruptsContract
-from .app.testing.contracts.observers import JournalContract as JournalContract
+from .app.testing.contracts.environment import JournalContract as JournalContract
 from .app.testing.contracts.learning import LearnerContract as LearnerContract
-from .app.testing.contracts.observers import LoggerContract as LoggerContract
+from .app.testing.contracts.environment import LoggerContract as LoggerContract
 from .app.testing.contracts.learning import LossesContract as LossesContract
 from .app.testing.contracts.processes import ParallelismContract as ParallelismContract
 from .app.testing.contracts.devices import PrecisionContract as PrecisionContract

@@ -20,7 +20,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import RunState
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 from tests.contracts.keepers import Keeper, assert_equal, blank, weights
 
 

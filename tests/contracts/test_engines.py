@@ -17,7 +17,7 @@ from hexloop.adapters.engines.single.engine import ENGINE as SINGLE
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, LinearModel, MomentumOptimizer, Row, Scalar
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.engines import installed_rows
-from hexloop.app.testing.contracts.engines import EngineContract
+from hexloop.app.testing.contracts.processes import EngineContract
 from hexloop.app.testing.resume_exactness import assert_resume_exact
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.journal.json_lines import JsonLinesJournal, read
 from hexloop.adapters.journal.memory import MemoryJournal, NoJournal
-from hexloop.app.testing.contracts.observers import JournalContract
+from hexloop.app.testing.contracts.environment import JournalContract
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.ports.journal import Fact, Journal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hexloop.adapters.logger.recording import NoLogger, RecordingLogger
-from hexloop.app.testing.contracts.observers import LoggerContract
+from hexloop.app.testing.contracts.environment import LoggerContract
 from hexloop.ports.logger import Logger, Value
 
 

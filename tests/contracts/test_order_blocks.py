@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.adapters.batches.torch.order import CHUNK, VectorisedPermutation, indices
-from hexloop.domain.order.grouped import GroupedByLength
-from hexloop.domain.order.permutation import MAX_LENGTH, MAX_TABLE_LENGTH, KeyedPermutation
+from hexloop.domain.order.permutation import MAX_LENGTH, MAX_TABLE_LENGTH, GroupedByLength, KeyedPermutation
 
 KEYS = st.one_of(st.integers(-3, 3), st.integers(-(2**80), 2**80))
 LENGTHS = st.one_of(

@@ -19,7 +19,7 @@ from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.callbacks.progress import SkipProgressBar
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
-from hexloop.app.testing.resume_differences import first_difference
+from hexloop.app.testing.resume_exactness import first_difference
 from hexloop.domain.errors import DataError
 from hexloop.domain.events import StepBegan, StepEnded
 from tests.end_to_end.resume.data import MappedWithState, Streamed, StreamedWithState

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.testing.resume_differences import first_difference
+from hexloop.app.testing.resume_exactness import first_difference
 from tests.end_to_end.resume.cases import FACTORS, SCHEDULES, allowed
 from tests.end_to_end.resume.covering import Choice, all_pairs, covering_array, pairs_of
 from tests.end_to_end.resume.halves import read

@@ -16,7 +16,7 @@ from hexloop import Trainer
 from hexloop.adapters.contents.checkpoint import documents
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.run.resume import SavedStep
-from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights

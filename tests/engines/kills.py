@@ -27,7 +27,7 @@ from attrs import define, evolve, field, frozen
 
 from hexloop.adapters.journal.json_lines import read
 from hexloop.adapters.storage.local import LocalStorage
-from hexloop.domain.checkpoints.names import checkpoint_name, step_of
+from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.selection import newest
 from tests.engines.killed_run import Job, live

@@ -21,7 +21,7 @@ from hexloop.adapters.engines.fsdp.options import FsdpOptions
 from hexloop.adapters.engines.fsdp.units import Units
 from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable, exact_item_sum
-from hexloop.app.testing.contracts.engines import EngineContract
+from hexloop.app.testing.contracts.processes import EngineContract
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
 from hexloop.ports.parallelism import Parallelism, Sharding

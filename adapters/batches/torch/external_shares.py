@@ -36,8 +36,8 @@ from hexloop.adapters.batches.torch.shares import (
     shares_of,
 )
 from hexloop.adapters.batches.torch.structure import Transfer, row_count, slice_rows
+from hexloop.domain.order import rank_slice
 from hexloop.domain.order.permutation import sample_key
-from hexloop.domain.order.slices import rank_slice
 from hexloop.ports.state import Part
 
 FromRankZero = Callable[[list[str]], list[str]]

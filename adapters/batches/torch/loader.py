@@ -27,7 +27,7 @@ from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, Rea
 from hexloop.adapters.batches.torch.order import OrderedBatchSampler
 from hexloop.adapters.batches.torch.random_streams import KeyedDataset
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks, shares_of
-from hexloop.domain.order.slices import Shard
+from hexloop.domain.order import Shard
 
 
 class ResumableLoader(DataLoader[Any]):

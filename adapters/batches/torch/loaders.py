@@ -17,9 +17,8 @@ from hexloop.adapters.batches.torch.order import IndexSampler, OrderedBatchSampl
 from hexloop.adapters.batches.torch.random_streams import KeyedDataset, preserved_rng_states
 from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.order import Order, Sequential
-from hexloop.domain.order.grouped import GroupedByLength
-from hexloop.domain.order.slices import Shard
+from hexloop.domain.order import Order, Sequential, Shard
+from hexloop.domain.order.permutation import GroupedByLength
 
 Collate = Callable[[list[Any]], Any]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from hexloop.adapters.batches.torch.random_streams import keyed_indices
-from hexloop.domain.order import Order
+from hexloop.domain.order import ALL, Order, Shard, global_batches
 from hexloop.domain.order.permutation import (
     FIRST_FACTOR,
     FIRST_SHIFT,
@@ -20,7 +20,6 @@ from hexloop.domain.order.permutation import (
     FeistelNetwork,
     KeyedPermutation,
 )
-from hexloop.domain.order.slices import ALL, Shard, global_batches
 
 Words = NDArray[np.uint64]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hexloop.adapters.batches.torch.data_state import NAMES, DataState, decode_state, encode_state, tensor_from_bytes
 from hexloop.adapters.batches.torch.random_streams import seed_streams
 from hexloop.domain.errors import DataError
-from hexloop.domain.order.slices import ALL, Shard
+from hexloop.domain.order import ALL, Shard
 from hexloop.ports.batches import Padding
 
 RANK_KEY_FACTOR = 0x9E3779B97F4A7C15

@@ -37,8 +37,8 @@ from hexloop.adapters.batches.torch.random_streams import (
     seed_streams,
 )
 from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding, shares_of
+from hexloop.domain.order import ALL, Shard
 from hexloop.domain.order.permutation import sample_key
-from hexloop.domain.order.slices import ALL, Shard
 
 
 class StreamLoader(ResumableLoader):

@@ -32,9 +32,9 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
-from hexloop.ports.files import File
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
+from hexloop.ports.storage import File
 
 RUN_STATE = "run_state.json"
 

@@ -19,7 +19,7 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.state import SCHEMA_VERSION, Migration, RunState, migrate
 from hexloop.ports.contents import OpenFile
-from hexloop.ports.files import File
+from hexloop.ports.storage import File
 
 NUMBER = "$number"
 """The only key of an object that stands for a number JSON lacks; its value is "nan", "inf" or "-inf"."""

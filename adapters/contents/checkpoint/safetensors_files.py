@@ -26,9 +26,8 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.ranks import assign_to_ranks
 from hexloop.ports.contents import OpenFile
-from hexloop.ports.files import File
 from hexloop.ports.state import Part
-from hexloop.ports.storage import PAGE
+from hexloop.ports.storage import PAGE, File
 
 MODEL = "model"
 

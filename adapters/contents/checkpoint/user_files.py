@@ -20,11 +20,11 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import (
     tensor_parts,
     weight_paths,
 )
-from hexloop.domain.checkpoints.names import MANIFEST, marks_unfinished
+from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.contents import OpenFile
-from hexloop.ports.files import File
 from hexloop.ports.state import JSON, Part
+from hexloop.ports.storage import File
 
 PREFIX = "hexloop-"
 """Comes before the names of hexloop's own files if the user's method wrote files of these names."""

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules import ADAPTIVE, SHAPES, GreedyState, build_adaptive, build_shape
+from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
+from hexloop.domain.schedules.adaptive import GreedyState
 
 NEEDS_NO_WARMUP = ("constant", *ADAPTIVE)
 

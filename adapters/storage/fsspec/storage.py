@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from hexloop.adapters.storage.digests import RunningDigest, check_algorithm
 from hexloop.adapters.storage.fsspec.errors import Response, converting_errors, secrets_of, shown_url, with_retries
-from hexloop.domain.checkpoints.names import stays_inside
+from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from hexloop.adapters.storage.tiered.outbox import Action, Intent, Outbox, exists, is_within
-from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Entry, Storage
 

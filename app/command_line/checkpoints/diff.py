@@ -20,10 +20,9 @@ from hexloop.app.command_line.checkpoints.differences import (
 from hexloop.app.command_line.checkpoints.reading import CheckpointLocation, open_checkpoints
 from hexloop.app.command_line.errors import ExitCode
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
-from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.names import MANIFEST
+from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
-from hexloop.domain.checkpoints.selection import STATE
+from hexloop.domain.checkpoints.survey import STATE
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 
 Difference: TypeAlias = TensorDifference | FieldDifference | FileDifference

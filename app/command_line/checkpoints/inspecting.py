@@ -25,10 +25,9 @@ from hexloop.app.command_line.errors import ExitCode
 from hexloop.app.command_line.formatting import aligned, format_age, format_bytes
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.storage import joined
-from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
-from hexloop.domain.checkpoints.selection import CheckpointFolder, FolderStatus, examine, newest_by_run, survey
+from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, newest_by_run, survey
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.storage import Storage

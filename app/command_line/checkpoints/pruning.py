@@ -10,10 +10,10 @@ from hexloop.app.command_line.checkpoints.reading import best_of, open_folder, r
 from hexloop.app.command_line.errors import ExitCode
 from hexloop.app.wiring.storage import has_unsent_files
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.names import MANIFEST
-from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover, surplus
+from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import Checkpoint
 from hexloop.domain.checkpoints.selection import runs_in
+from hexloop.domain.checkpoints.survey import leftovers, newest_to_keep, remove, remove_leftover, surplus
 from hexloop.domain.errors import CheckpointError, ConfigurationError
 from hexloop.ports.storage import Storage
 

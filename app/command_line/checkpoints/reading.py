@@ -8,7 +8,7 @@ from attrs import frozen
 
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.storage import is_missing, split_location, storage_for
-from hexloop.domain.checkpoints.names import MANIFEST, checkpoint_name, is_set_aside, marks_unfinished, step_of
+from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside, marks_unfinished, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.state import RunState

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hexloop.domain.errors import StorageError
-from hexloop.ports.files import File
 from hexloop.ports.hub import Hub
-from hexloop.ports.storage import Entry, Publication, Storage
+from hexloop.ports.storage import Entry, File, Publication, Storage
 
 CHUNKS = (b"one", memoryview(b"two"), b"", bytes(100_000))
 DATA = b"".join(CHUNKS)

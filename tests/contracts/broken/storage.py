@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from attrs import evolve
 
-from hexloop.ports.files import File
 from hexloop.ports.hub import Hub
-from hexloop.ports.storage import Entry, Storage, StorageCapabilities, Stored
+from hexloop.ports.storage import Entry, File, Storage, StorageCapabilities, Stored
 from hexloop.testing import (
     HubContract,
     MemoryHub,

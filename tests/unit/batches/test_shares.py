@@ -29,7 +29,7 @@ from hexloop.adapters.batches.torch.shares import SampleCounts, as_padding
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import slice_rows
 from hexloop.domain.errors import DataError
-from hexloop.domain.order.slices import Shard
+from hexloop.domain.order import Shard
 from hexloop.ports.batches import Padding
 
 Foreign = type[ExternalShares]

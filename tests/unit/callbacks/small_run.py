@@ -7,10 +7,9 @@ from typing import Any
 
 from hexloop.domain.evaluation import evaluate
 from hexloop.domain.events import AnyEvent, Saved
-from hexloop.domain.plan import make_plan
 from hexloop.domain.run import Evaluation, NoCheckpoints, Run
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import Triggers
+from hexloop.domain.triggers import Triggers, make_plan
 from hexloop.ports.state import Part
 
 

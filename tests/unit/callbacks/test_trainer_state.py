@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.app.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
-from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.state import RunState
-from hexloop.domain.triggers import ControlFlags, Interval, Trigger, Triggers
+from hexloop.domain.triggers import ControlFlags, Interval, Plan, Trigger, Triggers, make_plan
 
 NAMES_AND_DEFAULTS: dict[str, Any] = {
     "epoch": 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent
 from hexloop.domain.state import RunState

@@ -24,8 +24,7 @@ from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import StorageError
 from hexloop.domain.events import CheckpointPublished, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.state import RunState
-from hexloop.ports.files import File
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import File, Storage
 from tests.unit.checkpoints.gated_storage import PATIENCE, GatedStorage
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import checkpoint_names, make_store, names, save_at, tree, weights_at

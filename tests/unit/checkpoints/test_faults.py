@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import publisher_for
-from hexloop.domain.checkpoints.names import Owner, step_of
+from hexloop.domain.checkpoints.manifest import Owner, step_of
 from hexloop.domain.checkpoints.reading import Checkpoint, verify
 from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.errors import CheckpointError, StorageError

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from hexloop.domain.checkpoints.names import MANIFEST, Owner
+from hexloop.domain.checkpoints.manifest import MANIFEST, Owner
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.events import CheckpointPublished

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.checkpoints.names import (
+from hexloop.domain.checkpoints.manifest import (
     Owner,
     checkpoint_name,
     free_name,

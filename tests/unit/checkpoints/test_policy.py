@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.names import checkpoint_name
+from hexloop.domain.checkpoints.manifest import checkpoint_name
 
 steps = st.lists(st.integers(min_value=0, max_value=50), max_size=12)
 

@@ -6,11 +6,18 @@ import pytest
 
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, seal, unseal
-from hexloop.domain.checkpoints.names import Owner
-from hexloop.domain.checkpoints.pruning import leftovers, newest_to_keep, remove, remove_leftover, surplus
+from hexloop.domain.checkpoints.manifest import SCHEMA_VERSION, Owner, seal, unseal
 from hexloop.domain.checkpoints.reading import verify
-from hexloop.domain.checkpoints.selection import FolderStatus, newest_by_run, survey
+from hexloop.domain.checkpoints.survey import (
+    FolderStatus,
+    leftovers,
+    newest_by_run,
+    newest_to_keep,
+    remove,
+    remove_leftover,
+    surplus,
+    survey,
+)
 from hexloop.domain.errors import CheckpointError, DamagedCheckpointError
 from hexloop.ports.storage import Publication
 from tests.unit.checkpoints.small_store import checkpoint_names, names, save_all, tree

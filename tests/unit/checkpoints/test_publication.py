@@ -8,8 +8,7 @@ from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import Publisher, RenamingPublisher, publisher_for
 from hexloop.domain.checkpoints.in_place import InPlacePublisher
-from hexloop.domain.checkpoints.manifest import seal
-from hexloop.domain.checkpoints.names import Owner
+from hexloop.domain.checkpoints.manifest import Owner, seal
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Publication

@@ -14,7 +14,7 @@ from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.names import checkpoint_name, step_of
+from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import CheckpointPublished
 from hexloop.domain.state import RunState

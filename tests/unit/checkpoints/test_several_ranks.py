@@ -18,7 +18,7 @@ from hexloop.adapters.collectives.simulated import Kill, RankKilled, SimulatedWo
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
-from hexloop.domain.checkpoints.names import Owner
+from hexloop.domain.checkpoints.manifest import Owner
 from hexloop.domain.checkpoints.pace import Pacer
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.selection import newest
@@ -36,8 +36,7 @@ from hexloop.domain.requests import Requests, make_agreement
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.contents import OpenFile
-from hexloop.ports.files import File
-from hexloop.ports.storage import Publication, Storage
+from hexloop.ports.storage import File, Publication, Storage
 from tests.unit.checkpoints.gated_storage import PATIENCE
 from tests.unit.checkpoints.small_contents import SmallContents
 from tests.unit.checkpoints.small_store import checkpoint_names, names, tree

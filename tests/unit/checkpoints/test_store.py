@@ -9,7 +9,7 @@ import pytest
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import CheckpointPolicy, publisher_for
-from hexloop.domain.checkpoints.names import Owner
+from hexloop.domain.checkpoints.manifest import Owner
 from hexloop.domain.checkpoints.reading import read_manifest, verify
 from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore

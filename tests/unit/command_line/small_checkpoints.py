@@ -6,7 +6,7 @@ from attrs import define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
-from hexloop.domain.checkpoints.names import new_session
+from hexloop.domain.checkpoints.manifest import new_session
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage

@@ -16,8 +16,7 @@ from hexloop.adapters.trainable.torch.serialization import TYPES, tensor_part
 from hexloop.app.command_line.checkpoints import differences as tensors
 from hexloop.app.command_line.checkpoints.differences import compare_tensors
 from hexloop.domain.checkpoints.manifest import Manifest
-from hexloop.ports.files import File
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import File, Storage
 from tests.unit.command_line.commands import Commands
 from tests.unit.command_line.small_checkpoints import flip, saved
 

@@ -20,9 +20,8 @@ from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.state import RunState
-from hexloop.ports.files import File
 from hexloop.ports.state import Part
-from hexloop.ports.storage import Storage
+from hexloop.ports.storage import File, Storage
 from tests.unit.command_line.commands import Commands
 from tests.unit.command_line.small_checkpoints import flip
 

@@ -11,8 +11,8 @@ import pytest
 from hexloop.adapters.trainable.least_squares.trainable import Row
 from hexloop.domain.errors import StorageError
 from hexloop.ports.device import Memory
-from hexloop.ports.files import File
 from hexloop.ports.logger import Record, RunInformation
+from hexloop.ports.storage import File
 from hexloop.testing import (
     FolderHub,
     LeastSquaresEvaluator,

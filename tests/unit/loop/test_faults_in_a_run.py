@@ -10,7 +10,7 @@ from hexloop.adapters.background.thread import ThreadBackground
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.recording import record_run
-from hexloop.app.testing.resume_differences import first_difference
+from hexloop.app.testing.resume_exactness import first_difference
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.selection import newest
 from hexloop.domain.checkpoints.store import CheckpointStore

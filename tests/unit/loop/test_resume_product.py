@@ -13,7 +13,7 @@ from attrs import frozen
 
 from hexloop.adapters.trainable.least_squares.trainable import Row
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
-from hexloop.app.testing.resume_differences import first_difference
+from hexloop.app.testing.resume_exactness import first_difference
 from hexloop.domain import evaluation
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.evaluation import BestMetric, patience_after

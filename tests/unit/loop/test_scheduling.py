@@ -12,8 +12,9 @@ from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import StepEnded
 from hexloop.domain.json_documents import json_part
 from hexloop.domain.loop import StandardLearner, train
-from hexloop.domain.schedules import Greedy, Linear, ReduceLROnPlateau
+from hexloop.domain.schedules.adaptive import Greedy, ReduceLROnPlateau
 from hexloop.domain.schedules.scheduler import AdaptiveRates, ScheduledRates
+from hexloop.domain.schedules.shapes import Linear
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 from hexloop.testing import LeastSquares, PlainPrecision, SingleProcess
 from tests.unit.loop.small import every, make_small

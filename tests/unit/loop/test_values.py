@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hexloop.domain.errors import CheckpointError, CollectiveError, ConfigurationError
 from hexloop.domain.evaluation import BestMetric, speed_metrics
 from hexloop.domain.json_documents import json_part, json_value, only_value
-from hexloop.domain.plan import Plan, make_plan
 from hexloop.domain.state import SCHEMA_VERSION, RunState, migrate
-from hexloop.domain.triggers import ControlFlags, Interval, Trigger, Triggers, whole_steps
+from hexloop.domain.triggers import ControlFlags, Interval, Plan, Trigger, Triggers, make_plan, whole_steps
 from hexloop.ports.state import Part
 from tests.unit.loop.small import every
 

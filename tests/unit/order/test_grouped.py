@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.domain.order.grouped import GroupedByLength
-from hexloop.domain.order.permutation import KeyedPermutation, sample_key
+from hexloop.domain.order.permutation import GroupedByLength, KeyedPermutation, sample_key
 
 fixed = settings(derandomize=True, deadline=None)
 

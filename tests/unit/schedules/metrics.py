@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import cattrs
 from hypothesis import strategies as st
 
-from hexloop.domain.schedules import Adaptive
+from hexloop.domain.schedules.adaptive import Adaptive
 
 State = TypeVar("State")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules import Greedy, GreedyState
+from hexloop.domain.schedules.adaptive import Greedy, GreedyState
 from tests.unit.schedules.metrics import METRICS, follow, through_json
 
 FALLING = (9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0)

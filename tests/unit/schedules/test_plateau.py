@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules import PlateauState, ReduceLROnPlateau
+from hexloop.domain.schedules.adaptive import PlateauState, ReduceLROnPlateau
 from tests.unit.schedules.metrics import METRICS, follow, through_json
 
 SCHEDULES = st.builds(

@@ -13,8 +13,8 @@ from attrs.exceptions import FrozenInstanceError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.domain.schedules import (
-    SHAPES,
+from hexloop.domain.schedules import SHAPES, Shape, build_shape
+from hexloop.domain.schedules.shapes import (
     Constant,
     ConstantWithWarmup,
     Cosine,
@@ -24,9 +24,7 @@ from hexloop.domain.schedules import (
     InverseSqrt,
     Linear,
     Polynomial,
-    Shape,
     WarmupStableDecay,
-    build_shape,
 )
 
 BASE_RATE = 0.02
