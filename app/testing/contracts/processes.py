@@ -227,11 +227,6 @@ class ParallelismContract(Generic[Model, Batch, Loss]):
         assert capabilities.processes or not capabilities.sharded
 
 
-Batch = TypeVar("Batch")
-Loss = TypeVar("Loss")
-Model = TypeVar("Model")
-
-
 def _no_op() -> None:
     """No-op."""
 
