@@ -38,17 +38,11 @@ class ObservationKind(IntEnum):
     METRICS = 6
 
 
-@frozen
-class Observation:
-    """A value that is equal in two runs as long as they are identical.
+Observation = tuple[tuple[int, ObservationKind, str], Fact]
+"""A step, kind and name, and a value that is equal in two runs as long as they are identical.
 
-    name: distinguishes it from other observations of the same kind and step.
-    """
-
-    step: int
-    kind: ObservationKind
-    name: str
-    value: Fact
+The name distinguishes it from other observations of the same kind and step.
+"""
 
 
 @define
@@ -68,11 +62,6 @@ class Timeline:
         """Drop what was observed after `step`, because the run resumed from there."""
         self.observations = {key: value for key, value in self.observations.items() if key[0] <= step}
 
-    def add(self, observed: Iterable[Observation]) -> None:
-        """Add observations; a later one replaces an earlier one of the same step, kind and name."""
-        for each in observed:
-            self.observations[each.step, each.kind, each.name] = each.value
-
 
 def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
     """Return the timeline of each run in a journal, by the run's name, in the order in which they first started.
@@ -88,7 +77,7 @@ def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
             settings = note.get("settings")
             present.settings = settings if isinstance(settings, Mapping) else {}
         if present is not None:
-            present.add(_observations(note))
+            present.observations.update(_observations(note))
     return runs
 
 
@@ -164,18 +153,18 @@ def _observations(note: Mapping[str, Fact]) -> Iterator[Observation]:
         yield from _randomness(note, step, "before the first step" if step == 0 else "when it resumed")
     elif kind == "step":
         for number, fingerprint in enumerate(_list(note.get("batches")), 1):
-            yield Observation(step, ObservationKind.DATA, f"micro-batch {number}", fingerprint)
-        yield Observation(step, ObservationKind.LEARNING_RATE, "of the step", note.get("learning_rate"))
+            yield (step, ObservationKind.DATA, f"micro-batch {number}"), fingerprint
+        yield (step, ObservationKind.LEARNING_RATE, "of the step"), note.get("learning_rate")
         yield from _randomness(note, step, "after the step")
     elif kind == "losses":
         for number, loss in enumerate(_list(note.get("losses"))):
-            yield Observation(_integer(note.get("first")) + number, ObservationKind.LOSS, "of the step", loss)
+            yield (_integer(note.get("first")) + number, ObservationKind.LOSS, "of the step"), loss
     elif kind == "logged":
         yield from _logged(note, step)
     elif kind == "save":
         saved = step_of(str(note.get("checkpoint")))
         if saved is not None and note.get("weights") is not None:
-            yield Observation(saved, ObservationKind.WEIGHTS, "in the checkpoint", note["weights"])
+            yield (saved, ObservationKind.WEIGHTS, "in the checkpoint"), note["weights"]
 
 
 def _logged(note: Mapping[str, Fact], step: int) -> Iterator[Observation]:
@@ -184,7 +173,7 @@ def _logged(note: Mapping[str, Fact], step: int) -> Iterator[Observation]:
         return
     known = {name: value for name, value in values.items() if not name.endswith(CLOCK_READINGS) and "_mem_" not in name}
     for name, value in known.items():
-        yield Observation(step, _KIND_BY_NAME.get(name, ObservationKind.METRICS), name, value)
+        yield (step, _KIND_BY_NAME.get(name, ObservationKind.METRICS), name), value
     yield from _randomness(note, step, f"at the log of {min(known, default='nothing')}")
 
 
@@ -197,7 +186,7 @@ _KIND_BY_NAME = {
 
 def _randomness(note: Mapping[str, Fact], step: int, when: str) -> Iterator[Observation]:
     if "random" in note:
-        yield Observation(step, ObservationKind.RANDOMNESS, when, note["random"])
+        yield (step, ObservationKind.RANDOMNESS, when), note["random"]
 
 
 def _integer(fact: Fact) -> int:

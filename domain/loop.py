@@ -263,10 +263,7 @@ def finish_run(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
     yield from _resolving_saves(run, run.checkpoints.finish())
     state.loss_total += run.losses.drain()
     metrics = speed_metrics(
-        "train",
-        run.clock.monotonic() - start.at,
-        samples=state.samples - start.samples,
-        steps=state.step - start.step,
+        "train", run.clock.monotonic() - start.at, samples=state.samples - start.samples, steps=state.step - start.step
     )
     further = run.further_figures()
     metrics["total_flos"] = state.operations

@@ -1,6 +1,7 @@
-"""Checks of saved states of the random generators of Python and numpy, which numpy does not make itself.
+"""Checks of saved states of the random generators of Python and numpy.
 
-numpy reads beyond its array of 624 words at a position that is not one of them, which corrupts memory.
+numpy does not check them: for a position outside its array of 624 words it reads beyond the array, which corrupts
+memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ LARGEST_WORD = 2**32 - 1
 
 
 def refuse_invalid_python_state(version: object, words: Sequence[object], gauss: object) -> None:
-    """Raise ValueError for what is not a state of `random.Random`, with the value that is wrong."""
+    """Raise ValueError, with the value that is wrong, for an invalid state of `random.Random`."""
     if version != 3:
         raise ValueError(f"the version of Python's generator is {version!r}, not 3")
     if len(words) != WORDS + 1:
@@ -28,7 +29,7 @@ def refuse_invalid_python_state(version: object, words: Sequence[object], gauss:
 def refuse_invalid_numpy_state(
     kind: object, words: Sequence[object], position: object, has_gauss: object, gauss: object
 ) -> None:
-    """Raise ValueError for what is not a state of numpy's legacy generator, with the value that is wrong."""
+    """Raise ValueError, with the value that is wrong, for an invalid state of numpy's legacy generator."""
     if kind != "MT19937":
         raise ValueError(f"the kind of numpy's generator is {kind!r}, not 'MT19937'")
     if len(words) != WORDS:
@@ -46,7 +47,7 @@ def _refuse_invalid_words(owner: str, words: Sequence[object]) -> None:
         if type(word) is not int or not 0 <= word <= LARGEST_WORD:
             raise ValueError(f"a word of {owner}'s generator is {word!r}, not a whole number below 2**32")
     if not any(words):
-        raise ValueError(f"all words of {owner}'s generator are 0, so that it would draw the same number for ever")
+        raise ValueError(f"all words of {owner}'s generator are 0, so it would return the same number every time")
 
 
 def _refuse_invalid_position(owner: str, position: object) -> None:

@@ -205,10 +205,6 @@ class LocalAgreement:
         return self.requests.current
 
 
-def _never_writing() -> bool:
-    return False
-
-
 @define
 class SharedAgreement:
     """The Agreement of several processes: one fixed-size reduction, started at one boundary and read at the next.
@@ -225,7 +221,7 @@ class SharedAgreement:
 
     requests: Requests
     collectives: Collectives
-    writing: Callable[[], bool] = _never_writing
+    writing: Callable[[], bool] = bool
     is_single_process = False
     _in_flight: Pending | None = field(default=None, init=False)
     _agreed: AgreedRequests = field(default=NO_REQUESTS, init=False)
@@ -290,9 +286,7 @@ class SharedAgreement:
         self._partly_set |= {name for name, count in counts if 0 < count < self.collectives.world_size}
 
 
-def make_agreement(
-    requests: Requests, collectives: Collectives, writing: Callable[[], bool] = _never_writing
-) -> Agreement:
+def make_agreement(requests: Requests, collectives: Collectives, writing: Callable[[], bool] = bool) -> Agreement:
     """Return the cheapest Agreement for this number of processes. `writing`: see `SharedAgreement`."""
     if collectives.world_size == 1:
         return LocalAgreement(requests)

@@ -70,12 +70,7 @@ def enumeration(parts: Iterable[object], conjunction: str = "and") -> str:
 
 
 def did_you_mean(
-    name: str,
-    known: Iterable[str],
-    otherwise: str,
-    *,
-    spell: Callable[[str], str] = str,
-    similarity: float = 0.6,
+    name: str, known: Iterable[str], otherwise: str, *, spell: Callable[[str], str] = str, similarity: float = 0.6
 ) -> str:
     """Return "did you mean X?" with the name in `known` that is closest to `name`, or `otherwise` if none is close.
 

@@ -41,26 +41,6 @@ class RunFacts:
     standard_schedule: bool = True
 
 
-def _no_problems(*_: object) -> Sequence[str]:
-    return ()
-
-
-def _none(*_: object) -> None:
-    return None
-
-
-def _no_context(*_: object) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def _never(_: object) -> bool:
-    return False
-
-
-def _element_count(parameter: Parameter) -> int:
-    return parameter.numel()
-
-
 @frozen
 class Engine(Generic[Arguments, Loss]):
     """One engine. Each function receives the training arguments and is called whenever its answer is needed.
@@ -84,15 +64,15 @@ class Engine(Generic[Arguments, Loss]):
 
     name: str
     make: Callable[[Arguments, Device], Parallelism[Loss]]
-    problems: Callable[[Arguments], Sequence[str]] = _no_problems
-    check: Callable[[Arguments, RunFacts], Sequence[str]] = _no_problems
-    precision: Callable[[Arguments], str | None] = _none
-    schedule: Callable[[Arguments, object, int], object | None] = _none
-    model_init: Callable[[Arguments], AbstractContextManager[None]] = _no_context
-    sharded_init: Callable[[Arguments, Callable[[], object]], AbstractContextManager[None]] = _no_context
-    consolidates: Callable[[Arguments], bool] = _never
-    element_count: Callable[[Parameter], int] = _element_count
-    unprepared: Callable[[object], str | None] = _none
+    problems: Callable[[Arguments], Sequence[str]] = lambda _: ()
+    check: Callable[[Arguments, RunFacts], Sequence[str]] = lambda *_: ()
+    precision: Callable[[Arguments], str | None] = lambda _: None
+    schedule: Callable[[Arguments, object, int], object | None] = lambda *_: None
+    model_init: Callable[[Arguments], AbstractContextManager[None]] = lambda _: nullcontext()
+    sharded_init: Callable[[Arguments, Callable[[], object]], AbstractContextManager[None]] = lambda *_: nullcontext()
+    consolidates: Callable[[Arguments], bool] = lambda _: False
+    element_count: Callable[[Parameter], int] = lambda parameter: parameter.numel()
+    unprepared: Callable[[object], str | None] = lambda _: None
     exchanges_host_tensors: bool = False
 
 

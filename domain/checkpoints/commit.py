@@ -77,29 +77,6 @@ class CheckpointPolicy:
         return tuple(islice(removable, max(len(ordered) - self.save_total_limit, 0)))
 
 
-class Publisher(Protocol):
-    """Makes checkpoints appear and disappear as a whole.
-
-    `clean_up` finds whatever a method leaves behind when it raises StorageError or the process dies. Call it before
-    the next `begin`.
-    """
-
-    def begin(self, name: str) -> str:
-        """Prepare for the checkpoint `name` and return the folder to write its files to."""
-
-    def publish(self, name: str, manifest: bytes) -> None:
-        """Write the manifest and make the checkpoint appear. A folder that already has its name is renamed first."""
-
-    def abandon(self, name: str) -> None:
-        """Remove what was written since `begin`."""
-
-    def delete(self, name: str) -> None:
-        """Remove a published checkpoint."""
-
-    def clean_up(self) -> None:
-        """Remove what this run left unfinished, in this session or an earlier one, and nothing else."""
-
-
 @frozen
 class RenamingPublisher:
     """The Publisher for storages with an atomic rename: a complete staging folder is renamed to the checkpoint's name.
@@ -139,6 +116,15 @@ class RenamingPublisher:
                 self.storage.remove(entry.name)
 
 
+Publisher = RenamingPublisher | InPlacePublisher
+"""Makes checkpoints appear and disappear as a whole.
+
+`begin` returns the folder to write to, and `publish` makes it appear; a folder that already has its name is renamed
+first. `clean_up` removes what this run left unfinished, in this session or an earlier one, and nothing else. It finds
+whatever a method leaves behind when it raises StorageError or the process dies. Call it before the next `begin`.
+"""
+
+
 def publisher_for(storage: Storage, owner: Owner) -> Publisher:
     """Return the publisher that needs no more than the storage supports."""
     if storage.capabilities.publication is Publication.RENAME:
@@ -160,7 +146,7 @@ class Committer:
     collectives: Collectives | None = None
     note: NotePhase = no_notes
     abandoned: threading.Event = field(factory=threading.Event)
-    pace: Pace = field(factory=Pace.without_rest)
+    pace: Pace = field(factory=Pace)
 
     def commit(
         self, name: str, files: Iterable[File], make_manifest: Callable[[Mapping[str, Stored]], Manifest]
@@ -267,7 +253,7 @@ class CheckpointSave:
     files: returns the files, once per attempt. held: the steps of this lineage's checkpoints, kept up to date.
     best: the name of the best checkpoint. parent, environment, world_size: for the manifest.
     previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
-    is_clean: nothing on the storage is left unfinished by this run. wait, pauses: see `FullStorageRetry`.
+    is_clean: nothing on the storage is left unfinished by this run. retry: waits while the storage is full.
     problem: why older checkpoints, or unfinished folders, could not be removed.
     """
 
@@ -283,14 +269,8 @@ class CheckpointSave:
     environment: Mapping[str, str]
     world_size: int
     is_clean: bool
-    wait: Callable[[float], object]
-    pauses: tuple[float, ...] = PAUSES
+    retry: FullStorageRetry
     problem: str | None = field(default=None, init=False)
-    retry: FullStorageRetry = field(init=False)
-
-    @retry.default
-    def _make_retry(self) -> FullStorageRetry:
-        return FullStorageRetry(self.wait, self.pauses)
 
     @property
     def name(self) -> str:

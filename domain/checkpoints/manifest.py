@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 from itertools import count
 from typing import Any
 
-from attrs import Attribute, field, frozen
+from attrs import Attribute, asdict, field, frozen
 from attrs.validators import and_, deep_mapping, ge, instance_of, optional
 
 from hexloop.domain.errors import DamagedCheckpointError
@@ -165,13 +165,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the manifest as the bytes of a file. Its last entry is the digest of everything before it."""
-        document = {name: getattr(self, name) for name in ("run", "session", "parent", "step", "world_size")}
-        document["schema_version"] = SCHEMA_VERSION
-        document["ancestors"] = dict(self.ancestors)
-        document["environment"] = dict(self.environment)
-        document["files"] = {
-            path: {"size": stored.size, "digest": stored.digest} for path, stored in self.files.items()
-        }
+        document = asdict(self) | {"schema_version": SCHEMA_VERSION}
         return seal((json.dumps(document, indent=2, sort_keys=True) + "\n").encode())
 
     @classmethod

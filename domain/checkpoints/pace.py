@@ -21,13 +21,13 @@ class Pace:
 
     Writing competes with training for memory bandwidth, disk and processor. It therefore starts after the step that
     follows the snapshot, and is spread over several steps. seconds: the longest delay of the start (at most
-    `MAX_START_SECONDS`), and the time from the start in which pauses are made. now, rest: the clock and the wait, for
-    tests.
+    `MAX_START_SECONDS`), and the time from the start in which pauses are made; by default no delay and no pauses, for a
+    save that training waits for. now, rest: the clock and the wait, for tests.
     """
 
     def __init__(
         self,
-        seconds: float,
+        seconds: float = 0.0,
         now: Callable[[], float] = time.monotonic,
         rest: Callable[[threading.Event, float], object] = threading.Event.wait,
     ) -> None:
@@ -35,11 +35,6 @@ class Pace:
         self._seconds = seconds
         self._until = now() + seconds
         self._started, self._hurried = threading.Event(), threading.Event()
-
-    @classmethod
-    def without_rest(cls) -> Pace:
-        """Return the pace of a save that training waits for: no delay, no pauses."""
-        return cls(0.0)
 
     def start(self) -> None:
         """End the delay: the step that follows the snapshot is over."""

@@ -87,9 +87,9 @@ def is_protected(storage: Storage, name: str) -> bool:
     return PROTECTED in {entry.name for entry in storage.list(name)}
 
 
-def checkpoint_steps(storage: Storage) -> list[int]:
+def checkpoint_steps(storage: Storage, within: str = "") -> list[int]:
     """Return the steps of all folders that have the name of a checkpoint, whatever they hold, highest first."""
-    steps = (step_of(entry.name) for entry in storage.list("") if entry.is_folder)
+    steps = (step_of(entry.name) for entry in storage.list(within) if entry.is_folder)
     return sorted((step for step in steps if step is not None), reverse=True)
 
 

@@ -86,25 +86,21 @@ def open_checkpoint(storage: Storage, name: str) -> Checkpoint:
     try:
         return verify(storage, name)
     except CheckpointError as error:
-        within = [step for step in map(step_of, _folders_in(storage, name)) if step is not None]
+        within = checkpoint_steps(storage, name)
         if within and step_of(name) is None:
             raise type(error)(
                 f"{name} in {storage.capabilities.location} is a folder of checkpoints, not a checkpoint. Name one of "
-                f"those in it, for example the last one, {name}/{checkpoint_name(max(within))}."
+                f"those in it, for example the last one, {name}/{checkpoint_name(within[0])}."
             ) from error
         good = ", ".join(filter(partial(_is_good, storage), map(checkpoint_name, checkpoint_steps(storage))))
         advice = f"Choose one of the good checkpoints: {good}." if good else "There is no good checkpoint."
         raise type(error)(f"{error} {advice}") from error
 
 
-def _folders_in(storage: Storage, name: str) -> list[str]:
-    return [entry.name for entry in storage.list(name) if entry.is_folder]
-
-
-def readable_manifests(storage: Storage) -> dict[str, Manifest]:
-    """Return the manifests of all checkpoints that have a readable one, by name, highest step first."""
+def readable_manifests(storage: Storage, folders: Iterable[str] | None = None) -> dict[str, Manifest]:
+    """Return the readable manifests in `folders` by name; by default in all checkpoints, highest step first."""
     found: dict[str, Manifest] = {}
-    for name in map(checkpoint_name, checkpoint_steps(storage)):
+    for name in map(checkpoint_name, checkpoint_steps(storage)) if folders is None else folders:
         with suppress(CheckpointError):
             found[name] = read_manifest(storage, name)
     return found
@@ -138,20 +134,11 @@ def publish_staged(storage: Storage, chosen: str | None = None) -> None:
     if not staged:
         return
     checkpoints = {folder: folder for folder in taken if step_of(folder) is not None} | staged
-    runs = _run_of_each(storage, checkpoints)
+    runs = {folder: manifest.run for folder, manifest in readable_manifests(storage, checkpoints).items()}
     meant = {run for folder, run in runs.items() if chosen in (None, checkpoints[folder])}
     for folder, name in staged.items():
         if {runs.get(folder)} == meant and _is_good(storage, folder):
             storage.move(folder, name)
-
-
-def _run_of_each(storage: Storage, folders: Iterable[str]) -> dict[str, str]:
-    """Return the run of each folder that has a readable manifest."""
-    found: dict[str, str] = {}
-    for folder in folders:
-        with suppress(CheckpointError):
-            found[folder] = read_manifest(storage, folder).run
-    return found
 
 
 def quarantine(storage: Storage, name: str, reason: str) -> str:

@@ -14,6 +14,7 @@ from hexloop.domain.checkpoints.commit import (
     CheckpointPolicy,
     CheckpointSave,
     Committer,
+    FullStorageRetry,
     NotePhase,
     no_notes,
     publisher_for,
@@ -34,7 +35,7 @@ from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.state import RunState
 from hexloop.ports.background import Background, Task
 from hexloop.ports.collectives import Collectives
-from hexloop.ports.contents import Contents, OpenFile
+from hexloop.ports.contents import Contents
 from hexloop.ports.storage import Storage
 
 MAX_FAILURES = 3
@@ -97,7 +98,9 @@ class CheckpointStore:
             return None
         checkpoint = Checkpoint(chosen, read_manifest(storage, chosen))
         warn_of_differences(checkpoint, self.environment, self._world_size)
-        state = self.contents.restore(checkpoint.manifest.files, _opener(storage, chosen))
+        state = self.contents.restore(
+            checkpoint.manifest.files, lambda path, start=0: storage.read(f"{chosen}/{path}", start)
+        )
         lineage = Lineage.after(checkpoint.manifest, self.session)
         self._ancestors = lineage.ancestors
         latest, held = run_on_rank0(self.collectives, lambda: self._known_of(lineage))
@@ -284,7 +287,7 @@ class CheckpointStore:
                 self._collectives_for_writing(),
                 self.note,
                 self._abandoned,
-                Pace.without_rest() if self.background is None else self._pacer.next(),
+                Pace() if self.background is None else self._pacer.next(),
             ),
             lineage=Lineage(state.run, self.session, self._ancestors),
             policy=self.policy,
@@ -295,8 +298,7 @@ class CheckpointStore:
             environment=self.environment,
             world_size=self._world_size,
             is_clean=self._is_clean,
-            wait=self._abandoned.wait,
-            pauses=self.pauses,
+            retry=FullStorageRetry(self._abandoned.wait, self.pauses),
         )
 
     def _write_in_background(self, background: Background, save: CheckpointSave, state: RunState) -> Iterator[AnyEvent]:
@@ -356,7 +358,3 @@ class CheckpointStore:
             raise StorageFullError(f"The storage stayed full: {error} {saved}") from error
         if self._failures >= MAX_FAILURES:
             raise StorageError(f"{MAX_FAILURES} saves in a row failed, the last with: {error} {saved}") from error
-
-
-def _opener(storage: Storage, name: str) -> OpenFile:
-    return lambda path, start=0: storage.read(f"{name}/{path}", start)

@@ -68,7 +68,7 @@ def test_it_starts_at_once_if_signalled_before_or_waited_for() -> None:
     started, waited_for = (Pace(9.0, lambda: times.now, times.rest) for _ in range(2))
     started.start()
     waited_for.hurry()
-    for pace in (started, waited_for, Pace.without_rest()):
+    for pace in (started, waited_for, Pace()):
         pace.wait_for_start()
     assert (times.rests, times.now) == ([], 0.0)
     assert started.rests_at(1.0)
@@ -90,7 +90,7 @@ def test_rests_end_within_an_eighth_of_the_save_interval(first: float, second: f
 @given(st.lists(st.integers(0, 3 * PIECE_BYTES).map(bytes), max_size=2), st.binary(max_size=8))
 def test_every_byte_is_yielded_in_small_pieces(chunks: list[bytes], last: bytes) -> None:
     """Large chunks are split, so that rests are frequent; nothing is lost, and the order is kept."""
-    pieces = list(Pace.without_rest().pieces([*chunks, memoryview(last)]))
+    pieces = list(Pace().pieces([*chunks, memoryview(last)]))
     assert b"".join(pieces) == b"".join([*chunks, last])
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
 
