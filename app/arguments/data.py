@@ -18,22 +18,21 @@ class BatchArguments(ArgumentGroup):
     """Batches and length of the run."""
 
     per_device_train_batch_size: int = argument(
-        default=8, checks=(at_least(1),), help="samples per training micro-batch on each device"
+        default=8, check=at_least(1), help="samples per training micro-batch on each device"
     )
     per_device_eval_batch_size: int = argument(
-        default=8, checks=(at_least(1),), help="samples per batch on each device in evaluation and prediction"
+        default=8, check=at_least(1), help="samples per batch on each device in evaluation and prediction"
     )
     gradient_accumulation_steps: int = argument(
-        default=1, checks=(at_least(1),), help="micro-batches whose gradients are summed before each optimizer step"
+        default=1, check=at_least(1), help="micro-batches whose gradients are summed before each optimizer step"
     )
     num_train_epochs: float = argument(
-        default=3.0, checks=(at_least(0),), help="number of training epochs; the last may be a fraction of one"
+        default=3.0, check=at_least(0), help="number of training epochs; the last may be a fraction of one"
     )
     max_steps: int = argument(
         default=-1,
-        checks=(unset_or_positive,),
-        help="number of optimizer steps, overriding num_train_epochs; needed for data of unknown length; -1 uses "
-        "num_train_epochs",
+        check=unset_or_positive,
+        help="number of optimizer steps, needed for data of unknown length; -1 to use num_train_epochs",
     )
     auto_find_batch_size: bool = argument(
         default=False, help="restart with a smaller batch size if a training batch does not fit into memory"
@@ -165,9 +164,8 @@ class DataArguments(ArgumentGroup):
 
     train_sampling_strategy: str = argument(
         default="random",
-        checks=(one_of("random", "sequential", "group_by_length"),),
-        help="order of training samples: random, sequential, or group_by_length (random, with samples of similar "
-        "length together)",
+        check=one_of("random", "sequential", "group_by_length"),
+        help="order of training samples: random, sequential, or group_by_length (random, by similar length)",
     )
     length_column_name: str = argument(
         default="length", help="dataset column with the lengths of the samples, for group_by_length"
@@ -179,15 +177,15 @@ class DataArguments(ArgumentGroup):
         default=None, help="model inputs that are labels; if unset, determined from the model's signature"
     )
     dataloader_num_workers: int = argument(
-        default=0, checks=(at_least(0),), help="processes that load batches; 0 loads them in the training process"
+        default=0, check=at_least(0), help="processes that load batches; 0 loads them in the training process"
     )
     dataloader_prefetch_factor: int | None = argument(
-        default=None, checks=(at_least(1),), help="batches that each worker loads ahead; 2 if unset"
+        default=None, check=at_least(1), help="batches that each worker loads ahead; 2 if unset"
     )
     dataloader_persistent_workers: bool = argument(default=False, help="keep the workers alive between epochs")
     dataloader_multiprocessing_context: str | None = argument(
         default=None,
-        checks=(one_of("fork", "spawn", "forkserver"),),
+        check=one_of("fork", "spawn", "forkserver"),
         help="how workers are started: fork, spawn or forkserver; torch's default if unset",
     )
     dataloader_in_order: bool = argument(

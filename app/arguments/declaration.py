@@ -33,13 +33,13 @@ class Declaration:
     """What makes a field an argument.
 
     prepare: converts other values that callers may pass to a value that the field's type accepts.
-    checks: called with the converted value, in this order, unless it is None.
+    check: called with the converted value, unless it is None.
     twin: an alias of the argument; setting one sets both.
     bare: the value of the command-line option if it has no value; None if it needs one.
     """
 
     prepare: Callable[[Any], Any]
-    checks: tuple[Check, ...]
+    check: Check | None
     twin: str | None
     bare: str | None = None
 
@@ -50,8 +50,9 @@ class Declaration:
         except ExceptionGroup as errors:
             raise _first_refusal(errors) from None
         if value is not None:
-            for check in (finite, *self.checks):
-                check(value)
+            finite(value)
+            if self.check is not None:
+                self.check(value)
         return value
 
 
@@ -67,13 +68,13 @@ def argument(
     factory: Callable[[], Any] | None = None,
     help: str,
     prepare: Callable[[Any], Any] = lambda value: value,
-    checks: tuple[Check, ...] = (),
+    check: Check | None = None,
     twin: str | None = None,
     bare: str | None = None,
     kw_only: bool = True,
 ) -> Any:
     """Declare an argument: its default, its help text, and the values it accepts (see `Declaration`)."""
-    metadata = {"help": help, DECLARATION: Declaration(prepare, checks, twin, bare)}
+    metadata = {"help": help, DECLARATION: Declaration(prepare, check, twin, bare)}
     return attrs.field(default=attrs.Factory(factory) if factory else default, metadata=metadata, kw_only=kw_only)
 
 

@@ -40,13 +40,11 @@ class EvaluationArguments(LoggingArguments, ScriptArguments):
     )
     eval_steps: float | None = argument(
         default=None,
-        checks=(steps_or_ratio,),
+        check=steps_or_ratio,
         help="optimizer steps between evaluations; below 1, a ratio of the run; logging_steps if unset",
     )
     eval_delay: float = argument(
-        default=0,
-        checks=(at_least(0),),
-        help="steps, or with eval_strategy=epoch epochs, before the first evaluation",
+        default=0, check=at_least(0), help="steps, or with eval_strategy=epoch epochs, before the first evaluation"
     )
     eval_on_start: bool = argument(default=False, help="evaluate once before the first step")
     prediction_loss_only: bool = argument(
@@ -54,9 +52,8 @@ class EvaluationArguments(LoggingArguments, ScriptArguments):
     )
     eval_accumulation_steps: int | None = argument(
         default=None,
-        checks=(at_least(1),),
-        help="batches whose outputs stay on the device before they are moved to the host; if unset, as many as fit "
-        "into 64 MB",
+        check=at_least(1),
+        help="batches whose outputs stay on the device until moved to the host; if unset, what fits into 64 MB",
     )
     eval_do_concat_batches: bool = argument(
         default=True, help="concatenate the outputs of all batches; otherwise they are lists with an entry per batch"
@@ -68,13 +65,11 @@ class EvaluationArguments(LoggingArguments, ScriptArguments):
         default=False, help="call compute_metrics after every batch, instead of keeping all outputs"
     )
     past_index: int = argument(
-        default=-1,
-        checks=(at_least(-1),),
-        help="old: index of the model output that is passed to the next batch as its memory; -1 for none",
+        default=-1, check=at_least(-1), help="old: index of the model output that is the next batch's memory; -1: none"
     )
     include_for_metrics: list[str] = argument(
         factory=list,
-        checks=(each_one_of("inputs", "loss"),),
+        check=each_one_of("inputs", "loss"),
         help="what compute_metrics receives in addition to outputs and labels: inputs, loss",
     )
 
@@ -97,13 +92,9 @@ class EvaluationArguments(LoggingArguments, ScriptArguments):
 class BestModelArguments(EvaluationArguments, OptimizationArguments, SavingArguments):
     """The best model."""
 
-    load_best_model_at_end: bool = argument(
-        default=False, help="load the checkpoint with the best metric when training ends"
-    )
+    load_best_model_at_end: bool = argument(default=False, help="load the best checkpoint by metric when training ends")
     metric_for_best_model: str | None = argument(
-        default=None,
-        help="metric that determines the best model, with or without the prefix eval_; if unset, loss where a metric "
-        "is needed",
+        default=None, help="metric of the best model, with or without the prefix eval_; if unset, loss where needed"
     )
     greater_is_better: bool | None = argument(
         default=None, help="whether a higher metric is better; if unset, true unless its name ends in loss"

@@ -32,16 +32,12 @@ class PrecisionArguments(ArgumentGroup):
         default=False, help="train in mixed precision with bfloat16; weights and sensitive operations stay in float32"
     )
     fp16: bool = argument(
-        default=False,
-        help="train in mixed precision with float16 and loss scaling; weights and sensitive operations stay in "
-        "float32; prefer bf16 if the device has it",
+        default=False, help="as bf16, but with float16 and loss scaling; prefer bf16 if the device has it"
     )
     bf16_full_eval: bool = argument(default=False, help="evaluate with weights and all computation in bfloat16")
     fp16_full_eval: bool = argument(default=False, help="evaluate with weights and all computation in float16")
     tf32: bool | None = argument(
-        default=None,
-        help="use TensorFloat-32 in float32 matrix products, on Ampere and later GPUs; if unset, the process's current "
-        "setting",
+        default=None, help="use TensorFloat-32 in float32 matrix products, on Ampere and later GPUs; unchanged if unset"
     )
 
     @property
@@ -66,9 +62,7 @@ class MemoryArguments(ArgumentGroup):
     """Memory and compilation."""
 
     activation_checkpointing: bool | None = argument(
-        default=None,
-        twin="gradient_checkpointing",
-        help="keep only some activations of the forward pass and recompute the others in the backward pass",
+        default=None, twin="gradient_checkpointing", help="recompute activations in the backward pass to save memory"
     )
     activation_checkpointing_kwargs: dict[str, Any] | str | None = argument(
         default=None,
@@ -81,13 +75,9 @@ class MemoryArguments(ArgumentGroup):
     gradient_checkpointing_kwargs: dict[str, Any] | str | None = argument(
         default=None, twin="activation_checkpointing_kwargs", help="alias of activation_checkpointing_kwargs"
     )
-    use_cache: bool = argument(
-        default=False, help="let the model cache keys and values in training, as it does for generation"
-    )
+    use_cache: bool = argument(default=False, help="let the model cache keys and values in training, as in generation")
     torch_empty_cache_steps: int | None = argument(
-        default=None,
-        checks=(at_least(1),),
-        help="optimizer steps after which the device's allocator releases cached memory; never if unset",
+        default=None, check=at_least(1), help="optimizer steps between releases of cached device memory; never if unset"
     )
     skip_memory_metrics: bool = argument(default=True, help="leave memory usage out of the metrics")
     torch_compile: bool = argument(default=False, help="compile the model with torch.compile")
@@ -121,12 +111,10 @@ class KernelArguments(ArgumentGroup):
     """Kernels."""
 
     use_liger_kernel: bool = argument(
-        default=False,
-        help="replace layers of a transformers model by those of the package liger-kernel, which take less memory",
+        default=False, help="replace layers of a transformers model by liger-kernel's, which take less memory"
     )
     liger_kernel_config: dict[str, bool] | None = argument(
-        default=None,
-        help='which layers to replace, such as {"rope": true}; liger-kernel\'s default if unset',
+        default=None, help='which layers to replace, such as {"rope": true}; liger-kernel\'s default if unset'
     )
 
 
@@ -139,23 +127,19 @@ class ProcessArguments(ArgumentGroup):
     """Several processes."""
 
     local_rank: int = argument(
-        default=-1,
-        checks=(at_least(-1),),
-        help="rank of this process on its machine, as old launchers pass it; read local_process_index instead",
+        default=-1, check=at_least(-1), help="rank on this machine as old launchers pass it; read local_process_index"
     )
     ddp_backend: str | None = argument(
         default=None,
-        checks=(one_of(*BACKENDS),),
+        check=one_of(*BACKENDS),
         help=f"backend of torch.distributed: {', '.join(BACKENDS)}; if unset, the one that fits the device",
     )
-    ddp_timeout: int = argument(
-        default=1800, checks=(at_least(1),), help="seconds to wait for other processes before failing"
-    )
+    ddp_timeout: int = argument(default=1800, check=at_least(1), help="seconds to wait for other processes")
     ddp_find_unused_parameters: bool | None = argument(
         default=None, help="search in every step for parameters that do not contribute to the loss"
     )
     ddp_bucket_cap_mb: int | None = argument(
-        default=None, checks=(at_least(1),), help="size in MiB of the gradient buckets that processes exchange"
+        default=None, check=at_least(1), help="size in MiB of the gradient buckets that processes exchange"
     )
     ddp_broadcast_buffers: bool | None = argument(
         default=None, help="copy the first process's buffers to all processes before each forward pass"
@@ -196,7 +180,7 @@ class ShardingArguments(ArgumentGroup):
     fsdp: str | None = argument(
         default=None,
         prepare=_fsdp_options,
-        checks=(_known_fsdp_options,),
+        check=_known_fsdp_options,
         bare="true",
         help="shard the model over the processes with torch's FSDP: true, or options of earlier releases such as "
         "'full_shard auto_wrap'",
@@ -205,12 +189,8 @@ class ShardingArguments(ArgumentGroup):
         default=None, prepare=mapping_or_file, help="options of FSDP: a mapping, or the path of a JSON file"
     )
     deepspeed: dict[str, Any] | str | None = argument(
-        default=None,
-        prepare=mapping_or_file,
-        help="configuration of DeepSpeed, which turns it on: a mapping, or the path of a JSON file",
+        default=None, prepare=mapping_or_file, help="configuration that turns DeepSpeed on: a mapping, or a JSON file"
     )
     parallelism_config: Any = argument(
-        default=None,
-        checks=(_parallelism_config,),
-        help="accelerate's ParallelismConfig, for multi-dimensional device meshes",
+        default=None, check=_parallelism_config, help="accelerate's ParallelismConfig for multi-dimensional meshes"
     )

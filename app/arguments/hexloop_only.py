@@ -35,18 +35,16 @@ class PreemptionArguments(ArgumentGroup):
     interrupts: list[str] | None = argument(
         default=None,
         prepare=_signal_names,
-        checks=(each_one_of(*SIGNALS),),
+        check=each_one_of(*SIGNALS),
         help=f"signals at which the run saves and stops, from {', '.join(SIGNALS)} (if unset, SIGINT and SIGTERM on "
         "the command line, else none)",
     )
     stop_file: str | None = argument(default=None, help="file that stops the run, after a save, when it is touched")
     stop_after: float | None = argument(
-        default=None, checks=(above_zero,), help="seconds after which the run saves and stops, less stop_margin"
+        default=None, check=above_zero, help="seconds after which the run saves and stops, less stop_margin"
     )
     stop_margin: float = argument(
-        default=60.0,
-        checks=(at_least(0),),
-        help="seconds before stop_after that are reserved for a last step and a save",
+        default=60.0, check=at_least(0), help="seconds before stop_after that are reserved for a last step and a save"
     )
 
     @rule("stop_after", "stop_margin")
@@ -70,7 +68,7 @@ class JournalArguments(ArgumentGroup):
 
     journal: str = argument(
         default="events",
-        checks=(one_of("off", "events", "steps"),),
+        check=one_of("off", "events", "steps"),
         help="what to write to journal.jsonl in output_dir for `hexloop runs diff`: off (nothing), events (logs and "
         "saves), steps (each step as well)",
     )
@@ -102,26 +100,21 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
 
     loss_weighting: str = argument(
         default="exact",
-        checks=(one_of("exact", "reference"),),
+        check=one_of("exact", "reference"),
         help="how accumulated losses are weighted: exact (by the number of items), or reference (mean of means)",
     )
     keyed_data_randomness: bool = argument(
         default=False, help="key each sample's random streams by its position even without loader workers"
     )
     predictions_folder: str | None = argument(
-        default=None,
-        help="folder in which evaluation keeps predictions as memory-mapped files; they stay in memory if unset",
+        default=None, help="folder in which evaluation keeps predictions as memory-mapped files; in memory if unset"
     )
-    save_async: bool = argument(
-        default=True, help="write checkpoints in the background instead of making training wait"
-    )
+    save_async: bool = argument(default=True, help="write checkpoints in the background, without making training wait")
     save_when_busy: str = argument(
-        default="wait",
-        checks=(one_of("wait", "skip"),),
-        help="when a save is due while another is being written: wait for that one, or skip the new one",
+        default="wait", check=one_of("wait", "skip"), help="if a save is due while another runs: wait for it, or skip"
     )
     resume_despite: list[str] = argument(
         factory=list,
-        checks=(each_one_of("precision", "optimizer", "data_length", "batch_size"),),
+        check=each_one_of("precision", "optimizer", "data_length", "batch_size"),
         help="accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size",
     )

@@ -14,50 +14,35 @@ from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_
 class OptimizationArguments(ArgumentGroup):
     """Optimizer and learning rate."""
 
-    learning_rate: float = argument(default=5e-5, checks=(at_least(0),), help="peak learning rate, after warmup")
+    learning_rate: float = argument(default=5e-5, check=at_least(0), help="peak learning rate, after warmup")
     lr_scheduler_type: SchedulerType | str = argument(default="linear", help="learning-rate schedule after warmup")
     lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
         default=None, help='further options of the schedule, such as {"num_cycles": 2} for cosine_with_restarts'
     )
     warmup_steps: float = argument(
-        default=0,
-        checks=(steps_or_ratio,),
-        help="optimizer steps over which the learning rate rises from 0; below 1, a ratio of the run",
+        default=0, check=steps_or_ratio, help="optimizer steps of rising learning rate; below 1, a ratio of the run"
     )
     optim: OptimizerNames | str = argument(default="adamw_torch_fused", help="name of the optimizer")
     optim_args: str | None = argument(
-        default=None,
-        checks=(assignments,),
-        help="further options of the optimizer, written name=value and separated by commas",
+        default=None, check=assignments, help="further options of the optimizer: name=value, separated by commas"
     )
     optim_target_modules: None | str | list[str] = argument(  # noqa: RUF036 - transformers' parser reads the second type
-        default=None,
-        help="modules that GaLore and APOLLO project: their names, a regular expression, or all-linear",
+        default=None, help="modules that GaLore and APOLLO project: their names, a regular expression, or all-linear"
     )
     weight_decay: float = argument(
-        default=0.0,
-        checks=(at_least(0),),
-        help="decoupled weight decay; not applied to biases and norms",
+        default=0.0, check=at_least(0), help="decoupled weight decay, except of biases and norms"
     )
-    adam_beta1: float = argument(default=0.9, checks=(below_one,), help="decay rate of Adam's mean of gradients")
-    adam_beta2: float = argument(
-        default=0.999, checks=(below_one,), help="decay rate of Adam's mean of squared gradients"
-    )
-    adam_epsilon: float = argument(default=1e-8, checks=(at_least(0),), help="constant in Adam's denominator")
+    adam_beta1: float = argument(default=0.9, check=below_one, help="decay rate of Adam's mean of gradients")
+    adam_beta2: float = argument(default=0.999, check=below_one, help="decay rate of Adam's mean of squared gradients")
+    adam_epsilon: float = argument(default=1e-8, check=at_least(0), help="constant in Adam's denominator")
     max_grad_norm: float = argument(
-        default=1.0,
-        checks=(at_least(0),),
-        help="norm to which the gradient of the whole model is clipped before each step; 0 disables clipping",
+        default=1.0, check=at_least(0), help="norm to which the whole model's gradient is clipped; 0 disables clipping"
     )
     label_smoothing_factor: float = argument(
-        default=0.0,
-        checks=(below_one,),
-        help="share of each target that is spread evenly over all classes; 0 disables smoothing",
+        default=0.0, check=below_one, help="share of each target that is spread over all classes; 0: no smoothing"
     )
     neftune_noise_alpha: float | None = argument(
-        default=None,
-        checks=(at_least(0),),
-        help="strength of the noise that NEFTune adds to embeddings in training; no noise if unset",
+        default=None, check=at_least(0), help="strength of NEFTune's noise on embeddings in training; none if unset"
     )
 
     def _derive(self) -> None:
@@ -70,10 +55,6 @@ class OptimizationArguments(ArgumentGroup):
 class ReproducibilityArguments(ArgumentGroup):
     """Randomness."""
 
-    seed: int = argument(
-        default=42, checks=(valid_seed,), help="seed of all random generators, set when training starts"
-    )
-    data_seed: int | None = argument(
-        default=None, checks=(valid_seed,), help="seed of the order of samples; seed if unset"
-    )
+    seed: int = argument(default=42, check=valid_seed, help="seed of all random generators, set when training starts")
+    data_seed: int | None = argument(default=None, check=valid_seed, help="seed of the order of samples; seed if unset")
     full_determinism: bool = argument(default=False, help="use only deterministic kernels, which may be slower")

@@ -46,46 +46,37 @@ class LoggingArguments(ArgumentGroup):
         help="when to log training metrics: no (never), steps (every logging_steps), epoch (at the end of each epoch)",
     )
     logging_steps: float = argument(
-        default=500,
-        checks=(steps_or_ratio,),
-        help="optimizer steps between logs; below 1, a ratio of the run",
+        default=500, check=steps_or_ratio, help="optimizer steps between logs; below 1, a ratio of the run"
     )
     logging_first_step: bool = argument(default=False, help="log the first optimizer step as well")
     logging_nan_inf_filter: bool = argument(
-        default=True,
-        help="in logs, replace a loss that is not finite by the mean of the others since the last log; training itself "
-        "is not affected",
+        default=True, help="in logs only, replace a non-finite loss by the mean of the others since the last log"
     )
     include_num_input_tokens_seen: str | bool = argument(
         default="no",
         prepare=_token_counting,
-        checks=(one_of("all", "non_padding", "no"),),
+        check=one_of("all", "non_padding", "no"),
         help="count the training tokens and log them: all, non_padding, or no",
     )
     report_to: None | str | list[str] = argument(  # noqa: RUF036 - transformers' parser reads the second type
-        default="none",
-        prepare=_tracker_names,
-        help="names of the trackers to log to; all for every installed one, none for no tracker",
+        default="none", prepare=_tracker_names, help="names of the trackers to log to; all for every installed one"
     )
     run_name: str | None = argument(default=None, help="name of the run in trackers")
     logging_dir: str | None = argument(
-        default=None,
-        help="old: TensorBoard's folder; if unset, a new one per run in runs/ of the output folder",
+        default=None, help="old: TensorBoard's folder; if unset, a new one in the output folder's runs/"
     )
     disable_tqdm: bool | None = argument(
         default=None, help="hide the progress bar; if unset, only if the level of hexloop's logger is above WARNING"
     )
     log_level: str = argument(
         default="passive",
-        checks=(one_of(*LOG_LEVELS),),
+        check=one_of(*LOG_LEVELS),
         help="level of hexloop's logger: debug, info, warning, error, critical, or passive to keep the current one",
     )
     log_level_replica: str = argument(
-        default="warning", checks=(one_of(*LOG_LEVELS),), help="the same in all processes of a run but the first"
+        default="warning", check=one_of(*LOG_LEVELS), help="the same in all processes of a run but the first"
     )
-    log_on_each_node: bool = argument(
-        default=True, help="let one process per machine log, instead of one process of the run"
-    )
+    log_on_each_node: bool = argument(default=True, help="let one process per machine log, not only one of the run")
 
     def _derive(self) -> None:
         super()._derive()
@@ -110,16 +101,13 @@ class TrackioArguments(ArgumentGroup):
 
     project: str = argument(default="huggingface", help="trackio project of the run")
     trackio_space_id: str | None = argument(
-        default=None,
-        help="space on the Hub that trackio logs to, such as name/space; logs stay on this machine if unset",
+        default=None, help="space on the Hub that trackio logs to, such as name/space; on this machine if unset"
     )
     trackio_bucket_id: str | None = argument(
         default=None, help="bucket on the Hub with the data of trackio's space; chosen by trackio if unset"
     )
     trackio_static_space_id: str | None | Literal[False] = argument(  # noqa: RUF036 - as for report_to
-        default=None,
-        prepare=_false_or_name,
-        help="space on the Hub that gets a static copy of the run when training ends; false for none",
+        default=None, prepare=_false_or_name, help="space on the Hub for a static copy at the end; false for none"
     )
 
 

@@ -16,9 +16,7 @@ class SavingArguments(ArgumentGroup):
     """Checkpoints."""
 
     output_dir: str | None = argument(
-        default=None,
-        kw_only=False,
-        help="folder for checkpoints and results; trainer_output if unset",
+        default=None, kw_only=False, help="folder for checkpoints and results; trainer_output if unset"
     )
     save_strategy: SaveStrategy | str = argument(
         default="steps",
@@ -26,31 +24,25 @@ class SavingArguments(ArgumentGroup):
         "best (when an evaluation is the best so far)",
     )
     save_steps: float = argument(
-        default=500,
-        checks=(steps_or_ratio,),
-        help="optimizer steps between checkpoints; below 1, a ratio of the run",
+        default=500, check=steps_or_ratio, help="optimizer steps between checkpoints; below 1, a ratio of the run"
     )
     save_total_limit: int | None = argument(
         default=None,
-        checks=(at_least(1),),
+        check=at_least(1),
         help="maximum number of this run's checkpoints to keep; the newest, with load_best_model_at_end the best, and "
         "those that contain a file named protected are always kept; no limit if unset",
     )
     save_only_model: bool = argument(
-        default=False,
-        help="write only the weights, without the state needed to resume (optimizer, schedule, random generators)",
+        default=False, help="write only the weights, without the optimizer, schedule and random generators"
     )
     save_on_each_node: bool = argument(
         default=False, help="let one process per machine write what save_model saves, instead of the first one only"
     )
     resume_from_checkpoint: str | None = argument(
-        default=None,
-        help="checkpoint to resume from, or auto for the newest if there is one; for scripts, which pass it to "
-        "Trainer.train",
+        default=None, help="checkpoint, or auto for the newest, which scripts pass to Trainer.train"
     )
     ignore_data_skip: bool = argument(
-        default=False,
-        help="when resuming within an epoch, start at the first batch of the epoch instead of the next one",
+        default=False, help="when resuming within an epoch, start at its first batch instead of the next one"
     )
     restore_callback_states_from_checkpoint: bool = argument(
         default=False, help="when resuming, restore the state of callbacks from the checkpoint"
@@ -82,8 +74,7 @@ class HubArguments(ArgumentGroup):
 
     push_to_hub: bool = argument(default=False, help="publish the model on the Hub when it is saved")
     hub_model_id: str | None = argument(
-        default=None,
-        help="repository to publish to, such as name/model; named after the output folder if unset",
+        default=None, help="repository to publish to, such as name/model; named after the output folder if unset"
     )
     hub_strategy: HubStrategy | str = argument(
         default="every_save",
@@ -91,9 +82,7 @@ class HubArguments(ArgumentGroup):
         "checkpoint as well), all_checkpoints",
     )
     hub_token: str | None = argument(
-        default=None,
-        prepare=_hidden_token_is_none,
-        help="token to publish with, never shown; the token of the Hub's own login if unset",
+        default=None, prepare=_hidden_token_is_none, help="token to publish with, never shown; the login's if unset"
     )
     hub_private_repo: bool | None = argument(
         default=None, help="whether a new repository is private; the account's default if unset"

@@ -37,18 +37,14 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         default=False, help="in evaluation and prediction, return generated sequences instead of logits"
     )
     generation_max_length: int | None = argument(
-        default=None,
-        checks=(at_least(1),),
-        help="maximum length of generated sequences in tokens; if unset, that of the model's generation config",
+        default=None, check=at_least(1), help="maximum length of generated sequences in tokens; the model's if unset"
     )
     generation_num_beams: int | None = argument(
-        default=None,
-        checks=(at_least(1),),
-        help="number of beams in beam search; if unset, that of the model's generation config",
+        default=None, check=at_least(1), help="number of beams in beam search; the model's if unset"
     )
     generation_config: str | Any | None = argument(
         default=None,
-        checks=(generation_configuration,),
+        check=generation_configuration,
         help="generation config that replaces the model's own: the name of a model, or the path of a folder or file; "
         "from Python also a GenerationConfig",
     )

@@ -10,15 +10,33 @@ from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
 
+_EVALUATION = {
+    "batch_size": "per_device_eval_batch_size",
+    "loss_only": "prediction_loss_only",
+    "jit_mode": "jit_mode_eval",
+}
+_NONE_IS_NOT_GIVEN = {"gradient_checkpointing", *LEGACY_ARGUMENTS}
+
 
 class Setters(Arguments):
     """Methods that set several arguments and return `self`. If a value is refused, they raise and set none."""
 
-    def _with(self, **values: Any) -> Self:
-        """Call `assign` and return `self`. A legacy argument that is None counts as not given."""
-        self.assign(
-            **{name: value for name, value in values.items() if value is not None or name not in LEGACY_ARGUMENTS}
-        )
+    def _set(self, given: dict[str, Any], prefix: str = "", **renamed: str) -> Self:
+        """Assign a method's parameters and return `self`.
+
+        A parameter sets the argument that `renamed` names, else the one whose name has the prefix in addition, else the
+        one of its own name. An alias or a name of earlier releases that is None counts as not given.
+        """
+        if given.get("strategy") == "steps" and given.get("steps") == 0:
+            refusal = RefusalError("steps must be greater than 0", "give steps a positive value")
+            raise ConfigurationError(problem({"strategy": given["strategy"], "steps": 0}, refusal))
+        values = {}
+        for name, value in given.items():
+            argument = f"{prefix}{name}" if f"{prefix}{name}" in self._declared else name
+            argument = renamed.get(name, argument)
+            if name != "self" and (value is not None or argument not in _NONE_IS_NOT_GIVEN):
+                values[argument] = value
+        self.assign(**values)
         return self
 
     def set_training(
@@ -34,18 +52,8 @@ class Setters(Arguments):
         gradient_checkpointing: bool | None = None,
     ) -> Self:
         """Set what every training needs, and `do_train`. `gradient_checkpointing`, if given, takes precedence."""
-        return self._with(
-            do_train=True,
-            learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
-            weight_decay=weight_decay,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            seed=seed,
-            activation_checkpointing=(
-                activation_checkpointing if gradient_checkpointing is None else gradient_checkpointing
-            ),
+        return self._set(
+            locals() | {"do_train": True}, batch_size="per_device_train_batch_size", num_epochs="num_train_epochs"
         )
 
     def set_optimizer(
@@ -59,15 +67,7 @@ class Setters(Arguments):
         args: str | None = None,
     ) -> Self:
         """Set the optimizer and its options."""
-        return self._with(
-            optim=name,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            adam_beta1=beta1,
-            adam_beta2=beta2,
-            adam_epsilon=epsilon,
-            optim_args=args,
-        )
+        return self._set(locals(), "adam_", name="optim", args="optim_args")
 
     def set_lr_scheduler(
         self,
@@ -79,13 +79,7 @@ class Setters(Arguments):
         warmup_ratio: float | None = None,
     ) -> Self:
         """Set the learning-rate schedule and the length of the run. `warmup_ratio` is deprecated."""
-        return self._with(
-            lr_scheduler_type=name,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            warmup_steps=warmup_steps,
-            warmup_ratio=warmup_ratio,
-        )
+        return self._set(locals(), name="lr_scheduler_type", num_epochs="num_train_epochs")
 
     def set_dataloader(
         self,
@@ -103,19 +97,12 @@ class Setters(Arguments):
         sampler_seed: int | None = None,
     ) -> Self:
         """Set how batches are loaded."""
-        return self._with(
-            per_device_train_batch_size=train_batch_size,
-            per_device_eval_batch_size=eval_batch_size,
-            dataloader_drop_last=drop_last,
-            dataloader_num_workers=num_workers,
-            dataloader_pin_memory=pin_memory,
-            dataloader_persistent_workers=persistent_workers,
-            dataloader_prefetch_factor=prefetch_factor,
-            dataloader_multiprocessing_context=multiprocessing_context,
-            dataloader_in_order=in_order,
-            auto_find_batch_size=auto_find_batch_size,
-            ignore_data_skip=ignore_data_skip,
-            data_seed=sampler_seed,
+        return self._set(
+            locals(),
+            "dataloader_",
+            train_batch_size="per_device_train_batch_size",
+            eval_batch_size="per_device_eval_batch_size",
+            sampler_seed="data_seed",
         )
 
     def set_evaluate(
@@ -130,26 +117,12 @@ class Setters(Arguments):
         jit_mode: bool | None = None,
     ) -> Self:
         """Set how to evaluate, and `do_eval` unless the strategy is `no`. `jit_mode` is deprecated."""
-        _refuse_no_steps(strategy, steps)
-        return self._with(
-            do_eval=strategy != IntervalStrategy.NO,
-            eval_strategy=strategy,
-            eval_steps=steps,
-            per_device_eval_batch_size=batch_size,
-            eval_accumulation_steps=accumulation_steps,
-            eval_delay=0 if delay is None else delay,
-            prediction_loss_only=loss_only,
-            jit_mode_eval=jit_mode,
-        )
+        delay = 0 if delay is None else delay
+        return self._set(locals() | {"do_eval": strategy != IntervalStrategy.NO}, "eval_", **_EVALUATION)
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, *, jit_mode: bool | None = None) -> Self:
         """Set how to predict on a test set, and `do_predict`. `jit_mode` is deprecated."""
-        return self._with(
-            do_predict=True,
-            per_device_eval_batch_size=batch_size,
-            prediction_loss_only=loss_only,
-            jit_mode_eval=jit_mode,
-        )
+        return self._set(locals() | {"do_predict": True}, **_EVALUATION)
 
     def set_save(
         self,
@@ -159,10 +132,7 @@ class Setters(Arguments):
         on_each_node: bool = False,
     ) -> Self:
         """Set when checkpoints are written and how many are kept."""
-        _refuse_no_steps(strategy, steps)
-        return self._with(
-            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
-        )
+        return self._set(locals(), "save_")
 
     def set_logging(
         self,
@@ -176,16 +146,8 @@ class Setters(Arguments):
         replica_level: str = "passive",
     ) -> Self:
         """Set what is logged. As in transformers, some defaults here differ from those of the arguments."""
-        _refuse_no_steps(strategy, steps)
-        return self._with(
-            logging_strategy=strategy,
-            logging_steps=steps,
-            report_to=report_to,
-            log_level=level,
-            logging_first_step=first_step,
-            logging_nan_inf_filter=nan_inf_filter,
-            log_on_each_node=on_each_node,
-            log_level_replica=replica_level,
+        return self._set(
+            locals(), "logging_", level="log_level", on_each_node="log_on_each_node", replica_level="log_level_replica"
         )
 
     def set_push_to_hub(
@@ -198,18 +160,4 @@ class Setters(Arguments):
         revision: str | None = None,
     ) -> Self:
         """Set what is published on the Hub, and `push_to_hub`."""
-        return self._with(
-            push_to_hub=True,
-            hub_model_id=model_id,
-            hub_strategy=strategy,
-            hub_token=token,
-            hub_private_repo=private_repo,
-            hub_always_push=always_push,
-            hub_revision=revision,
-        )
-
-
-def _refuse_no_steps(strategy: str, steps: float) -> None:
-    if strategy == "steps" and steps == 0:
-        refusal = RefusalError("steps must be greater than 0", "give steps a positive value")
-        raise ConfigurationError(problem({"strategy": strategy, "steps": steps}, refusal))
+        return self._set(locals() | {"push_to_hub": True}, "hub_")
