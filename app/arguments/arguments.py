@@ -16,7 +16,6 @@ from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS, problems_of, unknown_a
 from hexloop.app.arguments.choices import ParallelMode
 from hexloop.app.arguments.data import AcceleratorArguments, BatchArguments
 from hexloop.app.arguments.declaration import arguments_class, takes
-from hexloop.app.arguments.evaluation import BestModelArguments
 from hexloop.app.arguments.hardware import (
     HardwareArguments,
     KernelArguments,
@@ -27,9 +26,14 @@ from hexloop.app.arguments.hardware import (
 )
 from hexloop.app.arguments.hexloop_only import HexloopArguments
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
-from hexloop.app.arguments.optimization import ReproducibilityArguments
-from hexloop.app.arguments.reporting import LOG_LEVELS, DebuggingArguments, TrackioArguments
-from hexloop.app.arguments.saving import HubArguments, SavingArguments
+from hexloop.app.arguments.optimization import BestModelArguments, ReproducibilityArguments
+from hexloop.app.arguments.outputs import (
+    LOG_LEVELS,
+    DebuggingArguments,
+    HubArguments,
+    SavingArguments,
+    TrackioArguments,
+)
 from hexloop.app.arguments.setters import Setters
 from hexloop.app.environment import Surroundings, count_gpus, detect_device, is_on, launched, surroundings_of
 from hexloop.domain.errors import ConfigurationError

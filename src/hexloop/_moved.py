@@ -30,6 +30,9 @@ MOVED = {
     "hexloop.domain.plan": "hexloop.domain.triggers",
     "hexloop.domain.schedules.build": "hexloop.domain.schedules",
     "hexloop.ports.files": "hexloop.ports.storage",
+    "hexloop.app.arguments.evaluation": "hexloop.app.arguments.optimization",
+    "hexloop.app.arguments.reporting": "hexloop.app.arguments.outputs",
+    "hexloop.app.arguments.saving": "hexloop.app.arguments.outputs",
 }
 """From a module of release 0.1.0 that the docs named to the module that defines its public names now."""
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hexloop.app.recipe.resolving import resolve
+from hexloop.app.recipe.parts import resolve
 from hexloop.domain.wording import RefusalError
 from tests.unit.recipe.small_project import Project
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.app.recipe.resolving import call_problems
+from hexloop.app.recipe.parts import call_problems
 
 
 def make(width: int, depth: int = 2, *, name: str) -> None:
