@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from typing import Any, TypeVar, dataclass_transform
 
 import attrs
 
 from hexloop.app.arguments.conversion import Check, converter, finite
+from hexloop.domain.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -164,17 +165,22 @@ def _is_factory(default: object) -> bool:
     return isinstance(default, attrs.Factory)  # type: ignore[arg-type]  # declared as a function, for checkers' sake
 
 
-def annotations_of(cls: type) -> dict[str, Any]:
+def annotations_of(cls: type, needed: Collection[str] = ()) -> dict[str, Any]:
     """Return the type of each annotated name; the most derived class takes precedence.
 
     A class whose annotations cannot be resolved here, because they name something local to a function, is skipped.
+    Raises ConfigurationError if one of the names `needed` is among its annotations.
     """
     kinds: dict[str, Any] = {}
     for owner in reversed(cls.__mro__):
         try:
             kinds |= inspect.get_annotations(owner, eval_str=True)
-        except NameError:
-            continue
+        except NameError as error:
+            if any(name in needed for name in inspect.get_annotations(owner)):
+                raise ConfigurationError(
+                    f"{cls.__name__} cannot be parsed: the types of the fields of {owner.__name__} cannot be "
+                    f"resolved ({error}); define the class, and what its types name, at the top of a module."
+                ) from None
     return kinds
 
 

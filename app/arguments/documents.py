@@ -90,21 +90,6 @@ class Document:
         return next((self.locations[start] for start in starts if start in self.locations), None)
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return an object of `cls` built from values by name. Raises `ConfigurationError` with every problem."""
-    return from_document(cls, Document(values))
-
-
-def from_json_file(cls: type[T], path: str | Path) -> T:
-    """Return an object of `cls` built from a JSON file. Raises `ConfigurationError` with every problem and its line."""
-    return from_document(cls, read_json(path))
-
-
-def from_yaml_file(cls: type[T], path: str | Path) -> T:
-    """Return an object of `cls` built from a YAML file. Raises `ConfigurationError` with every problem and its line."""
-    return from_document(cls, read_yaml(path))
-
-
 def from_document(cls: type[T], document: Document) -> T:
     """Return an object of `cls` built from a document. Raises `ConfigurationError` with every problem's location."""
     try:

@@ -7,19 +7,19 @@ line keep values as text, which is put into a document, and converted and checke
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
 
 from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS, Arguments
-from hexloop.app.arguments.declaration import declarations
+from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import did_you_mean, enumeration, parse_truth
@@ -65,62 +65,30 @@ def fields_of(cls: type[Any]) -> list[Field]:
 
     Raises ConfigurationError if `cls` is neither an attrs class nor a dataclass, or a type cannot be resolved.
     """
+    declared: tuple[Any, ...]
     if dataclasses.is_dataclass(cls):
-        return list(_fields_of_dataclass(cls))
-    if isinstance(cls, type) and attrs.has(cls):
-        return list(_fields_of_attrs_class(cls))
-    raise ConfigurationError(f"{cls!r} cannot be parsed: it has no fields; make it an attrs class or a dataclass.")
-
-
-def _fields_of_dataclass(cls: type[Any]) -> Iterator[Field]:
-    kinds = _resolved_kinds(cls, [field.name for field in dataclasses.fields(cls)])
+        declared = dataclasses.fields(cls)
+    elif isinstance(cls, type) and attrs.has(cls):
+        declared = attrs.fields(cls)
+    else:
+        raise ConfigurationError(f"{cls!r} cannot be parsed: it has no fields; make it an attrs class or a dataclass.")
+    kinds = annotations_of(cls, {field.name for field in declared})
     checked = declarations(cls) if issubclass(cls, Arguments) else {}
-    for field in dataclasses.fields(cls):
-        if field.init:
-            yield Field(
-                field.name,
-                kinds.get(field.name, field.type),
-                field.metadata,
-                field.default,
-                None if field.default_factory is MISSING else field.default_factory,  # type: ignore[arg-type]
-                checked=field.name in checked,
-            )
+    return [_field(each, kinds.get(each.name, each.type), each.name in checked) for each in declared if each.init]
 
 
-def _fields_of_attrs_class(cls: type[Any]) -> Iterator[Field]:
-    kinds = _resolved_kinds(cls, [field.name for field in attrs.fields(cls)])
-    for field in attrs.fields(cls):
-        if not field.init:
-            continue
-        known: dict[str, Any] = {
-            "name": field.alias,
-            "kind": kinds.get(field.name, field.type),
-            "metadata": field.metadata,
-        }
-        default: Any = field.default
-        if default is attrs.NOTHING:
-            yield Field(**known)
-        elif not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # declared as a function
-            yield Field(**known, default=default)
-        elif default.takes_self:
-            yield Field(**known, computed=True)
-        else:
-            yield Field(**known, factory=default.factory)
-
-
-def _resolved_kinds(cls: type[Any], fields: list[str]) -> dict[str, Any]:
-    """Return the type of each annotated name. Raises ConfigurationError if that of a field cannot be resolved."""
-    kinds: dict[str, Any] = {}
-    for owner in reversed(cls.__mro__):
-        try:
-            kinds |= inspect.get_annotations(owner, eval_str=True)
-        except NameError as error:
-            if any(name in fields for name in inspect.get_annotations(owner)):
-                raise ConfigurationError(
-                    f"{cls.__name__} cannot be parsed: the types of the fields of {owner.__name__} cannot be "
-                    f"resolved ({error}); define the class, and what its types name, at the top of a module."
-                ) from None
-    return {name: get_args(kind)[0] if get_origin(kind) is Annotated else kind for name, kind in kinds.items()}
+def _field(declared: dataclasses.Field[Any] | attrs.Attribute[Any], kind: Any, checked: bool) -> Field:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    default: Any = declared.default
+    if isinstance(declared, dataclasses.Field):
+        factory: Any = None if declared.default_factory is MISSING else declared.default_factory
+        return Field(declared.name, kind, declared.metadata, default, factory, checked=checked)
+    known = partial(Field, declared.alias, kind, declared.metadata)
+    if default is attrs.NOTHING:
+        return known()
+    if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # declared as a function
+        return known(default=default)
+    return known(computed=True) if default.takes_self else known(factory=default.factory)
 
 
 @attrs.frozen

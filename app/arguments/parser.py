@@ -1,4 +1,4 @@
-"""Objects of classes from the command line: `HfArgumentParser` for scripts, and `parse` for a file plus options."""
+"""The command line: `HfArgumentParser` for scripts, and options that override the values of a document."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hexloop.app.arguments.base import legacy_names_of
-from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, from_document, read_json, read_yaml
+from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
 from hexloop.app.arguments.options import (
     MISSING,
@@ -29,8 +29,6 @@ from hexloop.app.arguments.options import (
 )
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
-
-T = TypeVar("T")
 
 
 def HfArg(  # noqa: N802 - transformers' name
@@ -244,21 +242,6 @@ def _strings_of(file: Path) -> list[str]:
         raise ConfigurationError(
             f"The arguments file {str(file)!r} cannot be read ({error}); name a readable one."
         ) from error
-
-
-def parse(cls: type[T], options: Sequence[str] | None = None, *, document: Document | None = None) -> T:
-    """Return an object of the dataclass `cls` from the command line, on top of a document if one is given.
-
-    Raises `ConfigurationError` with every problem, which includes unknown options.
-    """
-    usage, description = "%(prog)s [--argument value ...]", (cls.__doc__ or "").split("\n")[0]
-    parser = ArgumentParser(usage=usage, description=description, allow_abbrev=False)
-    add_arguments(parser, cls)
-    chosen, others = parser.parse_known_args(options)
-    document = Document({}) if document is None else document
-    document.problems += unknown_options(others, _field_names(cls))
-    override(document, cls, chosen)
-    return from_document(cls, document)
 
 
 def add_arguments(parser: ArgumentParser, cls: type[Any]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hexloop.app.arguments.arguments import TrainingArguments
-from hexloop.app.arguments.parser import parse
 from tests.end_to_end.arguments.bench import Bench, shows
 from tests.end_to_end.small.trainers import same_weights, weights
+from tests.unit.arguments.sources import parse
 
 
 @shows("push_to_hub")

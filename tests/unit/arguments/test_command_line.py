@@ -11,8 +11,9 @@ import pytest
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.documents import from_document, read_yaml
-from hexloop.app.arguments.parser import add_arguments, override, parse
+from hexloop.app.arguments.parser import add_arguments, override
 from hexloop.domain.errors import ConfigurationError
+from tests.unit.arguments.sources import parse
 
 
 @dataclasses.dataclass

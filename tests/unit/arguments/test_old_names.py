@@ -14,10 +14,9 @@ import pytest
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
-from hexloop.app.arguments.documents import from_dict, from_json_file, from_yaml_file
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
-from hexloop.app.arguments.parser import parse
 from hexloop.domain.errors import ConfigurationError
+from tests.unit.arguments.sources import from_dict, from_json_file, from_yaml_file, parse
 
 ALMOST_ONE = 0.9999999999999999
 

@@ -18,13 +18,11 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.documents import (
     Document,
     SourceLocation,
-    from_dict,
     from_document,
-    from_json_file,
-    from_yaml_file,
     read_yaml,
 )
 from hexloop.domain.errors import ConfigurationError
+from tests.unit.arguments.sources import from_dict, from_json_file, from_yaml_file
 
 
 class Colour(str, Enum):  # noqa: UP042 - the older way to write it has to work as well
