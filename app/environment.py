@@ -28,12 +28,9 @@ VARIABLES = {
     "LOCAL_WORLD_SIZE": "number of processes on this machine",
     "MASTER_ADDR": "host name or address of the process of rank 0, to which the others connect",
     "MASTER_PORT": "port on that host",
-    "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, configured by the launcher's other variables, unless deepspeed is "
-    "set",
-    "ACCELERATE_USE_FSDP": "turns FSDP on, as fsdp does; the variables FSDP_... configure it, as `accelerate launch` "
-    "sets them",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "asks for multi-dimensional device meshes, which is refused, as "
-    "parallelism_config is",
+    "ACCELERATE_USE_DEEPSPEED": "turns DeepSpeed on, configured by the launcher's variables, unless deepspeed is set",
+    "ACCELERATE_USE_FSDP": "turns FSDP on, as fsdp does, configured by the variables FSDP_... of `accelerate launch`",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "asks for multi-dimensional meshes; refused, as parallelism_config is",
 }
 """The variables that take the place of arguments, by the names that transformers and accelerate use."""
 
@@ -89,13 +86,12 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched:
             continue
         if rank in environment or environment.get(size, "1").strip() not in ("", "1"):
             numbers = _Numbers(environment)
-            # Without a local rank all processes are assumed to run on this machine.
-            no_local_rank = numbers.read(rank) if rank in environment and size in environment else None
             found = Launched(
                 launcher,
                 numbers.read(rank),
                 numbers.read(size),
-                numbers.read(local_rank, unset=no_local_rank),
+                # Without a local rank all processes are assumed to run on this machine.
+                numbers.read(local_rank, unset=numbers.read(rank) if {rank, size} <= environment.keys() else None),
                 numbers.read(local_size, unset=0),
                 _address(environment, launcher),
                 _port(numbers, environment, launcher),
@@ -188,18 +184,6 @@ class Surroundings:
     device: str | None = None
     n_gpu: int | None = None
     local_world_size: int = 0
-
-
-SINGLE_PROCESS = Surroundings()
-
-
-def surroundings_of(process: Launched, barrier: Callable[[], None]) -> Surroundings:
-    """Return the surroundings of a process that a launcher started."""
-    if process.world_size == 1:
-        return SINGLE_PROCESS
-    return Surroundings(
-        process.world_size, process.rank, process.local_rank, barrier, local_world_size=process.local_world_size
-    )
 
 
 def detect_device(local_rank: int = 0) -> str:

@@ -22,17 +22,12 @@ if TYPE_CHECKING:
 class JoinArguments(EngineChoice, Protocol):
     """The arguments of a run that joining its processes reads."""
 
+    ddp_backend: str | None
+    ddp_timeout: int
+
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-
-    @property
-    def ddp_backend(self) -> str | None:
-        """The backend of torch.distributed; None for the device's own."""
-
-    @property
-    def ddp_timeout(self) -> int:
-        """Seconds to wait for the other processes."""
 
 
 _JOINED: list[TorchCollectives] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS, problems_of, unknown_argument
 from hexloop.app.arguments.choices import ParallelMode
 from hexloop.app.arguments.data import AcceleratorArguments, BatchArguments
-from hexloop.app.arguments.declaration import arguments_class, takes
+from hexloop.app.arguments.declaration import arguments_class, default_of, takes
 from hexloop.app.arguments.hardware import (
     HardwareArguments,
     KernelArguments,
@@ -35,7 +35,7 @@ from hexloop.app.arguments.outputs import (
     TrackioArguments,
 )
 from hexloop.app.arguments.setters import Setters
-from hexloop.app.environment import Surroundings, count_gpus, detect_device, is_on, launched, surroundings_of
+from hexloop.app.environment import Surroundings, count_gpus, detect_device, is_on, launched
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
 
@@ -80,7 +80,13 @@ class TrainingArguments(
     def surroundings(self) -> Surroundings:
         """This process's rank, world size and device. Not a field; another value may be assigned."""
         given: Surroundings | None = vars(self).get("_given_surroundings")
-        return surroundings_of(launched(), self._barrier) if given is None else given
+        if given is not None:
+            return given
+        process = launched()
+        if process.world_size == 1:
+            return Surroundings()
+        ranks = (process.world_size, process.rank, process.local_rank)
+        return Surroundings(*ranks, self._barrier, local_world_size=process.local_world_size)
 
     @surroundings.setter
     def surroundings(self, surroundings: Surroundings) -> None:
@@ -239,8 +245,7 @@ def _is_from_transformers(owner: type) -> bool:
 
 
 def _is_default(args: Any, name: str, value: object) -> bool:
-    field = args.__dataclass_fields__[name]
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    default = default_of(type(args), name)
     return bool(value is default or value == default)
 
 

@@ -30,13 +30,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
 
 SEQ2SEQ_ARGUMENTS = frozenset(
-    {
-        "generation_config",
-        "generation_max_length",
-        "generation_num_beams",
-        "predict_with_generate",
-        "sortish_sampler",
-    }
+    {"generation_config", "generation_max_length", "generation_num_beams", "predict_with_generate", "sortish_sampler"}
 )
 """The arguments that only `Seq2SeqTrainingArguments` has."""
 

@@ -40,16 +40,13 @@ class LegacyArgument:
         return {} if converted is None else self.becomes(converted, given)
 
 
-def _renamed(name: str, kind: Any) -> LegacyArgument:
-    """An argument that has a new name."""
-    return LegacyArgument(kind, f"write {name}", lambda value, _: {name: value}, lambda args: getattr(args, name))
+def _renamed(name: str, kind: Any, unset: Any = None) -> LegacyArgument:
+    """An argument that has a new name; the value `unset` has no effect."""
 
+    def becomes(value: Any, _: Given) -> Given:
+        return {} if value == unset else {name: value}
 
-def _batch_size(name: str) -> LegacyArgument:
-    """A batch size that has a new name; 0 meant unset."""
-    return LegacyArgument(
-        int, f"write {name}", lambda value, _: {name: value} if value else {}, lambda args: getattr(args, name)
-    )
+    return LegacyArgument(kind, f"write {name}", becomes, lambda args: getattr(args, name))
 
 
 def _switch(name: str, setting: Any, spelled: str) -> LegacyArgument:
@@ -67,7 +64,7 @@ def _without_effect(kind: Any, write: str, default: Any) -> LegacyArgument:
     return LegacyArgument(kind, write, lambda value, _: {}, lambda _: default)
 
 
-def _removed(kind: Any, default: Any, because: str, remedy: str) -> LegacyArgument:
+def _removed(kind: Any, default: Any, because: str, remedy: str, write: str = "leave it out") -> LegacyArgument:
     """An argument whose feature is gone: any value but its default is refused."""
 
     def becomes(value: Any, _: Given) -> Given:
@@ -75,7 +72,7 @@ def _removed(kind: Any, default: Any, because: str, remedy: str) -> LegacyArgume
             raise RefusalError(because, remedy)
         return {}
 
-    return LegacyArgument(kind, "leave it out", becomes, lambda _: default)
+    return LegacyArgument(kind, write, becomes, lambda _: default)
 
 
 def _key_of(mapping: str, key: str, kind: Any, default: Any = None) -> LegacyArgument:
@@ -134,12 +131,6 @@ def _apex_level_becomes(value: str, _: Given) -> Given:
     return {}
 
 
-def _safetensors_becomes(on: bool, _: Given) -> Given:
-    if not on:
-        raise RefusalError("loading a pickle can run any code", "leave it out: weights are written as safetensors")
-    return {}
-
-
 def _metric_inputs_become(on: bool, given: Given) -> Given:
     others = [name for name in given.get("include_for_metrics") or () if name != "inputs"]
     return {"include_for_metrics": ["inputs", *others]} if on else {}
@@ -169,10 +160,12 @@ _MIXED_PRECISION_BACKEND = LegacyArgument(
     str, "leave it out: mixed precision is torch's own, turned on by fp16 or bf16", _backend_becomes, lambda _: "auto"
 )
 
+_SAFETENSORS = "leave it out: weights are always written as safetensors"
+
 LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "evaluation_strategy": _renamed("eval_strategy", str),
-    "per_gpu_train_batch_size": _batch_size("per_device_train_batch_size"),
-    "per_gpu_eval_batch_size": _batch_size("per_device_eval_batch_size"),
+    "per_gpu_train_batch_size": _renamed("per_device_train_batch_size", int, unset=0),
+    "per_gpu_eval_batch_size": _renamed("per_device_eval_batch_size", int, unset=0),
     "no_cuda": _switch("use_cpu", True, "use_cpu"),
     "use_mps_device": LegacyArgument(
         bool,
@@ -213,9 +206,7 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
         _apex_level_becomes,
         lambda _: "O1",
     ),
-    "save_safetensors": LegacyArgument(
-        bool, "leave it out: weights are always written as safetensors", _safetensors_becomes, lambda _: True
-    ),
+    "save_safetensors": _removed(bool, True, "loading a pickle can run any code", _SAFETENSORS, write=_SAFETENSORS),
     "push_to_hub_token": _renamed("hub_token", str),
     "push_to_hub_model_id": LegacyArgument(
         str,
