@@ -160,7 +160,7 @@ _MIXED_PRECISION_BACKEND = LegacyArgument(
     str, "leave it out: mixed precision is torch's own, turned on by fp16 or bf16", _backend_becomes, lambda _: "auto"
 )
 
-_SAFETENSORS = "leave it out: weights are always written as safetensors"
+_SAFETENSORS = "leave it out: weights are written as safetensors"
 
 LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "evaluation_strategy": _renamed("eval_strategy", str),
