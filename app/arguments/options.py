@@ -83,7 +83,7 @@ def _field(declared: dataclasses.Field[Any] | attrs.Attribute[Any], kind: Any, c
     if isinstance(declared, dataclasses.Field):
         factory: Any = None if declared.default_factory is MISSING else declared.default_factory
         return Field(declared.name, kind, declared.metadata, default, factory, checked=checked)
-    known = partial(Field, declared.alias, kind, declared.metadata)
+    known = partial(Field, declared.alias or declared.name, kind, declared.metadata)
     if default is attrs.NOTHING:
         return known()
     if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # declared as a function
