@@ -1,1 +1,33 @@
-"""Adapters of the Losses port."""
+"""Adapters of the Losses port; here the one for losses that are on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import SupportsFloat
+
+from hexloop.domain.json_documents import json_part, only_value
+from hexloop.ports.state import Part
+
+
+class PlainLosses:
+    """Implements the Losses port for values that convert to float without a wait."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+
+    def add(self, loss: SupportsFloat) -> None:
+        """Add one loss."""
+        self._sum += float(loss)
+
+    def drain(self) -> float:
+        """Return the sum, and reset it to zero."""
+        total, self._sum = self._sum, 0.0
+        return total
+
+    def export(self) -> Iterator[Part]:
+        """Export the sum."""
+        yield json_part("undrained", self._sum)
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Load an exported sum."""
+        self._sum = only_value(parts, "undrained")

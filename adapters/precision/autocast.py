@@ -7,8 +7,10 @@ from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
 import torch
+from attrs import field, frozen
 from torch import Tensor
 
+from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.domain.json_documents import json_part, only_value
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
@@ -17,36 +19,16 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-class Bf16Precision:
+@frozen
+class Bf16Precision(PlainPrecision):
     """Matrix products in bfloat16. Its range is that of fp32, so the loss is not scaled."""
 
-    name = "bf16"
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
+    _device_type: str
+    name: str = field(default="bf16", init=False)
 
     def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Return the forward pass under autocast; the cache of cast weights lives for one call."""
         return _under_autocast(forward, self._device_type, torch.bfloat16)
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss unchanged."""
-        return loss
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """No-op: gradients are not scaled."""
-
-    def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer and return True."""
-        optimizer.step()
-        return True
-
-    def export(self) -> Iterator[Part]:
-        """Return no parts: there is no state."""
-        return iter(())
-
-    def load(self, parts: Iterable[Part]) -> None:
-        """No-op: there is no state."""
 
 
 class Fp16Precision:

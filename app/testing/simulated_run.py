@@ -9,10 +9,10 @@ from hexloop.adapters.batches.in_memory import InMemoryBatches
 from hexloop.adapters.clock.clocks import ManualClock
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.losses.plain import PlainLosses
+from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, Row, Scalar, least_squares
+from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar, least_squares
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.run import Run

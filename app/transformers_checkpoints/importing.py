@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.checkpoint.contents import AnySetup
-from hexloop.adapters.device.torch.base import encode_state
+from hexloop.adapters.device.torch import encode_state
 from hexloop.adapters.trainable.torch.numbering import numbered_parts
 from hexloop.app.transformers_checkpoints.files import (
     ARGUMENTS,

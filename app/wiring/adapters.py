@@ -155,7 +155,7 @@ def choose_device(args: TrainingArguments) -> Device:
 
 def cpu_device(index: int = 0) -> Device:
     """Return the CPU; it has no other index than 0."""
-    from hexloop.adapters.device.torch.base import CpuDevice
+    from hexloop.adapters.device.torch import CpuDevice
 
     return CpuDevice()
 
@@ -163,7 +163,7 @@ def cpu_device(index: int = 0) -> Device:
 def _cuda(index: int) -> Device | None:
     import torch
 
-    from hexloop.adapters.device.torch.cuda import CudaDevice
+    from hexloop.adapters.device.torch import CudaDevice
 
     return CudaDevice(index) if index < torch.cuda.device_count() else None
 
@@ -171,7 +171,7 @@ def _cuda(index: int) -> Device | None:
 def _mps(index: int) -> Device | None:
     import torch
 
-    from hexloop.adapters.device.torch.mps import MpsDevice
+    from hexloop.adapters.device.torch import MpsDevice
 
     return MpsDevice() if torch.backends.mps.is_available() else None
 

@@ -13,10 +13,14 @@ from attrs import evolve
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.scheduler.torch import TorchScheduler
 from hexloop.adapters.trainable.torch import optimizers
-from hexloop.adapters.trainable.torch.forward import default_label_names, returns_loss_by_default, takes_any_keyword
+from hexloop.adapters.trainable.torch.forward import (
+    align_special_tokens,
+    default_label_names,
+    returns_loss_by_default,
+    takes_any_keyword,
+)
 from hexloop.adapters.trainable.torch.forward_hooks import OverflowWatch, PastOutputs, add_embedding_noise
 from hexloop.adapters.trainable.torch.optimizers import build_optimizer, decayed_names
-from hexloop.adapters.trainable.torch.special_tokens import align_special_tokens
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
 from hexloop.app.engines import engine_for

@@ -25,23 +25,23 @@ from .adapters.journal.memory import MemoryJournal as MemoryJournal
 from .adapters.journal.memory import NoJournal as NoJournal
 from .adapters.logger.recording import NoLogger as NoLogger
 from .adapters.logger.recording import RecordingLogger as RecordingLogger
-from .adapters.losses.plain import PlainLosses as PlainLosses
+from .adapters.losses import PlainLosses as PlainLosses
 from .adapters.engines.single.engine import SingleProcess as SingleProcess
 from .adapters.precision.plain import PlainPrecision as PlainPrecision
 from .adapters.precision.simulated_scaling import SimulatedScaling as SimulatedScaling
-from .adapters.scheduler.constant import ConstantRates as ConstantRates
+from .adapters.scheduler import ConstantRates as ConstantRates
 from .adapters.snapshots.in_memory import InMemorySnapshots as InMemorySnapshots
 from .adapters.storage.faults import Died as Died, Effect as Effect, Fault as Fault, FaultyStorage as FaultyStorage
 from .adapters.storage.local import LocalStorage as LocalStorage
 from .adapters.storage.memory import MemoryStorage as MemoryStorage
-from .adapters.trainable.least_squares.trainable import LinearModel as LinearModel
-from .adapters.trainable.least_squares.trainable import MomentumOptimizer as MomentumOptimizer
-from .adapters.trainable.least_squares.sharded import (
+from .adapters.trainable.least_squares import LinearModel as LinearModel
+from .adapters.trainable.least_squares import MomentumOptimizer as MomentumOptimizer
+from .adapters.trainable.least_squares import (
     LinearShard as LinearShard,
     ShardedLeastSquares as ShardedLeastSquares,
     sharded_least_squares as sharded_least_squares,
 )
-from .adapters.trainable.least_squares.trainable import LeastSquares as LeastSquares, least_squares as least_squares
+from .adapters.trainable.least_squares import LeastSquares as LeastSquares, least_squares as least_squares
 from .app.testing.contracts.environment import BackgroundContract as BackgroundContract
 from .app.testing.contracts.data import BatchesContract as BatchesContract
 from .app.testing.contracts.environment import ClockContract as ClockContract

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, Row, least_squares
+from hexloop.adapters.trainable.least_squares import LeastSquares, Row, least_squares
 
 ROWS: list[Row] = [((x / 4,), x / 2 + 1) for x in range(-4, 5)]
 """Nine rows of y = 2 x + 1."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hexloop import Trainer, TrainingArguments
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.single.engine import ENGINE as SINGLE
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, LinearModel, MomentumOptimizer, Row, Scalar
+from hexloop.adapters.trainable.least_squares import LeastSquares, LinearModel, MomentumOptimizer, Row, Scalar
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
 from hexloop.app.engines import installed_rows
 from hexloop.app.testing.contracts.processes import EngineContract

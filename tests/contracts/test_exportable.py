@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hexloop.adapters.collectives.simulated import SimulatedWorld
-from hexloop.adapters.losses.plain import PlainLosses
+from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
-from hexloop.adapters.trainable.least_squares.sharded import ShardedLeastSquares, sharded_least_squares
-from hexloop.adapters.trainable.least_squares.trainable import (
+from hexloop.adapters.trainable.least_squares import (
     LeastSquares,
     LinearModel,
     MomentumOptimizer,
+    ShardedLeastSquares,
     least_squares,
+    sharded_least_squares,
 )
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.ports.collectives import Collectives

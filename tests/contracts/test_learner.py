@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
-from hexloop.adapters.trainable.least_squares.trainable import Row, Scalar
+from hexloop.adapters.trainable.least_squares import Row, Scalar
 from hexloop.app.testing.contracts.learning import LearnerContract
 from hexloop.domain.loop import StandardLearner
 from hexloop.ports.learner import Learner

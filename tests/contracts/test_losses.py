@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hexloop.adapters.losses.plain import PlainLosses
-from hexloop.adapters.trainable.least_squares.trainable import Scalar, detached
+from hexloop.adapters.losses import PlainLosses
+from hexloop.adapters.trainable.least_squares import Scalar, detached
 from hexloop.app.testing.contracts.learning import LossesContract
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.precision.simulated_scaling import SimulatedScaling
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, Row, Scalar
+from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar
 from hexloop.app.testing.contracts.devices import PrecisionContract
 from hexloop.ports.precision import Precision
 from tests.contracts.least_squares import ROWS, small_trainable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hexloop.adapters.scheduler.constant import ConstantRates
+from hexloop.adapters.scheduler import ConstantRates
 from hexloop.app.testing.contracts.learning import SchedulerContract
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.schedules.adaptive import Greedy, ReduceLROnPlateau

@@ -19,7 +19,7 @@ from hexloop.adapters.batches.torch.order import OrderedBatchSampler, Vectorised
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import row_count, transfer_to
 from hexloop.adapters.collectives.single import SingleProcessCollectives
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEvaluator
 from hexloop.adapters.losses.torch import TorchLosses

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.domain.errors import HexloopError, RunStateError
 from hexloop.domain.events import StepBegan, TrainBegan
 from tests.end_to_end.small.models import Net, net, rows

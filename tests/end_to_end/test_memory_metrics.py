@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Trainer as ReferenceTrainer
 from transformers import TrainingArguments as ReferenceArguments
 
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.app.run.memory_metrics import MeasuredMemory, memory_stages_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Memory

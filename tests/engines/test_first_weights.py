@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hexloop.adapters.engines.fsdp.engine import Fsdp2
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
-from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2
-from hexloop.adapters.engines.fsdp.options import FsdpOptions
-from hexloop.adapters.engines.fsdp.units import Units
+from hexloop.adapters.engines.fsdp.units import FsdpOptions, Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import Parallelism
 from tests.engines.processes import in_processes

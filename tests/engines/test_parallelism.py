@@ -13,12 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.ddp.engine import Ddp, DdpOptions
+from hexloop.adapters.engines.fsdp.engine import Fsdp2
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
-from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2
-from hexloop.adapters.engines.fsdp.options import FsdpOptions
-from hexloop.adapters.engines.fsdp.units import Units
+from hexloop.adapters.engines.fsdp.units import FsdpOptions, Units
 from hexloop.adapters.trainable.torch.layouts import WHOLE
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable, exact_item_sum
 from hexloop.app.testing.contracts.processes import EngineContract

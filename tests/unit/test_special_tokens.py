@@ -11,7 +11,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.trainer_utils import align_special_tokens as reference
 
-from hexloop.adapters.trainable.torch.special_tokens import align_special_tokens
+from hexloop.adapters.trainable.torch.forward import align_special_tokens
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "same": ({"eos_token_id": 3}, {"eos_token_id": 3}, {"eos_token_id": 3}),

@@ -1,18 +1,154 @@
-"""The FSDP engine: one version's adapter, by the options."""
+"""The FSDP engine, and FSDP 2: torch's `fully_shard`. Each parameter is a DTensor whose rows are sharded over ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any, cast
+
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
-from hexloop.adapters.engines.fsdp.fsdp2 import Fsdp2
 from hexloop.adapters.engines.fsdp.options import consolidates, read_options
+from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, broadcast_from_rank0
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
-from hexloop.ports.parallelism import Parallelism
+from hexloop.ports.parallelism import Parallelism, ParallelismCapabilities, Spread
+
+
+@define(eq=False)
+class Fsdp2(Fsdp):
+    """Parallelism and Sharding adapter for `fully_shard`."""
+
+    _prepared: list[FSDPModule] = field(factory=list, init=False)
+    _shard_group: dist.ProcessGroup | None = field(default=None, init=False)
+
+    capabilities = ParallelismCapabilities("fsdp2", processes=True, sharded=True)
+
+    def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Shard the module in place, after copying the weights of rank 0 to every rank."""
+        if not isinstance(model, FSDPModule):
+            self._shard(model)
+        _free(model)
+        self._prepared[:], self._shard_group = [model], _shard_group_of(model)
+        return model, make_optimizer(model)
+
+    def _shard(self, model: nn.Module) -> None:
+        options, formats, units = self.options, self.options.formats, self.units_of(model)
+        arguments: dict[str, Any] = {
+            "mesh": self._mesh(),
+            "reshard_after_forward": options.reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(formats.parameters, formats.gradients, formats.outputs),
+            "offload_policy": CPUOffloadPolicy(self.device.type != "cpu") if options.offload else OffloadPolicy(),
+        }
+        allocate_meta_tensors(model)
+        for part in (*units, model):  # one at a time, so that no rank but rank 0 holds more than one unsharded unit
+            broadcast_from_rank0(part, self.device)
+            fully_shard(part, **arguments)
+        if options.forward_prefetch:
+            in_order = [unit for unit in model.modules() if isinstance(unit, FSDPModule) and unit is not model]
+            for unit, following in pairwise(in_order):
+                unit.set_modules_to_forward_prefetch([following])
+
+    def _mesh(self) -> DeviceMesh:
+        shape = (self.world_size, 1) if self.options.strategy == "no_shard" else self.options.mesh
+        if shape is None:
+            return init_device_mesh(self.device.type, (self.world_size,))
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicas", "shards"))
+
+    def synchronise(self, last_of_window: bool) -> None:
+        """Reduce gradients in every backward pass or, if so configured, in the window's last one only."""
+        for model in self._prepared:
+            model.set_requires_gradient_sync(last_of_window or self.options.synchronise_each)
+
+    def unwrap(self, model: Any) -> Any:
+        """Return the module itself, which was sharded in place."""
+        return model
+
+    def spreads(self, model: Any) -> bool:
+        """Return whether the module is sharded."""
+        return isinstance(model, FSDPModule)
+
+    @property
+    def layout(self) -> RowLayout:
+        """The layout of the model that was prepared last."""
+        assert self._shard_group is not None, "no model is prepared"
+        return RowLayout(dist.get_rank(), self.world_size, self._shard_group)
+
+
+def _free(model: nn.Module) -> None:
+    """Free gathered weights. A forward pass that no backward pass followed leaves them in place of the shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _shard_group_of(model: nn.Module) -> dist.ProcessGroup:
+    """Return the ranks that hold one replica of the model together. No weights may be gathered."""
+    mesh = next(parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
+    return mesh.get_group(mesh.ndim - 1)
+
+
+@frozen
+class RowLayout:
+    """Layout of DTensors that are sharded by rows. group: the ranks that hold one replica together."""
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup
+
+    whole = False
+    uneven = False
+
+    def state(self, model: nn.Module) -> Mapping[str, Any]:
+        """Return the state dict, with the parameters that the optimizer has."""
+        return model.state_dict(keep_vars=True)
+
+    def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Return the parameters under the model's names."""
+        _free(model)
+        return dict(model.named_parameters())
+
+    def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
+        """Return how the rows are sharded: in equal chunks, of which the last ones may be smaller or empty."""
+        if not isinstance(tensor, DTensor):
+            return None
+        *_, shards = tensor.device_mesh.shape
+        rows, width = tensor.shape[0], prod(tensor.shape[1:])
+        chunk = -(-rows // shards)
+        bounds = [min(number * chunk, rows) * width for number in range(shards + 1)]
+        first_replica = tensor.device_mesh.mesh.reshape(-1, shards)[0].tolist()
+        run = {rank: (bounds[number], bounds[number + 1] - bounds[number]) for number, rank in enumerate(first_replica)}
+        shard = tensor.device_mesh.get_local_rank(tensor.device_mesh.ndim - 1)
+        own = bounds[shard], bounds[shard + 1] - bounds[shard]
+        return Spread(tuple(tensor.shape), tuple(run.get(rank, (0, 0)) for rank in range(self.world_size)), own)
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return this rank's rows, flat."""
+        assert isinstance(tensor, DTensor)
+        rows: Tensor = cast("DTensor", tensor.detach()).to_local()
+        return rows.view(-1)
+
+    def like(self, parameter: Tensor, local: Tensor) -> Tensor:
+        """Return a DTensor of these rows, on the parameter's device."""
+        made = torch.empty_like(parameter.detach(), dtype=local.dtype)
+        self.local(made).copy_(local)
+        return made
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Return the norm over all ranks' rows, from the norm of this rank's."""
+        squared = own.to(torch.float32).square()
+        dist.all_reduce(squared, group=self.group)
+        return squared.sqrt()
 
 
 def make_fsdp(args: EngineArguments, device: Device) -> Parallelism[Tensor]:

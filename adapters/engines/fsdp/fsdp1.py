@@ -23,25 +23,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from hexloop.adapters.engines.fsdp.options import FsdpOptions
-from hexloop.adapters.engines.fsdp.units import allocate_meta_tensors, broadcast_from_rank0, recompute
+from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, broadcast_from_rank0
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
 
 @define(eq=False)
-class Fsdp1:
-    """Parallelism and Sharding adapter for `FullyShardedDataParallel`. The model's own parameters stay, as views.
+class Fsdp1(Fsdp):
+    """Parallelism and Sharding adapter for `FullyShardedDataParallel`. The model's own parameters stay, as views."""
 
-    Each rank computes its share of the window's loss. torch averages the gradients over the ranks, so the shares are
-    multiplied by the number of ranks first.
-
-    device: where layers are computed. world_size: the number of ranks.
-    """
-
-    device: torch.device
-    world_size: int
-    options: FsdpOptions = field(factory=FsdpOptions)
     _wrapped: FullyShardedDataParallel | None = field(default=None, init=False)
     _layout: FlatLayout | None = field(default=None, init=False)
     _without_sync: ExitStack = field(factory=ExitStack, init=False)
@@ -82,10 +72,7 @@ class Fsdp1:
 
     def _wrap(self, model: nn.Module) -> FullyShardedDataParallel:
         options = self.options
-        units = options.units.of(model)
-        if options.recompute:
-            recompute(units or [model])
-        chosen = set(map(id, units))
+        chosen = set(map(id, self.units_of(model)))
         formats = options.formats
         prefetch = options.backward_prefetch
         mesh = None
@@ -113,10 +100,6 @@ class Fsdp1:
         self._without_sync.close()
         if self._wrapped is not None and not (last_of_window or self.options.synchronise_each):
             self._without_sync.enter_context(self._wrapped.no_sync())
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""
-        (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
 
     def unwrap(self, model: Any) -> Any:
         """Return the wrapped module."""

@@ -8,18 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attrs import field, frozen
 
 from hexloop.adapters.engines.arguments import EngineArguments
-from hexloop.adapters.engines.fsdp.units import Units
+from hexloop.adapters.engines.fsdp.units import KEEPING, STRATEGIES, Formats, FsdpOptions, Units
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, enumeration, parse_truth, shown
-
-STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
-"""What is sharded over the ranks; accelerate's configuration files number them, from 1."""
-
-KEEPING = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
-"""For each strategy that frees gathered weights after the forward pass, the one that keeps them."""
 
 FREEING = {keeping: freeing for freeing, keeping in KEEPING.items()}
 
@@ -42,51 +35,6 @@ VARIABLES = (
     "IGNORED_MODULES",
 )  # fmt: skip
 """Environment variables, without their prefix, that accelerate's `--fsdp_...` options set."""
-
-
-@frozen
-class Formats:
-    """The dtypes of sharded training; None keeps that of the tensors.
-
-    parameters: of gathered weights and of the computation. gradients: of gradients while they are reduced.
-    buffers: version 1 only. outputs: what the model's outputs are cast to; version 2 only.
-    """
-
-    parameters: torch.dtype | None = None
-    gradients: torch.dtype | None = None
-    buffers: torch.dtype | None = None
-    outputs: torch.dtype | None = None
-
-
-@frozen
-class FsdpOptions:
-    """The options of both versions of FSDP.
-
-    units: the modules whose weights are gathered and freed together. strategy: one of STRATEGIES. version: of FSDP, 1
-    or 2. mesh: the number of replicas, and of the ranks that hold one together; None: one
-    replica over all ranks. offload: keep weights, gradients and moments in host memory. recompute: discard the
-    activations of a unit in the forward pass and recompute them in the backward pass. forward_prefetch: gather the next
-    unit's weights while one is computed. backward_prefetch: one of PREFETCHES, version 1 only, as limit_all_gathers.
-    synchronise_each: reduce gradients after every micro-batch. Otherwise they are reduced in a window's last one, until
-    when every rank keeps those of the whole model.
-    """
-
-    units: Units = field(factory=Units)
-    strategy: str = "full_shard"
-    version: int = 2
-    mesh: tuple[int, int] | None = None
-    formats: Formats = field(factory=Formats)
-    offload: bool = False
-    recompute: bool = False
-    forward_prefetch: bool = False
-    backward_prefetch: str = "backward_pre"
-    limit_all_gathers: bool = True
-    synchronise_each: bool = True
-
-    @property
-    def reshard_after_forward(self) -> bool:
-        """Whether gathered weights are freed after the forward pass and gathered again in the backward pass."""
-        return self.strategy in KEEPING
 
 
 def read_options(args: EngineArguments) -> FsdpOptions:

@@ -1,4 +1,4 @@
-"""FSDP units, activation recomputation, and starting from the weights of rank 0: what both versions of FSDP need."""
+"""What both versions of FSDP need: options, units, activation recomputation, and starting from rank 0's weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hexloop.domain.errors import ConfigurationError
+
+STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+"""What is sharded over the ranks; accelerate's configuration files number them, from 1."""
+
+KEEPING = {"full_shard": "shard_grad_op", "hybrid_shard": "hybrid_shard_zero2"}
+"""For each strategy that frees gathered weights after the forward pass, the one that keeps them."""
 
 CHUNK = 1 << 26
 """Elements of a tensor that are broadcast at once."""
@@ -77,12 +83,78 @@ def _by_size(model: nn.Module, least: int) -> Iterator[nn.Module]:
     yield from walk(model)
 
 
-def recompute(units: list[nn.Module]) -> None:
-    """Make each module discard its activations in the forward pass and recompute them in the backward pass."""
-    for unit in units:
-        if "forward" not in vars(unit):
-            again: Callable[..., Any] = partial(checkpoint, unit.forward, use_reentrant=False)
-            unit.forward = again
+@frozen
+class Formats:
+    """The dtypes of sharded training; None keeps that of the tensors.
+
+    parameters: of gathered weights and of the computation. gradients: of gradients while they are reduced.
+    buffers: version 1 only. outputs: what the model's outputs are cast to; version 2 only.
+    """
+
+    parameters: torch.dtype | None = None
+    gradients: torch.dtype | None = None
+    buffers: torch.dtype | None = None
+    outputs: torch.dtype | None = None
+
+
+@frozen
+class FsdpOptions:
+    """The options of both versions of FSDP.
+
+    units: the modules whose weights are gathered and freed together. strategy: one of STRATEGIES. version: of FSDP, 1
+    or 2. mesh: the number of replicas, and of the ranks that hold one together; None: one replica over all ranks.
+    offload: keep weights, gradients and moments in host memory. recompute: discard the activations of a unit in the
+    forward pass and recompute them in the backward pass. forward_prefetch: gather the next unit's weights while one is
+    computed. backward_prefetch: one of PREFETCHES, version 1 only, as limit_all_gathers.
+    synchronise_each: reduce gradients after every micro-batch. Otherwise they are reduced in a window's last one, until
+    when every rank keeps those of the whole model.
+    """
+
+    units: Units = field(factory=Units)
+    strategy: str = "full_shard"
+    version: int = 2
+    mesh: tuple[int, int] | None = None
+    formats: Formats = field(factory=Formats)
+    offload: bool = False
+    recompute: bool = False
+    forward_prefetch: bool = False
+    backward_prefetch: str = "backward_pre"
+    limit_all_gathers: bool = True
+    synchronise_each: bool = True
+
+    @property
+    def reshard_after_forward(self) -> bool:
+        """Whether gathered weights are freed after the forward pass and gathered again in the backward pass."""
+        return self.strategy in KEEPING
+
+
+@define(eq=False)
+class Fsdp:
+    """Base of the adapters for both versions.
+
+    Each rank computes its share of the window's loss. torch averages the gradients over the ranks, so the shares are
+    multiplied by the number of ranks first.
+
+    device: where layers are computed. world_size: the number of ranks.
+    """
+
+    device: torch.device
+    world_size: int
+    options: FsdpOptions = field(factory=FsdpOptions)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""
+        (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
+
+    def units_of(self, model: nn.Module) -> list[nn.Module]:
+        """Return the units of `model`, whose activations are recomputed if the options say so."""
+        units = self.options.units.of(model)
+        if self.options.recompute:
+            for unit in units or [model]:
+                if "forward" not in vars(unit):
+                    again: Callable[..., Any] = partial(checkpoint, unit.forward, use_reentrant=False)
+                    unit.forward = again
+        return units
 
 
 def allocate_meta_tensors(model: nn.Module) -> None:
@@ -115,17 +187,11 @@ def broadcast_from_rank0(model: nn.Module, device: torch.device) -> None:
             if isinstance(tensor, DTensor):
                 continue
             whole = tensor.detach()
-            if not whole.is_contiguous():
-                copy = whole.contiguous()
-                _broadcast(copy, device)
-                whole.copy_(copy)
-            else:
-                _broadcast(whole, device)
-
-
-def _broadcast(tensor: Tensor, device: torch.device) -> None:
-    for piece in torch.split(tensor.view(-1), CHUNK):
-        sent = piece.to(device)
-        dist.broadcast(sent, 0)
-        if sent.data_ptr() != piece.data_ptr():
-            piece.copy_(sent)
+            contiguous = whole.contiguous()
+            for piece in torch.split(contiguous.view(-1), CHUNK):
+                sent = piece.to(device)
+                dist.broadcast(sent, 0)
+                if sent.data_ptr() != piece.data_ptr():
+                    piece.copy_(sent)
+            if contiguous is not whole:
+                whole.copy_(contiguous)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from hexloop.adapters.background.inline import InlineTask
-from hexloop.adapters.trainable.least_squares.trainable import Row
+from hexloop.adapters.trainable.least_squares import Row
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device
 from hexloop.ports.evaluator import Evaluator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hexloop.adapters.trainable.least_squares.trainable import Row, Scalar
+from hexloop.adapters.trainable.least_squares import Row, Scalar
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.json_documents import only_value
 from hexloop.domain.loop import StandardLearner

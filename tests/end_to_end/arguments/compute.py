@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.domain.errors import ConfigurationError, NotFiniteError
 from hexloop.testing import SimulatedDevice
 from tests.end_to_end.arguments.bench import Bench, Recording, shows

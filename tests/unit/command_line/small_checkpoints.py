@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.trainable.least_squares.trainable import LeastSquares, least_squares
+from hexloop.adapters.trainable.least_squares import LeastSquares, least_squares
 from hexloop.domain.checkpoints.manifest import new_session
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.state import RunState

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hexloop import TrainingArguments
-from hexloop.adapters.engines.fsdp.options import Formats, FsdpOptions, read_options
-from hexloop.adapters.engines.fsdp.units import Units
+from hexloop.adapters.engines.fsdp.options import read_options
+from hexloop.adapters.engines.fsdp.units import Formats, FsdpOptions, Units
 from hexloop.app.environment import Surroundings
 from hexloop.domain.errors import ConfigurationError
 

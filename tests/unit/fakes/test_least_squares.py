@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.trainable.least_squares.trainable import Row, predict, squared_error
+from hexloop.adapters.trainable.least_squares import Row, predict, squared_error
 from hexloop.domain.loop import StandardLearner
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.trainable.least_squares.trainable import Row
+from hexloop.adapters.trainable.least_squares import Row
 from hexloop.domain.errors import StorageError
 from hexloop.ports.device import Memory
 from hexloop.ports.logger import Record, RunInformation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hexloop.adapters.trainable.least_squares.trainable import Row
+from hexloop.adapters.trainable.least_squares import Row
 from hexloop.domain.loop import StandardLearner
 from hexloop.testing import SimulatedScaling, SingleProcess, least_squares
 

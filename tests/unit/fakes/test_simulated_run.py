@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.trainable.least_squares.trainable import Row
+from hexloop.adapters.trainable.least_squares import Row
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import Logged, StepEnded, TrainEnded
 from hexloop.domain.loop import StandardLearner, train

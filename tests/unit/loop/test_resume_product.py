@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from hexloop.adapters.trainable.least_squares.trainable import Row
+from hexloop.adapters.trainable.least_squares import Row
 from hexloop.app.testing.recording import Cut, RunRecord, record_run, step_is
 from hexloop.app.testing.resume_exactness import first_difference
 from hexloop.domain import evaluation

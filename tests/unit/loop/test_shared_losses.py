@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexloop.adapters.collectives.simulated import SimulatedWorld
-from hexloop.adapters.losses.plain import PlainLosses
+from hexloop.adapters.losses import PlainLosses
 from hexloop.domain.ranks import SharedLosses
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.state import Part

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hexloop.adapters.device.torch.base import CpuDevice
+from hexloop.adapters.device.torch import CpuDevice
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
 from hexloop.app.engines import engine_for
 from hexloop.app.environment import Surroundings

@@ -1,24 +1,80 @@
-"""Torch schedulers with the names and signatures of transformers, for training loops written by hand.
+"""Schedulers of torch: the adapter for one that the user passes, and those with transformers' names and signatures.
 
-Each wraps one of the domain's schedules: those of the step as a LambdaLR, those of a metric as an object whose `step`
-takes the metric. Rates among the options (lr_end, min_lr) are relative to the optimizer's default rate, so that every
-parameter group is scaled by the same factor. `last_epoch` is the step to resume from, -1 for a new run. All raise
-ConfigurationError for invalid options.
+The latter are for training loops written by hand. Each wraps one of the domain's schedules: those of the step as a
+LambdaLR, those of a metric as an object whose `step` takes the metric. Rates among the options (lr_end, min_lr) are
+relative to the optimizer's default rate, so that every parameter group is scaled by the same factor. `last_epoch` is
+the step to resume from, -1 for a new run. All raise ConfigurationError for invalid options.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any, SupportsFloat
 
-from attrs import asdict
+from attrs import asdict, define, field
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import json_part, only_value
 from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_shape
 from hexloop.domain.schedules.adaptive import GreedyState
+from hexloop.ports.state import Part
+
+__path__: list[str] = []  # lets hexloop._moved serve old paths below this one
+
+
+@define
+class TorchScheduler:
+    """Implements the Scheduler port: calls `step()` after each update, or `step(metric)` after each evaluation.
+
+    A scheduler follows a metric if its `step` requires an argument, like that of torch's ReduceLROnPlateau.
+    """
+
+    scheduler: Any
+    optimizer: Optimizer
+    metric: BestMetric
+    _follows_metric: bool = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = signature(self.scheduler.step).parameters.values()
+        self._follows_metric = any(each.default is each.empty and each.kind in positional for each in parameters)
+
+    def start(self, updates: int) -> None:
+        """No-op: torch schedulers set their first rates when they are created."""
+
+    def advance(self, updates: int) -> None:
+        """Step a scheduler that counts updates."""
+        if not self._follows_metric:
+            self.scheduler.step()
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Step a scheduler that follows a metric."""
+        if self._follows_metric:
+            self.scheduler.step(self.metric.value(metrics))
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the rates of the optimizer's groups."""
+        return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def export(self) -> Iterator[Part]:
+        """Export the scheduler's state dict and the current rates. Raises TypeError if the state is not JSON."""
+        yield json_part("scheduler", {"state": self.scheduler.state_dict(), "rates": self.rates()})
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Load an exported state dict and the rates, which torch does not restore."""
+        kept = only_value(parts, "scheduler")
+        self.scheduler.load_state_dict(kept["state"])
+        for group, rate in zip(self.optimizer.param_groups, kept["rates"], strict=True):
+            group["lr"] = rate
+
+
+# Schedulers by name
 
 NEEDS_NO_WARMUP = ("constant", *ADAPTIVE)
 
@@ -76,11 +132,7 @@ def get_cosine_schedule_with_warmup(
 
 
 def get_cosine_with_hard_restarts_schedule_with_warmup(
-    optimizer: Optimizer,
-    num_warmup_steps: float,
-    num_training_steps: float,
-    num_cycles: int = 1,
-    last_epoch: int = -1,
+    optimizer: Optimizer, num_warmup_steps: float, num_training_steps: float, num_cycles: int = 1, last_epoch: int = -1
 ) -> LambdaLR:
     """Return a schedule that rises from 0 over `num_warmup_steps`, then decays along `num_cycles` half cosines."""
     return lambda_of_shape(
@@ -119,16 +171,8 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     min_lr_rate: float | None = None,
 ) -> LambdaLR:
     """Return the cosine schedule with a floor: `min_lr`, or `min_lr_rate` times the rate. Pass one of the two."""
-    return lambda_of_shape(
-        "cosine_with_min_lr",
-        optimizer,
-        num_warmup_steps,
-        num_training_steps,
-        last_epoch,
-        num_cycles=num_cycles,
-        min_lr=min_lr,
-        min_lr_rate=min_lr_rate,
-    )
+    options = {"num_cycles": num_cycles, "min_lr": min_lr, "min_lr_rate": min_lr_rate}
+    return lambda_of_shape("cosine_with_min_lr", optimizer, num_warmup_steps, num_training_steps, last_epoch, **options)
 
 
 def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
@@ -142,17 +186,9 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     warmup_lr_rate: float | None = None,
 ) -> LambdaLR:
     """Return the cosine schedule with a floor, with a warmup that starts at `warmup_lr_rate` times the rate."""
-    return lambda_of_shape(
-        "cosine_warmup_with_min_lr",
-        optimizer,
-        num_warmup_steps,
-        num_training_steps,
-        last_epoch,
-        num_cycles=num_cycles,
-        min_lr=min_lr,
-        min_lr_rate=min_lr_rate,
-        warmup_lr_rate=warmup_lr_rate,
-    )
+    rates = {"min_lr": min_lr, "min_lr_rate": min_lr_rate, "warmup_lr_rate": warmup_lr_rate}
+    name, options = "cosine_warmup_with_min_lr", {"num_cycles": num_cycles, **rates}
+    return lambda_of_shape(name, optimizer, num_warmup_steps, num_training_steps, last_epoch, **options)
 
 
 def get_reduce_on_plateau_schedule(optimizer: Optimizer, **kwargs: Any) -> ReduceLROnPlateau:
@@ -189,11 +225,9 @@ def get_wsd_schedule(
     last_epoch). A call with keywords means the same here; a call by position in the old order is rejected wherever it
     can be recognized.
     """
-    if (
-        not isinstance(warmup_type, str)
-        or 0 < (num_stable_steps or 0) < 1
-        or _has_no_room(num_warmup_steps, num_decay_steps, num_training_steps, num_stable_steps)
-    ):
+    needed = num_warmup_steps + num_decay_steps
+    too_long = num_stable_steps is None and num_training_steps is not None and num_training_steps < needed
+    if too_long or not isinstance(warmup_type, str) or 0 < (num_stable_steps or 0) < 1:
         raise ConfigurationError(
             f"num_warmup_steps={num_warmup_steps}, num_decay_steps={num_decay_steps}, "
             f"num_training_steps={num_training_steps} and num_stable_steps={num_stable_steps} are not possible "
@@ -205,49 +239,22 @@ def get_wsd_schedule(
             "pass only one of them.",
             stacklevel=2,
         )
-    return lambda_of_shape(
-        "warmup_stable_decay",
-        optimizer,
-        num_warmup_steps,
-        num_training_steps,
-        last_epoch,
-        num_decay_steps=num_decay_steps,
-        num_stable_steps=num_stable_steps,
-        warmup_type=warmup_type,
-        decay_type=decay_type,
-        min_lr_ratio=min_lr_ratio,
-        num_cycles=num_cycles,
-    )
-
-
-def _has_no_room(
-    num_warmup_steps: float, num_decay_steps: float, num_training_steps: float | None, num_stable_steps: float | None
-) -> bool:
-    if num_stable_steps is not None or num_training_steps is None:
-        return False
-    return num_training_steps < num_warmup_steps + num_decay_steps
+    lengths = {"num_decay_steps": num_decay_steps, "num_stable_steps": num_stable_steps}
+    stages = {"warmup_type": warmup_type, "decay_type": decay_type, "min_lr_ratio": min_lr_ratio}
+    name, options = "warmup_stable_decay", {**lengths, **stages, "num_cycles": num_cycles}
+    return lambda_of_shape(name, optimizer, num_warmup_steps, num_training_steps, last_epoch, **options)
 
 
 def lambda_of_shape(
-    name: str,
-    optimizer: Optimizer,
-    warmup_steps: float,
-    total_steps: float | None,
-    last_epoch: int,
-    **options: Any,
+    name: str, optimizer: Optimizer, warmup_steps: float, total_steps: float | None, last_epoch: int, **options: Any
 ) -> LambdaLR:
     """Return the schedule called `name` from the step `last_epoch`; -1 for a new run.
 
     Raises ConfigurationError for an unknown name or invalid options.
     """
     rate = optimizer.defaults.get("lr")
-    shape = build_shape(
-        name,
-        base_rate=float("nan") if rate is None else float(rate),
-        warmup_steps=warmup_steps,
-        total_steps=total_steps,
-        options=options,
-    )
+    base_rate = float("nan") if rate is None else float(rate)
+    shape = build_shape(name, base_rate=base_rate, warmup_steps=warmup_steps, total_steps=total_steps, options=options)
     # torch saves the attributes of the callable in the scheduler's state dict; a partial has none.
     return LambdaLR(optimizer, partial(shape), last_epoch)
 

@@ -1,15 +1,21 @@
-"""Least squares by gradient descent with momentum, on lists of floats: model, loss, optimizer and training step."""
+"""A linear model fitted to rows of floats by least squares: real training in microseconds, with no framework.
+
+Model, loss, momentum optimizer and training step, in one process or sharded over the ranks.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from attrs import frozen
 
+from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.state import Part
+
+__path__: list[str] = []  # lets hexloop._moved serve old paths below this one
 
 Row: TypeAlias = tuple[tuple[float, ...], float]
 """Features and target."""
@@ -35,10 +41,6 @@ class ValueSlice:
     def read(self) -> memoryview:
         """Return the current elements as little-endian doubles."""
         return memoryview(struct.pack(f"<{self.length}d", *self.values[self.first : self.first + self.length]))
-
-    def fill_from(self, whole: Sequence[float]) -> None:
-        """Copy the elements from the whole value."""
-        self.values[self.first : self.first + self.length] = whole[self.offset : self.offset + self.length]
 
 
 def export_slices(slices: Iterable[ValueSlice]) -> Iterator[Part]:
@@ -80,7 +82,8 @@ def load_slices(slices: Iterable[ValueSlice], pieces: Iterable[Piece]) -> None:
     if problems:
         raise ValueError(f"The saved state does not fit: {'; '.join(problems)}.")
     for name, each in expected.items():
-        each.fill_from([wholes[name][index] for index in range(each.size)])
+        own = [wholes[name][index] for index in range(each.offset, each.offset + each.length)]
+        each.values[each.first : each.first + each.length] = own
 
 
 # The loss
@@ -178,18 +181,18 @@ class LinearModel:
     exports_shared = True
 
     def __init__(self, features: int = 1) -> None:
+        self.features = features
         self.parameters = [0.0] * (features + 1)
         self.gradients = [0.0] * (features + 1)
         self.training = True
 
-    @property
-    def features(self) -> int:
-        """The number of features of a row."""
-        return len(self.parameters) - 1
+    def whole_parameters(self) -> Sequence[float]:
+        """Return the weights and the bias."""
+        return self.parameters
 
     def predict(self, features: Sequence[float]) -> float:
         """Return the model's y for one row. Raises ValueError for a wrong number of features."""
-        *weights, bias = self.parameters
+        *weights, bias = self.whole_parameters()
         return predict(weights, bias, features)
 
     def train(self, mode: bool = True) -> None:
@@ -197,18 +200,18 @@ class LinearModel:
         self.training = mode
 
     def slices(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
-        """Return the slices of `values`, one value per parameter: all weights, and the bias."""
+        """Return the named slices of `values`, one value per parameter here; `suffix` is appended to the names."""
         return (
             ValueSlice(f"weight{suffix}", self.features, values, 0, self.features),
             ValueSlice(f"bias{suffix}", 1, values, self.features, 1),
         )
 
     def pieces(self, parts: Iterable[Part]) -> list[Piece]:
-        """Return the parts that were passed to this process, the only one."""
+        """Return the parts that were passed to any rank."""
         return [piece_of(part) for part in parts]
 
     def export(self) -> Iterator[Part]:
-        """Export the weights and the bias."""
+        """Export the weights and the bias, or this rank's slices of them."""
         return export_slices(self.slices(self.parameters))
 
     def load(self, parts: Iterable[Part]) -> None:
@@ -216,20 +219,48 @@ class LinearModel:
         load_slices(self.slices(self.parameters), self.pieces(parts))
 
 
-class Parameterized(Protocol):
-    """What an optimizer needs of a model, or of one rank's shard of it."""
+class LinearShard(LinearModel):
+    """One rank's slices of "weight" and "bias": of a value of n elements, rank r of w has those from n r // w on.
 
-    parameters: list[float]
-    gradients: list[float]
-    exports_shared: bool
+    Each part may be loaded on any rank, or on several, as long as the ranks together have all of them.
+    """
 
-    def slices(self, values: list[float], suffix: str = "") -> Sequence[ValueSlice]:
-        """Return the named slices of `values`, one value per parameter here; `suffix` is appended to the names."""
-        ...
+    def __init__(self, features: int, collectives: Collectives) -> None:
+        super().__init__(features)
+        self.collectives = collectives
+        self.exports_shared = collectives.rank == 0
+        self._owned = [self._range(features), self._range(1)]
+        self.parameters = [0.0] * sum(map(len, self._owned))
+        self.gradients = [0.0] * len(self.parameters)
+
+    def _range(self, size: int) -> range:
+        rank, world_size = self.collectives.rank, self.collectives.world_size
+        return range(size * rank // world_size, size * (rank + 1) // world_size)
+
+    def whole_parameters(self) -> list[float]:
+        """Return the weights and the bias of all ranks. Collective."""
+        cut = len(self._owned[0])
+        gathered = self.collectives.gather([self.parameters[:cut], self.parameters[cut:]])
+        weights, biases = zip(*cast("list[tuple[list[float], list[float]]]", gathered), strict=True)
+        return [value for values in (*weights, *biases) for value in values]
+
+    def slices(self, values: list[float], suffix: str = "") -> tuple[ValueSlice, ...]:
+        """Return this rank's slice of the weights, and the bias or nothing."""
+        weight, bias = self._owned
+        return (
+            ValueSlice(f"weight{suffix}", self.features, values, 0, len(weight), weight.start),
+            ValueSlice(f"bias{suffix}", 1, values, len(weight), len(bias), bias.start),
+        )
 
     def pieces(self, parts: Iterable[Part]) -> list[Piece]:
-        """Return the parts that were passed to any rank."""
-        ...
+        """Return the parts that were passed to any rank. Collective."""
+        gathered = self.collectives.gather([piece_of(part) for part in parts])
+        return [piece for pieces in cast("list[list[Piece]]", gathered) for piece in pieces]
+
+    def own(self, whole: Sequence[float]) -> list[float]:
+        """Return this rank's part of a list with one value per parameter of the model."""
+        weight, bias = self._owned
+        return [*whole[weight.start : weight.stop], *whole[self.features + bias.start : self.features + bias.stop]]
 
 
 class MomentumOptimizer:
@@ -238,7 +269,7 @@ class MomentumOptimizer:
     The learning rate of the only parameter group is `rates[0]`. Implements the Optimizer and the Exportable port.
     """
 
-    def __init__(self, model: Parameterized, learning_rate: float = 0.1, momentum: float = 0.9) -> None:
+    def __init__(self, model: LinearModel, learning_rate: float = 0.1, momentum: float = 0.9) -> None:
         self.gradients = model.gradients
         self.velocity = [0.0] * len(model.parameters)
         self.rates = [learning_rate]
@@ -307,11 +338,11 @@ class LeastSquares:
         self.model.gradients[:] = self._zeros
 
     def export(self) -> Iterator[Part]:
-        """Export the weights, the bias, their velocities and the learning rate."""
+        """Export the weights, the bias, their velocities and the learning rate; of sharded ones this rank's slices."""
         return export_slices((*self.model.slices(self.model.parameters), *self.optimizer.slices))
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Resume from an export; see `Exportable.load`."""
+        """Resume from an export, or from those of any number of ranks; see `Exportable.load`."""
         slices = (*self.model.slices(self.model.parameters), *self.optimizer.slices)
         load_slices(slices, self.model.pieces(parts))
 
@@ -321,7 +352,48 @@ class LeastSquares:
             gradients[index] += derivative
 
 
+class ShardedLeastSquares(LeastSquares):
+    """Least squares with the parameters, gradients and velocities sharded over the ranks.
+
+    Each rank computes on its own batches. Forward gathers the parameters; backward sums the gradients of the ranks and
+    keeps this rank's slice. Both are collective. A loss is the rank's share of the mean over the rows of all ranks.
+    """
+
+    model: LinearShard
+
+    def count_items(self, window: Sequence[Sequence[Row]]) -> int:
+        """Return the number of rows in the windows of all ranks."""
+        return int(self._sum([super().count_items(window)])[0])
+
+    def loss(self, batch: Sequence[Row], window_items: Any) -> Scalar:
+        """Return the batch's squared errors divided by `window_items`."""
+        value, derivatives = self._squared_error(self.model.whole_parameters(), batch, window_items)
+        return Scalar(value, derivatives, self._accumulate)
+
+    def clip(self, max_norm: float) -> float:
+        """Scale by the norm over all ranks, as one process would."""
+        gradients = self.model.gradients
+        norm = math.sqrt(self._sum([sum(gradient * gradient for gradient in gradients)])[0])
+        if 0 < max_norm < norm:
+            gradients[:] = [gradient * (max_norm / norm) for gradient in gradients]
+        return norm
+
+    def _add_to_gradients(self, derivatives: Sequence[float]) -> None:
+        super()._add_to_gradients(self.model.own(self._sum(derivatives)))
+
+    def _sum(self, values: Sequence[float]) -> tuple[float, ...]:
+        return self.model.collectives.start_reduction(values, Reduction.SUM).result()
+
+
 def least_squares(features: int = 1, learning_rate: float = 0.1, momentum: float = 0.9) -> LeastSquares:
     """Return a model with this number of features and all weights zero, and its optimizer."""
     model = LinearModel(features)
     return LeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))
+
+
+def sharded_least_squares(
+    collectives: Collectives, features: int = 1, learning_rate: float = 0.1, momentum: float = 0.9
+) -> ShardedLeastSquares:
+    """Return this rank's shard of a model with this number of features and all weights zero, and its optimizer."""
+    model = LinearShard(features, collectives)
+    return ShardedLeastSquares(model, MomentumOptimizer(model, learning_rate, momentum))

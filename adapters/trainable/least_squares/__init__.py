@@ -1,1 +1,0 @@
-"""A linear model fitted to rows of floats by least squares: real training in microseconds, with no framework."""
