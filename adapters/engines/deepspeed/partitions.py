@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
-from hexloop.adapters.trainable.torch.layouts import communication_device
+from hexloop.adapters.trainable.torch.layouts import ModuleLayout, communication_device, norm_over
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.parallelism import Spread
 
@@ -37,16 +38,17 @@ class ZeroPartitions:
     pieces in full precision ("master weights"); its moments have the same layout. With a half format and no ZeRO every
     rank has all master weights.
 
-    groups: the model's parameters, by the optimizer's groups and in their order.
+    groups: the model's parameters, by the optimizer's groups and in their order. fragments: of each trained parameter,
+    by its id. is_spread: whether each rank has only a part of the moments.
     """
 
     def __init__(self, engine: Any) -> None:
         self.optimizer = engine.basic_optimizer
         self._engine = engine
         self._zero = engine.optimizer
-        self._fragments: dict[int, Fragment] = {}
+        self.fragments: dict[int, Fragment] = {}
         self._spreads: dict[int, Spread] = {}
-        self._spread = dist.get_world_size() > 1
+        self.is_spread = dist.get_world_size() > 1
         self.groups: list[list[Tensor]] = []
         if engine.zero_optimization_partition_weights():
             self._flat = self._zero.fp32_partitioned_groups_flat
@@ -58,12 +60,8 @@ class ZeroPartitions:
             self._flat = self._zero.fp32_groups_flat_partition
             self._read_fragments(self._zero.bf16_groups)
         else:
-            self._spread = False
+            self.is_spread = False
             self._read_unpartitioned()
-
-    def fragment(self, parameter: Tensor) -> Fragment | None:
-        """Return this rank's fragment of a parameter, None if it is not trained."""
-        return self._fragments.get(id(parameter))
 
     def state(self, flat: int) -> dict[str, Any]:
         """Return the optimizer's state of a flat tensor."""
@@ -95,14 +93,9 @@ class ZeroPartitions:
             if swapped:
                 self._zero._optimizer_states_and_gradient_swap_out(flat)
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether each rank has only a part of the moments."""
-        return self._spread
-
     def spread(self, parameter: Tensor) -> Spread | None:
         """Return how a parameter's moments are partitioned, None if they are not. The first call is collective."""
-        if not self._spread:
+        if not self.is_spread:
             return None
         if not self._spreads:
             self._exchange_spreads()
@@ -110,12 +103,12 @@ class ZeroPartitions:
 
     def view(self, parameter: Tensor, flat: Tensor) -> Tensor:
         """Return this rank's elements of a parameter, as a view of the flat tensor or of one of its moments."""
-        fragment = self._fragments[id(parameter)]
+        fragment = self.fragments[id(parameter)]
         return flat.detach().view(-1).narrow(0, fragment.offset, fragment.length)
 
     def update_master(self, parameter: Tensor, own: Tensor) -> None:
         """Set the master weights to `own`, this rank's elements of a weight, unless they already round to it."""
-        fragment = self._fragments[id(parameter)]
+        fragment = self.fragments[id(parameter)]
         if fragment.length == 0:
             return
         with self.loaded(fragment.flat):
@@ -125,8 +118,8 @@ class ZeroPartitions:
 
     def _exchange_spreads(self) -> None:
         """Gather the ranks' fragments of each parameter."""
-        parameters = [parameter for group in self.groups for parameter in group]
-        fragments = [self._fragments[id(parameter)] for parameter in parameters]
+        parameters = list(chain.from_iterable(self.groups))
+        fragments = [self.fragments[id(parameter)] for parameter in parameters]
         own = torch.tensor([[each.start, each.length] for each in fragments], device=communication_device())
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, own)
@@ -144,7 +137,7 @@ class ZeroPartitions:
                 _, offset, size = zero.grad_position[zero.get_param_id(parameter)]
                 start = min(size * dist.get_rank(), parameter.ds_numel)
                 length = min(size, parameter.ds_numel - start)
-                self._fragments[id(parameter)] = Fragment(flat, offset, start, length)
+                self.fragments[id(parameter)] = Fragment(flat, offset, start, length)
         self.groups = [by_group[group] for group in sorted(by_group)]
 
     def _read_fragments(self, groups: list[list[Any]]) -> None:
@@ -152,17 +145,11 @@ class ZeroPartitions:
         self.groups = [list(group) for group in groups]
         for flat, group in enumerate(self.groups):
             for parameter in group:
-                mapping = getattr(parameter, "_hp_mapping", None)
-                self._fragments[id(parameter)] = (
-                    Fragment(flat, 0, 0, 0)
-                    if mapping is None
-                    else Fragment(
-                        flat,
-                        mapping.hp_fragment_address.start,
-                        mapping.lp_fragment_address.start,
-                        mapping.hp_fragment_address.numel,
-                    )
-                )
+                fragment, mapping = Fragment(flat, 0, 0, 0), getattr(parameter, "_hp_mapping", None)
+                if mapping is not None:
+                    own, start = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+                    fragment = Fragment(flat, own.start, start, own.numel)
+                self.fragments[id(parameter)] = fragment
 
     def _read_unpartitioned(self) -> None:
         """A half format without ZeRO: master weights for each parameter, or flat ones for a group."""
@@ -175,7 +162,7 @@ class ZeroPartitions:
                 if flat_groups is None:
                     self._flat.append(self._zero.fp32_groups[number][index])
                 flat = number if flat_groups is not None else len(self._flat) - 1
-                self._fragments[id(parameter)] = Fragment(flat, offset, 0, parameter.numel())
+                self.fragments[id(parameter)] = Fragment(flat, offset, 0, parameter.numel())
                 offset += parameter.numel() if flat_groups is not None else 0
         if flat_groups is not None:
             self._flat = list(flat_groups)
@@ -192,11 +179,17 @@ def wraps_optimizer(engine: Any) -> bool:
     return engine.optimizer is not engine.basic_optimizer
 
 
+KNOWN_OPTIMIZERS = (
+    "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer",
+    "FP16_Optimizer",
+)  # fmt: skip
+"""The optimizers of DeepSpeed whose state hexloop knows."""
+
+
 def refuse_unknown_optimizer(engine: Any) -> None:
     """Raise CheckpointError for an optimizer of DeepSpeed whose state hexloop does not know."""
-    known = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer")
     name = type(engine.optimizer).__name__
-    if wraps_optimizer(engine) and name not in (*known, "FP16_Optimizer"):
+    if name not in KNOWN_OPTIMIZERS:
         raise CheckpointError(
             f"DeepSpeed's configuration trains with its {name}, whose state hexloop cannot save; change the "
             "configuration, or set save_strategy='no'."
@@ -204,22 +197,13 @@ def refuse_unknown_optimizer(engine: Any) -> None:
 
 
 @frozen
-class ZeroLayout:
-    """Layout of a module whose parameters ZeRO 3 partitions: each rank has an equal run of every parameter."""
+class ZeroLayout(ModuleLayout):
+    """Layout of a module whose parameters ZeRO 3 partitions: each rank has an equal run of every parameter.
 
-    rank: int
-    world_size: int
+    The parameters know their partitions.
+    """
 
     whole = False
-    uneven = False
-
-    def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return the state dict, whose parameters know their partitions."""
-        return model.state_dict(keep_vars=True)
-
-    def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Return the parameters under the model's names."""
-        return dict(model.named_parameters())
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
         """Return equal runs, of which the last ones are shorter or empty where the partition is padding."""
@@ -251,6 +235,4 @@ class ZeroLayout:
 
     def norm(self, own: Tensor) -> Tensor:
         """Return the norm over all ranks' runs, from the norm of this rank's."""
-        squared = own.to(torch.float32).square()
-        dist.all_reduce(squared)
-        return squared.sqrt()
+        return norm_over(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from math import prod
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.engines.deepspeed.partitions import Fragment, ZeroPartitions, whole_shape
+from hexloop.adapters.engines.deepspeed.partitions import ZeroPartitions, whole_shape
 from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
-from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_moments
+from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_groups, check_moments
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,
     TYPES,
@@ -26,6 +26,7 @@ from hexloop.adapters.trainable.torch.serialization import (
     package_classes,
     read_slice,
     read_tensor,
+    tensor_names,
 )
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.ranks import assign_to_ranks
@@ -101,7 +102,7 @@ class ZeroOptimizerState:
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
-            self._refuse_other_groups(document["groups"])
+            check_groups(document["groups"], self._present_names())
             self._refuse_other_shapes(document, found)
             restoring = StateDecoder(found, package_classes(self._partitions.optimizer), hides=False)
             self._groups.put(self._groups.taken(document, restoring))
@@ -117,14 +118,9 @@ class ZeroOptimizerState:
 
     def _by_flat_tensor(self) -> Iterator[tuple[int, list[Tensor]]]:
         """Yield the parameters in the order of the groups, together those that share a flat tensor."""
-        parameters = (parameter for group in self._partitions.groups for parameter in group)
-        for flat, each in groupby(parameters, lambda parameter: self._fragment(parameter).flat):
+        parameters = chain.from_iterable(self._partitions.groups)
+        for flat, each in groupby(parameters, lambda parameter: self._partitions.fragments[id(parameter)].flat):
             yield flat, list(each)
-
-    def _fragment(self, parameter: Tensor) -> Fragment:
-        fragment = self._partitions.fragment(parameter)
-        assert fragment is not None, "the optimizer trains it"
-        return fragment
 
     def _kept(self, flat: int, parameter: Tensor) -> dict[str, Any]:
         """Return the optimizer's state of a parameter's flat tensor, with the master weights if more precise."""
@@ -171,7 +167,11 @@ class ZeroOptimizerState:
         self, flat: int, parameter: Tensor, document: Mapping[str, Any], found: Mapping[str, Part]
     ) -> None:
         """Copy this rank's elements of a parameter's saved state into the flat tensors."""
-        partitions, name, fragment = self._partitions, self._names[id(parameter)], self._fragment(parameter)
+        partitions, name, fragment = (
+            self._partitions,
+            self._names[id(parameter)],
+            self._partitions.fragments[id(parameter)],
+        )
         live, master = partitions.state(flat), partitions.master(flat)
 
         def fill(target: Tensor, part: Part) -> None:
@@ -191,27 +191,15 @@ class ZeroOptimizerState:
         if name in document.get(MASTERS, {}):
             fill(master, found[document[MASTERS][name][TENSOR]])
 
-    def _expected(self) -> dict[str, MomentSpec]:
-        parameters = (each for group in self._partitions.groups for each in group)
-        return {
-            self._names[id(each)]: MomentSpec(tuple(whole_shape(each)), {torch.float32, each.dtype}, fused=True)
-            for each in parameters
-        }
-
     def _present_names(self) -> list[list[str]]:
         return [[self._names[id(parameter)] for parameter in group] for group in self._partitions.groups]
 
-    def _refuse_other_groups(self, groups: list[dict[str, Any]]) -> None:
-        present = self._present_names()
-        saved = [group["params"] for group in groups]
-        if saved != present:
-            raise ValueError(
-                f"The saved optimizer has the parameter groups {saved}, and this one has {present}; "
-                "resume with the model and the weight decay that it was saved with."
-            )
-
     def _refuse_other_shapes(self, document: Mapping[str, Any], found: Mapping[str, Part]) -> None:
-        state, expected = document["state"], self._expected()
+        state = document["state"]
+        expected = {
+            self._names[id(each)]: MomentSpec(tuple(whole_shape(each)), {torch.float32, each.dtype}, fused=True)
+            for each in chain.from_iterable(self._partitions.groups)
+        }
         check_moments(self._partitions.optimizer, state, found, expected)
         for name, value in document.get(MASTERS, {}).items():
             if found[value[TENSOR]].shape != expected[name].shape:
@@ -219,14 +207,11 @@ class ZeroOptimizerState:
                     f"The saved full-precision {name} is of shape {found[value[TENSOR]].shape} there, and of "
                     f"{expected[name].shape} here."
                 )
-        for parameter in (parameter for group in self._partitions.groups for parameter in group):
-            name = self._names[id(parameter)]
-            for value in state.get(name, {}).values():
-                if not (isinstance(value, dict) and TENSOR in value):
-                    continue
-                there, here = found[value[TENSOR]].shape, tuple(whole_shape(parameter))
-                if there not in ((), here):
-                    raise ValueError(f"{value[TENSOR]} has the shape {there} in the checkpoint, and {name} has {here}.")
+        for name, spec in expected.items():
+            for tensor in tensor_names(list(state.get(name, {}).values())):
+                there = found[tensor].shape
+                if there not in ((), spec.shape):
+                    raise ValueError(f"{tensor} has the shape {there} in the checkpoint, and {name} has {spec.shape}.")
 
 
 class ZeroModelState(ModelState):
@@ -261,7 +246,7 @@ class ZeroModelState(ModelState):
 
     def _update_masters(self, partitions: ZeroPartitions, found: Mapping[str, Part]) -> None:
         for name, tensor in self._state().items():
-            fragment = partitions.fragment(tensor)
+            fragment = partitions.fragments.get(id(tensor))
             if name in found and fragment is not None:
                 saved = read_slice(found[name], fragment.start, fragment.length)
                 partitions.update_master(tensor, saved.to(tensor.dtype))

@@ -19,6 +19,7 @@ from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.fsdp.fsdp1 import Fsdp1
 from hexloop.adapters.engines.fsdp.options import consolidates, read_options
 from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, broadcast_from_rank0
+from hexloop.adapters.trainable.torch.layouts import ModuleLayout, norm_over
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
@@ -99,24 +100,17 @@ def _shard_group_of(model: nn.Module) -> dist.ProcessGroup:
 
 
 @frozen
-class RowLayout:
+class RowLayout(ModuleLayout):
     """Layout of DTensors that are sharded by rows. group: the ranks that hold one replica together."""
 
-    rank: int
-    world_size: int
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None = None
 
     whole = False
-    uneven = False
-
-    def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return the state dict, with the parameters that the optimizer has."""
-        return model.state_dict(keep_vars=True)
 
     def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
         """Return the parameters under the model's names."""
         _free(model)
-        return dict(model.named_parameters())
+        return super().parameters(model)
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
         """Return how the rows are sharded: in equal chunks, of which the last ones may be smaller or empty."""
@@ -146,9 +140,7 @@ class RowLayout:
 
     def norm(self, own: Tensor) -> Tensor:
         """Return the norm over all ranks' rows, from the norm of this rank's."""
-        squared = own.to(torch.float32).square()
-        dist.all_reduce(squared, group=self.group)
-        return squared.sqrt()
+        return norm_over(own, self.group)
 
 
 def make_fsdp(args: EngineArguments, device: Device) -> Parallelism[Tensor]:

@@ -24,6 +24,7 @@ from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from hexloop.adapters.engines.fsdp.units import Fsdp, allocate_meta_tensors, broadcast_from_rank0
+from hexloop.adapters.trainable.torch.layouts import norm_over
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.parallelism import ParallelismCapabilities, Spread
 
@@ -195,13 +196,7 @@ class FlatLayout:
         """Return the norm over all shards, from the norm of this rank's."""
         if self.shards == 1:
             return own
-        squared = own.to(self._device, torch.float32).square()
-        dist.all_reduce(squared, group=self._group)
-        return squared.sqrt()
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.parameters().values())).device
+        return norm_over(own.to(next(iter(self.parameters().values())).device), self._group)
 
 
 def _locations(model: nn.Module) -> dict[str, Location]:

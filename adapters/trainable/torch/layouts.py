@@ -22,22 +22,28 @@ TorchLayout: TypeAlias = Layout[nn.Module, Tensor]
 
 
 @frozen
-class WholeLayout:
-    """Layout of a module that every rank holds whole."""
+class ModuleLayout:
+    """Base of layouts that keep the tensors in the module, under the model's names."""
 
     rank: int = 0
     world_size: int = 1
 
-    whole = True
     uneven = False
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return the state dict."""
+        """Return the state dict, with the parameters that the optimizer has."""
         return model.state_dict(keep_vars=True)
 
     def parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Return the parameters under the model's names."""
+        """Return the parameters."""
         return dict(model.named_parameters())
+
+
+@frozen
+class WholeLayout(ModuleLayout):
+    """Layout of a module that every rank holds whole."""
+
+    whole = True
 
     def spread(self, tensor: Tensor, parameter: Tensor) -> Spread | None:
         """Return None: no tensor is distributed."""
@@ -57,6 +63,13 @@ class WholeLayout:
 
 
 WHOLE = WholeLayout()
+
+
+def norm_over(own: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return the norm of the ranks' parts of sharded gradients, from the norm of this rank's. Collective."""
+    squared = own.to(torch.float32).square()
+    dist.all_reduce(squared, group=group)
+    return squared.sqrt()
 
 
 @frozen
@@ -80,8 +93,8 @@ class TensorEntry:
 
 def entry_of(name: str, tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> TensorEntry:
     """Return the entry of a parameter, or of a moment of one."""
-    spread = layout.spread(tensor, parameter)
-    return TensorEntry(name, tensor, tuple(tensor.shape) if spread is None else spread.shape, tensor.dtype, spread)
+    spread, shape = layout.spread(tensor, parameter), shape_of(tensor, parameter, layout)
+    return TensorEntry(name, tensor, shape, tensor.dtype, spread)
 
 
 def entries_of(
@@ -118,22 +131,14 @@ def assigned_parts(entries: Sequence[TensorEntry], layout: TorchLayout, writers:
 
 def assigned_part(entry: TensorEntry, own: Tensor | None, owner: int, rank: int) -> Part:
     """Return rank `rank`'s part of a tensor that is assigned to `owner`; `own`: its elements, flat. Collective."""
+    whole = None
     if entry.spread is not None:
         whole = _gather(entry, entry.spread, own, owner, rank)
-    else:
-        whole = _copy_to_host(own) if owner == rank else None
+    elif owner == rank and own is not None:
+        whole = own.detach().to("cpu", copy=True)  # which later updates do not change
     if whole is not None:
         return tensor_part(entry.name, whole)
-    return Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, _no_bytes)
-
-
-def _copy_to_host(tensor: Tensor | None) -> Tensor | None:
-    """Return a copy in host memory, which later updates do not change."""
-    return None if tensor is None else tensor.detach().to("cpu", copy=True)
-
-
-def _no_bytes() -> memoryview:
-    return memoryview(b"")
+    return Part(entry.name, DTYPES[entry.dtype], entry.shape, 0, 0, lambda: memoryview(b""))
 
 
 def _gather(entry: TensorEntry, spread: Spread, own: Tensor | None, owner: int, rank: int) -> Tensor | None:

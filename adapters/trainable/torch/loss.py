@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL
+from hexloop.adapters.trainable.torch.trainable import IGNORED_LABEL, Count, Inputs
 from hexloop.domain.errors import DataError
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -24,11 +24,7 @@ class FunctionLoss:
     label_names: Sequence[str] = ("labels",)
 
     def __call__(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
     ) -> Any:
         """See `ComputeLoss`."""
         labels, features = _split_labels(inputs, self.label_names)
@@ -46,11 +42,7 @@ class SmoothedLoss:
     label_names: Sequence[str] = ("labels",)
 
     def __call__(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
     ) -> Any:
         """See `ComputeLoss`. Raises DataError if the batch has no labels."""
         labels, features = _split_labels(inputs, self.label_names)
@@ -77,11 +69,7 @@ class LabelSmoother:
     ignore_index: int = IGNORED_LABEL
 
     def __call__(
-        self,
-        model_output: Any,
-        labels: Tensor,
-        shift_labels: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model_output: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Count | None = None
     ) -> Tensor:
         """Return the loss of the model's outputs. shift_labels: compare each position with the next label."""
         logits = in_full_precision(_logits(model_output))
@@ -96,8 +84,7 @@ class LabelSmoother:
         over_classes = log_probabilities.sum(dim=-1)
         true_class = log_likelihood.masked_fill(ignored, 0.0).sum() / count
         all_classes = over_classes.masked_fill(ignored, 0.0).sum() / (count * logits.shape[-1])
-        loss: Tensor = -((1 - self.epsilon) * true_class + self.epsilon * all_classes)
-        return loss
+        return -((1 - self.epsilon) * true_class + self.epsilon * all_classes)
 
 
 def in_full_precision(outputs: Any) -> Any:
@@ -112,10 +99,9 @@ def in_full_precision(outputs: Any) -> Any:
         for name, value in outputs.items():
             converted[name] = in_full_precision(value)
         return converted
-    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-        return type(outputs)(*map(in_full_precision, outputs))
     if isinstance(outputs, tuple | list):
-        return type(outputs)(map(in_full_precision, outputs))
+        converted = map(in_full_precision, outputs)
+        return type(outputs)(*converted) if hasattr(outputs, "_fields") else type(outputs)(converted)
     return outputs
 
 
@@ -128,12 +114,9 @@ def _split_labels(inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any,
     return None, features
 
 
-def _logits(outputs: Any) -> Tensor:
-    logits: Tensor
+def _logits(outputs: Any) -> Any:
     if isinstance(outputs, Tensor):
-        logits = outputs
-    elif isinstance(outputs, Mapping):
-        logits = outputs["logits"]
-    else:
-        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs.logits
-    return logits
+        return outputs
+    if isinstance(outputs, Mapping):
+        return outputs["logits"]
+    return outputs[0] if isinstance(outputs, tuple | list) else outputs.logits

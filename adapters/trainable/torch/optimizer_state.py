@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -110,7 +110,7 @@ class OptimizerState:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
                 check_shapes(document["state"], self._shapes(), found)
-            self._check_groups(document["groups"])
+            check_groups(document["groups"], self._present_names())
             check_moments(self._optimizer, document["state"], found, self._expected())
             classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
             keys = self._layout.parameters(self._model)
@@ -162,14 +162,6 @@ class OptimizerState:
                 loaded = self._optimizer.state[parameter]
                 self._optimizer.state[parameter] = _exact(state[number], loaded, parameter, decoder.own_type)
 
-    def _check_groups(self, groups: list[dict[str, Any]]) -> None:
-        saved, present = [group["params"] for group in groups], self._present_names()
-        if saved != present:
-            raise ValueError(
-                f"The saved optimizer has the parameter groups {saved}, and this one has {present}; "
-                "resume with the same model and weight decay."
-            )
-
     def _present_names(self) -> list[list[str]]:
         return [[self._name(parameter) for parameter in group["params"]] for group in self._optimizer.param_groups]
 
@@ -185,6 +177,16 @@ class OptimizerState:
                 "model, so a checkpoint would not contain it; register it as a parameter of the model."
             )
         return self._names[id(parameter)]
+
+
+def check_groups(groups: Sequence[Mapping[str, Any]], present: list[list[str]]) -> None:
+    """Raise ValueError if saved groups do not have the parameters `present`, by group."""
+    saved = [group["params"] for group in groups]
+    if saved != present:
+        raise ValueError(
+            f"The saved optimizer has the parameter groups {saved}, and this one has {present}; "
+            "resume with the same model and weight decay."
+        )
 
 
 def _own(layout: TorchLayout, parameter: Tensor, spread: Spread, part: Part) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from hexloop.ports.collectives import Collectives, Reduction
 Count = Tensor | int
 """A number of items, as a scalar on the device or as a plain number."""
 
+Inputs: TypeAlias = dict[str, Any]
+"""The keyword arguments of a model's forward."""
+
 
 # The items of a window over all ranks
 
@@ -38,19 +41,15 @@ def resolved_count(items: Any) -> Any:
     return items.result() if isinstance(items, PendingCount) else items
 
 
-def _local(items: Count) -> Count:
-    return items
-
-
 @frozen
 class ItemSum:
     """The number of ranks, and the sum of their item counts, which may still be pending."""
 
-    size: int = 1
-    total: Callable[[Count], Count | PendingCount] = _local
+    size: int
+    total: Callable[[Count], Count | PendingCount]
 
 
-LOCAL_ITEM_SUM = ItemSum()
+LOCAL_ITEM_SUM = ItemSum(1, lambda items: items)
 """For a single process."""
 
 
@@ -103,14 +102,9 @@ class ComputeLoss(Protocol):
     """A function from a model and its inputs to the loss; with `return_outputs`, to the loss and the outputs."""
 
     def __call__(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
     ) -> Any:
         """Return the loss, or (loss, outputs)."""
-        ...
 
 
 @frozen
@@ -120,11 +114,7 @@ class ModelLoss:
     passes_count: bool = False
 
     def __call__(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
     ) -> Any:
         """See `ComputeLoss`."""
         if self.passes_count and num_items_in_batch is not None:
@@ -310,20 +300,16 @@ class Gradients:
 
 
 def _are_uniform(gradients: list[Tensor]) -> bool:
-    if not gradients:
-        return False
-    first = gradients[0]
-    return all(
-        type(gradient) is Tensor and gradient.device == first.device and gradient.layout is torch.strided
+    return bool(gradients) and all(
+        type(gradient) is Tensor and gradient.device == gradients[0].device and gradient.layout is torch.strided
         for gradient in gradients
     )
 
 
+# Items: what a loss is the mean of (label tokens if there are labels, rows otherwise)
+
 IGNORED_LABEL = -100
 """The label that torch's cross entropy ignores."""
-
-
-# Items: what a loss is the mean of (label tokens if there are labels, rows otherwise)
 
 
 def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Count:
@@ -339,27 +325,18 @@ def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Count:
         return 0
     if isinstance(batch.get("shift_labels"), Tensor):
         return _valid(batch["shift_labels"])
-    found = [batch[name] for name in label_names if isinstance(batch.get(name), Tensor)]
-    if not found:
+    labels = next((batch[name] for name in label_names if isinstance(batch.get(name), Tensor)), None)
+    if labels is None:
         return row_count(batch) or 1
-    if shifted and found[0].ndim > 1:
-        return _valid(found[0][..., 1:])
-    return _valid(found[0])
+    return _valid(labels[..., 1:] if shifted and labels.ndim > 1 else labels)
 
 
 def row_count(batch: Any) -> int:
     """Return the length of the first dimension of the first tensor in `batch`; 0 if there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 0
-    values: Sequence[Any] = ()
-    if isinstance(batch, Mapping):
-        values = tuple(batch.values())
-    elif isinstance(batch, list | tuple):
-        values = batch
-    for value in values:
-        if rows := row_count(value):
-            return rows
-    return 0
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next(filter(None, map(row_count, values)), 0)
 
 
 def _valid(labels: Tensor) -> Tensor:
@@ -383,8 +360,7 @@ def weighted_share(loss: Tensor, items: Count, total: Any) -> Tensor:
     if isinstance(items, Tensor):
         loss = torch.where(items.to(loss.device) > 0, loss, 0.0)
         total = at_least_one(total)
-    weighted: Tensor = loss * (items / total)
-    return weighted
+    return loss * (items / total)
 
 
 def zero_loss(loss: Tensor) -> Tensor:
