@@ -26,7 +26,6 @@ from hexloop.adapters.trainable.torch.serialization import (
     package_classes,
     read_slice,
     read_tensor,
-    tensor_names,
 )
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.ranks import assign_to_ranks
@@ -167,11 +166,8 @@ class ZeroOptimizerState:
         self, flat: int, parameter: Tensor, document: Mapping[str, Any], found: Mapping[str, Part]
     ) -> None:
         """Copy this rank's elements of a parameter's saved state into the flat tensors."""
-        partitions, name, fragment = (
-            self._partitions,
-            self._names[id(parameter)],
-            self._partitions.fragments[id(parameter)],
-        )
+        partitions, name = self._partitions, self._names[id(parameter)]
+        fragment = partitions.fragments[id(parameter)]
         live, master = partitions.state(flat), partitions.master(flat)
 
         def fill(target: Tensor, part: Part) -> None:
@@ -208,10 +204,12 @@ class ZeroOptimizerState:
                     f"{expected[name].shape} here."
                 )
         for name, spec in expected.items():
-            for tensor in tensor_names(list(state.get(name, {}).values())):
-                there = found[tensor].shape
-                if there not in ((), spec.shape):
-                    raise ValueError(f"{tensor} has the shape {there} in the checkpoint, and {name} has {spec.shape}.")
+            for value in state.get(name, {}).values():
+                saved = found[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+                if saved is not None and saved.shape not in ((), spec.shape):
+                    raise ValueError(
+                        f"{saved.name} has the shape {saved.shape} in the checkpoint, and {name} has {spec.shape}."
+                    )
 
 
 class ZeroModelState(ModelState):

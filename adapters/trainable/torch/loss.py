@@ -84,7 +84,8 @@ class LabelSmoother:
         over_classes = log_probabilities.sum(dim=-1)
         true_class = log_likelihood.masked_fill(ignored, 0.0).sum() / count
         all_classes = over_classes.masked_fill(ignored, 0.0).sum() / (count * logits.shape[-1])
-        return -((1 - self.epsilon) * true_class + self.epsilon * all_classes)
+        loss: Tensor = -((1 - self.epsilon) * true_class + self.epsilon * all_classes)
+        return loss
 
 
 def in_full_precision(outputs: Any) -> Any:

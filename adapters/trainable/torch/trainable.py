@@ -360,7 +360,8 @@ def weighted_share(loss: Tensor, items: Count, total: Any) -> Tensor:
     if isinstance(items, Tensor):
         loss = torch.where(items.to(loss.device) > 0, loss, 0.0)
         total = at_least_one(total)
-    return loss * (items / total)
+    weighted: Tensor = loss * (items / total)
+    return weighted
 
 
 def zero_loss(loss: Tensor) -> Tensor:
