@@ -36,41 +36,33 @@ class EngineArguments(Protocol):
     @property
     def device(self) -> Any:
         """The device of this process, as torch.device."""
-        ...
 
     @property
     def local_process_index(self) -> int:
         """The number of this process on its machine."""
-        ...
 
     @property
     def mixed_precision(self) -> str:
         """The number format of mixed precision: no, bf16 or fp16."""
-        ...
 
     @property
     def n_gpu(self) -> int:
         """How many GPUs this process computes on."""
-        ...
 
     @property
     def surroundings(self) -> Any:
         """Where this process is in the run; `local_world_size`: processes on its machine, 0 if unknown."""
-        ...
 
     @property
     def train_batch_size(self) -> int:
         """Samples in a micro-batch of this process."""
-        ...
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        ...
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Return the warm-up, in optimizer steps, of a run of `num_training_steps`."""
-        ...
 
 
 def is_on(name: str) -> bool:

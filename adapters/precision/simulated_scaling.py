@@ -19,7 +19,6 @@ class Scalable(Protocol):
 
     def __mul__(self, factor: float) -> Scalable:
         """Return the loss times a number, with its gradients scaled likewise."""
-        ...
 
 
 Loss = TypeVar("Loss", bound=Scalable)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,14 +37,8 @@ class DdpOptions:
 
     def named(self) -> dict[str, Any]:
         """Return the options as keyword arguments, `find_unused_parameters` and the hook excepted."""
-        given = {
-            "bucket_cap_mb": self.bucket_cap_mb,
-            "broadcast_buffers": self.broadcast_buffers,
-            "static_graph": self.static_graph,
-        }
-        return {name: value for name, value in given.items() if value is not None} | {
-            "gradient_as_bucket_view": self.gradient_as_bucket_view,
-        }
+        others = ("find_unused_parameters", "hook")
+        return asdict(self, filter=lambda option, value: value is not None and option.name not in others)
 
 
 @frozen

@@ -237,14 +237,6 @@ def _full_batch(args: EngineArguments) -> int:
     return args.world_size * args.train_batch_size * args.gradient_accumulation_steps
 
 
-def _uses_fp16(args: EngineArguments) -> bool:
-    return args.mixed_precision == "fp16" or args.fp16_full_eval
-
-
-def _uses_bf16(args: EngineArguments) -> bool:
-    return args.mixed_precision == "bf16" or args.bf16_full_eval
-
-
 FROM_ARGUMENTS = (
     Rule("train_micro_batch_size_per_gpu", "per_device_train_batch_size", lambda args: args.train_batch_size, True),
     Rule(
@@ -266,8 +258,8 @@ FROM_ARGUMENTS = (
     Rule("optimizer.params.weight_decay", "weight_decay", lambda args: args.weight_decay),
     Rule("scheduler.params.warmup_min_lr", "nothing", lambda args: 0, binds=False),
     Rule("scheduler.params.warmup_max_lr", "learning_rate", lambda args: args.learning_rate),
-    Rule("fp16.enabled", "fp16", _uses_fp16, True),
-    Rule("bf16.enabled", "bf16", _uses_bf16, True),
+    Rule("fp16.enabled", "fp16", lambda args: args.mixed_precision == "fp16" or args.fp16_full_eval, True),
+    Rule("bf16.enabled", "bf16", lambda args: args.mixed_precision == "bf16" or args.bf16_full_eval, True),
     Rule("amp.enabled", "nothing", lambda args: False, binds=False),
     Rule("amp.opt_level", "nothing", lambda args: "O1", binds=False),
 )

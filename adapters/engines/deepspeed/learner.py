@@ -17,24 +17,19 @@ class SteppingEngine(Protocol):
     @property
     def optimizer(self) -> object:
         """ZeRO's or a half format's optimizer around `basic_optimizer`, else `basic_optimizer` itself."""
-        ...
 
     @property
     def basic_optimizer(self) -> object:
         """The optimizer that was passed in, or that the configuration defines."""
-        ...
 
     def step(self) -> None:
         """Clip the gradients and step."""
-        ...
 
     def was_step_applied(self) -> bool:
         """Return whether the last step changed the weights."""
-        ...
 
     def get_global_grad_norm(self) -> Any:
         """Return the norm of all gradients before clipping, as of the last step."""
-        ...
 
 
 def _no_op() -> None:

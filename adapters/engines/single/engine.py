@@ -20,7 +20,6 @@ class Differentiable(Protocol):
 
     def backward(self) -> object:
         """Add the gradients of this loss to the accumulated ones."""
-        ...
 
 
 class SingleProcess:
@@ -51,11 +50,8 @@ def make_single(args: EngineArguments, device: Device) -> Parallelism[Any]:
     from hexloop.adapters.engines.single.data_parallel import DataParallel
     from hexloop.adapters.trainable.torch.trainable import item_count
 
-    if args.loss_weighting == "reference":
-        return DataParallel(range(args.n_gpu))
-    return DataParallel(
-        range(args.n_gpu), partial(item_count, label_names=args.label_names or ["labels"], shifted=False)
-    )
+    count = partial(item_count, label_names=args.label_names or ["labels"], shifted=False)
+    return DataParallel(range(args.n_gpu), None if args.loss_weighting == "reference" else count)
 
 
 ENGINE: Engine[EngineArguments, Any] = Engine("single", make_single)

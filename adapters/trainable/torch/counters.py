@@ -45,18 +45,17 @@ class TokenCounter:
             self._warn(
                 f"no tokens are counted, because batches have no {self.main_input!r}; set the model's main_input_name"
             )
-        elif not self.padding_aware:
-            self._pending = self._pending + tokens.numel()
-        elif batch.get("attention_mask") is not None:
+        elif self.padding_aware and batch.get("attention_mask") is not None:
             self._pending = self._pending + batch["attention_mask"].sum()
-        elif self.padding is not None:
+        elif self.padding_aware and self.padding is not None:
             self._pending = self._pending + (tokens != self.padding).sum()
         else:
             self._pending = self._pending + tokens.numel()
-            self._warn(
-                "all tokens are counted, because there is neither an attention_mask nor a pad_token_id of the "
-                "processing_class; add one of them"
-            )
+            if self.padding_aware:
+                self._warn(
+                    "all tokens are counted, because there is neither an attention_mask nor a pad_token_id of the "
+                    "processing_class; add one of them"
+                )
 
     def settle(self) -> None:
         """Add the pending sums of all ranks to the run state. Collective."""

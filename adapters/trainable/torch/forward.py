@@ -177,17 +177,17 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
     if not hasattr(tokenizer, "eos_token_id") or not hasattr(getattr(model, "config", None), "get_text_config"):
         return
     config, generation = model.config.get_text_config(), getattr(model, "generation_config", None)
+    holders = [config] if generation is None else [config, generation]
     changed = {}
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         token = getattr(tokenizer, name)
-        holders = [config] if generation is None else [config, generation]
-        if token is None or all(token in _declared(each, name) for each in holders):
+        if token is None or all(token in _declared(holder, name) for holder in holders):
             continue
         changed[name] = token
-        ends = name == "eos_token_id"
-        setattr(config, name, _with(token, config, name) if ends and _is_list(config, name) else token)
-        if generation is not None:
-            setattr(generation, name, _with(token, generation, name) if ends else token)
+        for holder in holders:
+            several = holder is generation or isinstance(getattr(config, name, None), list)
+            others = [each for each in _declared(holder, name) if each not in (None, token)]
+            setattr(holder, name, [token, *others] if several and name == "eos_token_id" else token)
     if changed:
         logging.getLogger("hexloop").warning(
             "The special tokens of the tokenizer and of the model's configuration differed; the model now has %s.",
@@ -195,15 +195,6 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
         )
 
 
-def _is_list(holder: Any, name: str) -> bool:
-    return isinstance(getattr(holder, name, None), list)
-
-
 def _declared(holder: Any, name: str) -> list[int | None]:
     value = getattr(holder, name, None)
     return value if isinstance(value, list) else [value]
-
-
-def _with(token: int, holder: Any, name: str) -> list[int | None]:
-    """Return the declared tokens, with `token` first and only once."""
-    return [token, *(each for each in _declared(holder, name) if each not in (None, token))]

@@ -22,6 +22,7 @@ from hexloop.adapters.trainable.torch.serialization import StateDecoder, StateEn
 STATE_KEYS = "state_keys"
 """The entry of a saved optimizer that lists, for each group, the values that changed since the run started."""
 
+TORCH = "torch.optim"
 PARAMETERS = frozenset({"params", "param_names"})
 
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
@@ -37,13 +38,10 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type, partial)
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
 
 
-def is_torchs(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer is one of torch's own, or derived from one."""
-    return any(
-        kind.__module__.startswith("torch.optim") and kind is not Optimizer
-        for kind in type(optimizer).__mro__[:-1]
-        if issubclass(kind, Optimizer)
-    )
+def is_from(packages: str | tuple[str, ...], optimizer: Optimizer) -> bool:
+    """Return whether the optimizer is one of these packages' own, or derived from one."""
+    kinds = (kind for kind in type(optimizer).__mro__ if issubclass(kind, Optimizer) and kind is not Optimizer)
+    return any(kind.__module__.startswith(packages) for kind in kinds)
 
 
 class GroupValues:
@@ -104,7 +102,7 @@ class GroupValues:
                     continue
                 restored = decoder.decode(value, device)
                 restored = restored.tensor if isinstance(restored, UncastTensor) else restored
-                checked = key in live and (key in RATES or is_torchs(self._optimizer))
+                checked = key in live and (key in RATES or is_from(TORCH, self._optimizer))
                 values[key] = _like(live[key], restored, key) if checked else restored
             taken.append(values)
         return taken
@@ -123,7 +121,7 @@ class GroupValues:
 
     def _is_unchanged(self, number: int, key: str, value: Any) -> bool:
         first = self._first[number] if number < len(self._first) else {}
-        return key in first and _is_plain(value) and _same(first[key], value)
+        return key in first and _is_plain(value) and repr(first[key]) == repr(value)  # also of the same types, or nan
 
     def _keys_of_older(self, saved: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[str]:
         """Yield the keys that are state in a checkpoint that does not list them."""
@@ -133,7 +131,7 @@ class GroupValues:
                 or not _is_plain(live[key])
                 or any(tensor_names(value))
                 or key in CYCLED
-                or not is_torchs(self._optimizer)
+                or not is_from(TORCH, self._optimizer)
             ):
                 yield key
 
@@ -158,11 +156,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
     return value is None or isinstance(value, _PLAIN)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two plain values are equal and of the same types; nan equals nan."""
-    return repr(one) == repr(other)
 
 
 def _like(own: Any, saved: Any, key: str) -> Any:

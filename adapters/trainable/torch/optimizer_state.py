@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues, plain_values
+from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues, is_from, plain_values
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
@@ -140,7 +140,7 @@ class OptimizerState:
         return readers
 
     def _load_document(self, document: Mapping[str, Any], decoder: StateDecoder) -> None:
-        named = list(self._named_parameters())
+        named = self._named_parameters()
         numbers = {name: number for number, (name, _) in enumerate(named)}
         merged = self._groups.merged(self._groups.taken(document, decoder))
         groups = [
@@ -165,10 +165,9 @@ class OptimizerState:
     def _present_names(self) -> list[list[str]]:
         return [[self._name(parameter) for parameter in group["params"]] for group in self._optimizer.param_groups]
 
-    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                yield self._name(parameter), parameter
+    def _named_parameters(self) -> list[tuple[str, Tensor]]:
+        groups = self._optimizer.param_groups
+        return [(self._name(parameter), parameter) for group in groups for parameter in group["params"]]
 
     def _name(self, parameter: Tensor) -> str:
         if id(parameter) not in self._names:
@@ -253,18 +252,12 @@ def check_moments(
 
     state: the saved state of each parameter, by name; its tensors are in `found`.
     """
-    if not _is_checked(optimizer):
+    if isinstance(optimizer, LBFGS) or not is_from(CHECKED, optimizer):
         return
     for name, values in state.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             if key in SCALARS | OF_PARAMETER | STATES or key in FACTORS:
                 _check_moment(f"{name}.{key}", key, value, found, parameters[name])
-
-
-def _is_checked(optimizer: Optimizer) -> bool:
-    kinds: Iterable[type[Any]] = type(optimizer).__mro__
-    own = (kind for kind in kinds if issubclass(kind, Optimizer) and kind is not Optimizer)
-    return not isinstance(optimizer, LBFGS) and any(kind.__module__.startswith(CHECKED) for kind in own)
 
 
 def _check_moment(label: str, key: str, value: Any, found: Mapping[str, Part], parameter: MomentSpec) -> None:

@@ -35,6 +35,9 @@ ClassAndOptions: TypeAlias = tuple[type[Any], dict[str, Any]]
 Row: TypeAlias = Callable[[OptimizerSpec], ClassAndOptions]
 """Raises ConfigurationError if the optimizer is not available."""
 
+BUILT_IN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
+"""The names that work without passing a class."""
+
 FUSED_ON = ("cpu", "cuda", "mps", "xpu")
 """Device types for which torch has a fused AdamW."""
 
@@ -98,16 +101,11 @@ def _adafactor(spec: OptimizerSpec) -> ClassAndOptions:
 
 def _from_package(package: str, path: str, options: str = "'lr': 1e-4") -> Row:
     """Return the row of an optimizer that has to be passed as a class, because hexloop cannot build it by name yet."""
-
-    def row(spec: OptimizerSpec) -> NoReturn:
-        _refuse(
-            spec.name,
-            f"is not supported: hexloop does not build the optimizers of {package} by name yet",
-            f"install {package} and pass optimizer_cls_and_kwargs=({path}, {{{options}}}) to the Trainer, "
-            f"or choose one of {', '.join(BUILT_IN)}",
-        )
-
-    return row
+    return _unsupported(
+        f"hexloop does not build the optimizers of {package} by name yet",
+        f"install {package} and pass optimizer_cls_and_kwargs=({path}, {{{options}}}) to the Trainer, "
+        f"or choose one of {', '.join(BUILT_IN)}",
+    )
 
 
 def _unsupported(because: str, remedy: str) -> Row:
@@ -186,9 +184,6 @@ OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
     }
 )
 """One row per name in `OptimizerNames` of transformers 4 and 5. To add an optimizer, add a row."""
-
-BUILT_IN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
-"""The names that work without passing a class."""
 
 # Options, as the argument optim_args holds them
 
