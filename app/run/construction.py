@@ -29,7 +29,6 @@ from hexloop.app.wiring.checkpoint_files import CheckpointOverride
 from hexloop.app.wiring.data import (
     batch_preparation,
     global_batch_size,
-    refuse_too_many_processes,
     stop_workers,
     training_data,
 )
@@ -130,16 +129,15 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
         loader = parts.hooks.get_train_dataloader()
         undo.callback(stop_workers, loader)
         transfer, inspect = batch_preparation(parts)
-        data = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
-        plan = _plan(args, data.batches)
-        refuse_too_many_processes(parts, data)
+        batches = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
+        plan = _plan(args, batches)
         refuse_optimizer(parts, plan.total_steps)
     if plan is not None:
         with refusals:
             _check_engine(parts, plan.total_steps)
     refusals.settle()
     assert plan is not None  # otherwise a problem was raised
-    return Preparation(global_state, model, loader, data.batches, plan, journal, observers, asked_accumulation)
+    return Preparation(global_state, model, loader, batches, plan, journal, observers, asked_accumulation)
 
 
 def _plan(args: TrainingArguments, batches: Batches[Any]) -> Plan:

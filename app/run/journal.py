@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import define, field
 
-from hexloop.app.wiring.data import Fingerprints, fingerprints
+from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
@@ -29,13 +30,13 @@ Transfer = Callable[[Any], Any]
 class RunJournal:
     """Follows a run, and records the facts that `hexloop.domain.journal` lists. Losses are read with the next log.
 
-    fingerprints: of batches and random streams. settings: the arguments of the run.
+    random: returns the fingerprint of the random streams. settings: the arguments of the run.
     each_step: whether steps are recorded as well as logs and saves. totals: sums numbers over all processes.
     An error is reported once, and the run continues without its journal.
     """
 
     journal: Journal
-    fingerprints: Fingerprints
+    random: Callable[[], str]
     settings: Mapping[str, Fact]
     each_step: bool
     totals: Callable[[Sequence[float]], Sequence[float]]
@@ -48,8 +49,7 @@ class RunJournal:
         """Return `transfer`; if steps are recorded, one that first takes the fingerprint of each batch."""
         if not self.each_step:
             return transfer
-        of_batch = self.fingerprints.batch
-        fingerprint = self._safely(lambda batch: self._batches.append(of_batch(batch)))
+        fingerprint = self._safely(lambda batch: self._batches.append(batch_fingerprint(batch)))
 
         def fingerprint_and_transfer(batch: Any) -> Any:
             fingerprint(batch)
@@ -82,7 +82,7 @@ class RunJournal:
     def _began(self, event: TrainBegan) -> None:
         assert self._run is not None
         name = self._run.state.run
-        self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self.fingerprints.random())
+        self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self.random())
 
     def _epoch_began(self, event: EpochBegan) -> None:
         """Drop the batches that were read ahead in an epoch that was cut short."""
@@ -102,7 +102,7 @@ class RunJournal:
             step=event.step,
             batches=batches,
             learning_rate=self._run.state.learning_rate,
-            random=self.fingerprints.random(),
+            random=self.random(),
         )
 
     def _logged(self, event: Logged) -> None:
@@ -115,7 +115,7 @@ class RunJournal:
         if losses:
             self.journal.note("losses", first=event.step - len(losses) + 1, losses=list(losses))
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float | str)}
-        self.journal.note("logged", step=event.step, values=values, random=self.fingerprints.random())
+        self.journal.note("logged", step=event.step, values=values, random=self.random())
 
     def _save_failed(self, event: SaveFailed) -> None:
         self.journal.note("save", phase="failed", step=event.step, error=str(event.error))
@@ -145,8 +145,8 @@ def journal_for(parts: TrainerParts) -> RunJournal:
     """Return the journal of the next run."""
     args, adapters = parts.args, parts.adapters
     settings = {name: value for name, value in args.to_sanitized_dict().items() if name not in NOT_RECORDED}
-    prints, totals = fingerprints(adapters.device.name), totals_over_ranks(adapters.collectives)
-    return RunJournal(adapters.journal, prints, settings, args.journal == "steps", totals)
+    random, totals = partial(random_fingerprint, adapters.device.name), totals_over_ranks(adapters.collectives)
+    return RunJournal(adapters.journal, random, settings, args.journal == "steps", totals)
 
 
 def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:

@@ -17,9 +17,9 @@ from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.trainer.legacy_names import INSTEAD
 from hexloop.app.wiring.data import (
-    batches_per_epoch,
     example_count,
     global_batch_size,
+    length_of,
     loader_factory,
     prepared_inputs,
     sampler_from,
@@ -176,8 +176,7 @@ class TrainerHooks(TrainerBase):
         return loaders.sampled(dataset, size, sampler)
 
     def _loader_factory(self) -> Any:
-        names, main_input = self.label_names, self.main_input_name
-        return loader_factory(self.args, self.adapters, self.data_collator, self.model, names, main_input)
+        return loader_factory(self._collect_parts())
 
     # Sizes of a run, by the names of transformers
 
@@ -190,7 +189,7 @@ class TrainerHooks(TrainerBase):
         epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
         Raises ConfigurationError if neither data nor arguments define the length of the run.
         """
-        batches, accumulation = batches_per_epoch(dataloader), args.gradient_accumulation_steps
+        batches, accumulation = length_of(dataloader), args.gradient_accumulation_steps
         plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
         total, size = plan.total_steps, self.get_total_train_batch_size(args)
         if batches is None:

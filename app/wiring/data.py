@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, cast
 
-from attrs import frozen
-
-from hexloop.adapters.batches.torch import loaders
 from hexloop.adapters.batches.torch.batches import (
     Distribute,
     LoaderBatches,
@@ -34,7 +31,7 @@ from hexloop.adapters.batches.torch.external_shares import (
 )
 from hexloop.adapters.batches.torch.fingerprints import batch_fingerprint, random_fingerprint
 from hexloop.adapters.batches.torch.loader import OrderedLoader
-from hexloop.adapters.batches.torch.loaders import LoaderFactory
+from hexloop.adapters.batches.torch.loaders import LoaderFactory, example_count
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count, shallow_copy, transfer_to
@@ -42,31 +39,27 @@ from hexloop.adapters.trainable.torch.forward import named_by_position, used_col
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
-from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
+
+__all__ = ["batch_fingerprint", "example_count", "length_of", "random_fingerprint"]
+"""Adapters' names that the rest of the app gets from here."""
 
 Inspect = Callable[[Any], None]
 
 # Loaders
 
 
-def loader_factory(
-    args: TrainingArguments,
-    adapters: Adapters,
-    collate: Callable[[list[Any]], Any],
-    model: Any,
-    label_names: list[str],
-    main_input: str,
-) -> LoaderFactory:
+def loader_factory(parts: TrainerParts) -> LoaderFactory:
     """Return what makes the loaders of this process, as the arguments and the model's forward require."""
+    args = parts.args
     return LoaderFactory(
-        collate=collate,
-        columns=used_columns(model, label_names) if args.remove_unused_columns else None,
+        collate=parts.data_collator,
+        columns=used_columns(parts.model, parts.label_names) if args.remove_unused_columns else None,
         torch_options={
             "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory and adapters.device.capabilities.pins_memory,
+            "pin_memory": args.dataloader_pin_memory and parts.adapters.device.capabilities.pins_memory,
             "persistent_workers": args.dataloader_persistent_workers,
             "multiprocessing_context": args.dataloader_multiprocessing_context,
             "prefetch_factor": args.dataloader_prefetch_factor,
@@ -82,7 +75,7 @@ def loader_factory(
         sampling=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
         samples_per_step=lambda: global_batch_size(args, args.train_batch_size) * args.gradient_accumulation_steps,
         length_column=args.length_column_name,
-        main_input=main_input,
+        main_input=parts.main_input_name,
         progress=_skip_progress(args),
     )
 
@@ -118,21 +111,6 @@ def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
     return method(dataset) if inspect.signature(method).parameters else method()
 
 
-def example_count(loader: Any) -> int | None:
-    """Return the number of samples of a loader's dataset; None if it is not known."""
-    return loaders.example_count(loader)
-
-
-def expected_rows(loader: Any) -> int | None:
-    """Return the largest number of samples that a loader's batches may hold; None if it is not known."""
-    return loaders.expected_rows(loader)
-
-
-def batches_per_epoch(loader: Any) -> int | None:
-    """Return the length of a loader; None if it has none."""
-    return length_of(loader)
-
-
 def stop_workers(loader: Any) -> None:
     """Stop the persistent workers of one of hexloop's loaders; the user stops those of other loaders."""
     if isinstance(loader, OrderedLoader | StreamLoader):
@@ -142,52 +120,41 @@ def stop_workers(loader: Any) -> None:
 # Batches
 
 
-@frozen
-class TrainingData:
-    """The training batches of this process.
+def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect: Inspect) -> Batches[Any]:
+    """Return this process's batches of a training loader, hexloop's or the user's.
 
-    pads: the last batch of an epoch is known to have fewer samples than there are processes.
+    Raises ConfigurationError if there are fewer samples than processes, or if an overridden step would see padding
+    because the last batch of an epoch is known to have fewer.
     """
-
-    batches: Batches[Any]
-    pads: bool = False
-
-
-def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect: Inspect) -> TrainingData:
-    """Return this process's batches of a training loader, hexloop's or the user's."""
     world, progress = parts.args.world_size, _skip_progress(parts.args)
-    is_own = isinstance(loader, OrderedLoader | StreamLoader)
+    is_own, overridden = isinstance(loader, OrderedLoader | StreamLoader), parts.hooks.training_step.overridden
+    if world == 1 and is_own:
+        return LoaderBatches(loader, transfer, inspect)
     if world == 1:
-        if is_own:
-            return TrainingData(LoaderBatches(loader, transfer, inspect))
-        return TrainingData(ExternalBatches(loader, transfer, inspect, progress))
-    if parts.hooks.training_step.overridden:
+        return ExternalBatches(loader, transfer, inspect, progress)
+    if overridden:
         transfer = _without_padding(transfer)
+    batches: Shared
+    pads = False
     if is_own:
         distribute = _distribute(parts, loader)
         reads = distribute is local_share or parts.args.process_index == 0
         at_least = world if loader.num_workers < 2 else 1  # the last batch of one of several workers may be smaller
-        sharded = ShardedBatches(loader, transfer, inspect, distribute, reads, _comparison(parts), at_least)
-        return TrainingData(sharded, _pads(sharded, world))
-    if is_sharded_already(loader):
-        return TrainingData(PresplitBatches(loader, world, transfer, inspect, progress))
-    sharing = _sharing(parts)
-    by_index = reads_by_index(loader) and sharing.distribute is None
-    kind = SampledShares if by_index else ExternalShares
-    shares = kind(loader, sharing, transfer, inspect, progress)
-    incomplete = not sharing.splits and not shares.drops_last and (length_of(loader) or 0) % world > 0
-    return TrainingData(shares, incomplete)
-
-
-def refuse_too_many_processes(parts: TrainerParts, data: TrainingData) -> None:
-    """Raise ConfigurationError if there are fewer samples than processes, or an overridden step would see padding."""
-    world, samples = parts.args.world_size, data.batches.samples_per_epoch()
-    if world == 1:
-        return
+        batches = ShardedBatches(loader, transfer, inspect, distribute, reads, _comparison(parts), at_least)
+        pads = _pads(batches, world)
+    elif is_sharded_already(loader):
+        batches = PresplitBatches(loader, world, transfer, inspect, progress)
+    else:
+        sharing = _sharing(parts)
+        kind = SampledShares if reads_by_index(loader) and sharing.distribute is None else ExternalShares
+        batches = kind(loader, sharing, transfer, inspect, progress)
+        pads = not sharing.splits and not batches.drops_last and (length_of(loader) or 0) % world > 0
+    samples = batches.samples_per_epoch()
     if samples is not None and 0 < samples < world:
         raise ConfigurationError(too_many_ranks(world, samples))
-    if parts.hooks.training_step.overridden and data.pads:
+    if overridden and pads:
         raise ConfigurationError(PADDING_IN_OVERRIDDEN_STEP)
+    return batches
 
 
 def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
@@ -203,10 +170,11 @@ def batch_preparation(parts: TrainerParts) -> tuple[Transfer, Inspect]:
     The user's own step or loss may take any batch; the standard ones take mappings of stacked tensors.
     """
     takes_any = parts.hooks.compute_loss.overridden or parts.hooks.training_step.overridden
+    transfer = batch_transfer(parts, takes_any)
     if takes_any:
-        return batch_transfer(parts, takes_any), lambda _batch: None
+        return transfer, lambda _batch: None
     named = named_by_position(parts.model, parts.has_own_loss)
-    return batch_transfer(parts, takes_any), lambda batch: check_batch(named(batch))
+    return transfer, lambda batch: _check_batch(named(batch))
 
 
 def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
@@ -223,7 +191,7 @@ def prepared_inputs(inputs: Any, device: str) -> Any:
     return transfer_to(device, non_blocking=True)(shallow_copy(inputs))
 
 
-def check_batch(batch: Any) -> None:
+def _check_batch(batch: Any) -> None:
     """Raise DataError if a batch cannot be passed to a model: it is not a mapping, or its samples are not stacked."""
     if not isinstance(batch, Mapping):
         raise DataError(
@@ -235,19 +203,6 @@ def check_batch(batch: Any) -> None:
             f"The data_collator returned {', '.join(map(str, batch)) or 'nothing'} without a batch dimension; "
             "let it stack its samples into tensors whose first dimension is the batch."
         )
-
-
-@frozen
-class Fingerprints:
-    """How the journal identifies the contents of batches and the state of the random generators."""
-
-    batch: Callable[[Any], str | None]
-    random: Callable[[], str]
-
-
-def fingerprints(device: str) -> Fingerprints:
-    """Return the fingerprints of batches, and of the random generators of the CPU and a device."""
-    return Fingerprints(batch_fingerprint, lambda: random_fingerprint(device))
 
 
 # Sharing of batches among processes

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from hexloop.adapters.batches.torch.loaders import expected_rows
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, SingleRank, TorchEvaluator
 from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
@@ -26,13 +27,14 @@ from hexloop.adapters.trainable.torch.forward import (
 from hexloop.adapters.trainable.torch.loss import FunctionLoss, LabelSmoother, SmoothedLoss, in_full_precision
 from hexloop.adapters.trainable.torch.trainable import ComputeLoss, ModelLoss, item_count
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.wiring.data import batch_transfer, evaluation_batches, expected_rows
+from hexloop.app.wiring.data import batch_transfer, evaluation_batches
 from hexloop.app.wiring.model import with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
 
-__all__ = ["EvalLoopOutput", "PredictionOutput"]  # adapters' names that the rest of the app gets from here
+__all__ = ["EvalLoopOutput", "PredictionOutput"]
+"""Adapters' names that the rest of the app gets from here."""
 
 HALF_FORMATS = ("bf16", "fp16")
 """The precisions in which a model returns half precision."""

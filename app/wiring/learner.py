@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
-from typing import Any, Protocol, SupportsFloat, cast
+from typing import Any, SupportsFloat, TypeAlias, cast
 
 from attrs import define, field, frozen
 from torch import Tensor
@@ -25,8 +25,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     exact_item_sum,
     resolved_count,
 )
-from hexloop.app.arguments.data import AcceleratorConfig
-from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss
+from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss, takes_argument
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
 from hexloop.domain.loop import StandardLearner
@@ -34,7 +33,7 @@ from hexloop.domain.ranks import SharedLosses
 from hexloop.domain.run import Run, windows
 from hexloop.ports.learner import Learner
 from hexloop.ports.losses import Losses
-from hexloop.ports.parallelism import OwnUpdate, Parallelism, ParallelismCapabilities
+from hexloop.ports.parallelism import OwnUpdate
 
 Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None, None]]
 
@@ -95,7 +94,9 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     if parallelism.capabilities.owns_update:
         standard = cast("OwnUpdate[Any]", parallelism).learner(wrapped, trainable, before, after)
     else:
-        standard = StandardLearner(trainable, parts.adapters.precision, _step_parallelism(parts), before, after)
+        accumulation = getattr(parts.args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+        kind = SynchronisingLearner if accumulation.get("sync_each_batch") else StandardLearner
+        standard = kind(trainable, parts.adapters.precision, parallelism, before, after)
     learner: Any = standard
     window, group = WindowState(), windows
     if parts.hooks.training_step.overridden:
@@ -142,41 +143,15 @@ def _item_sum(parts: TrainerParts, normalises: bool) -> ItemSum:
     return exact_item_sum(size, parts.adapters.device.name, collectives) if exact else estimated_item_sum(size)
 
 
-def _step_parallelism(parts: TrainerParts) -> Parallelism[Any]:
-    config, parallelism = parts.args.accelerator_config, parts.adapters.parallelism
-    options = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
-    return SynchronisedEachBatch(parallelism) if (options or {}).get("sync_each_batch") else parallelism
-
-
-@frozen
-class SynchronisedEachBatch:
-    """A parallelism that averages gradients at every micro-batch instead of the last one of a window.
+class SynchronisingLearner(StandardLearner[Any, Any]):
+    """A standard learner that averages gradients at every micro-batch instead of the last one of a window.
 
     This is slower, but needs less memory if weights are sharded.
     """
 
-    inner: Parallelism[Any]
-
-    @property
-    def capabilities(self) -> ParallelismCapabilities:
-        """The capabilities of the inner parallelism."""
-        return self.inner.capabilities
-
-    def prepare(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Prepare the model by the inner parallelism."""
-        return self.inner.prepare(model, make_optimizer)
-
-    def synchronise(self, last_of_window: bool) -> None:
-        """Average gradients in the next backward pass."""
-        self.inner.synchronise(True)
-
-    def backward(self, loss: Any) -> None:
-        """Add the gradients by the inner parallelism."""
-        self.inner.backward(loss)
-
-    def unwrap(self, model: Any) -> Any:
-        """Unwrap the model by the inner parallelism."""
-        return self.inner.unwrap(model)
+    def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Any:
+        """Run forward and backward of one micro-batch, and average its gradients."""
+        return super().micro_step(batch, window_items, True)
 
 
 class AfterStep:
@@ -243,10 +218,7 @@ class OverriddenTrainingStep:
         enter_training_mode: Callable[[], None],
         window: WindowState,
     ) -> None:
-        parameters = inspect.signature(training_step).parameters.values()
-        self._takes_count = any(
-            each.name == "num_items_in_batch" or each.kind is each.VAR_KEYWORD for each in parameters
-        )
+        self._takes_count = takes_argument(training_step, "num_items_in_batch")
         self._training_step = training_step
         self._enter_training_mode = enter_training_mode
         self._model = model
@@ -310,17 +282,12 @@ class OverriddenBatchSamples:
 # Counters
 
 
-class Counter(Protocol):
-    """Counts over micro-batches; counts may stay on the device until they are needed."""
-
-    def settle(self) -> None:
-        """Add the pending counts to the run's state."""
-        ...
+Counter: TypeAlias = TokenCounter | OperationCounter | OperationMeter
 
 
 @define
 class RunCounters:
-    """The counters of a run. `each_batch` are called with every micro-batch; `settle` brings the state up to date."""
+    """The counters of a run, whose counts may stay on the device; `each_batch` are called with every micro-batch."""
 
     each_batch: Sequence[Any] = ()
     pending: list[Counter] = field(factory=list)

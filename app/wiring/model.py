@@ -36,13 +36,8 @@ from hexloop.domain.schedules.scheduler import MEMORY, AdaptiveRates, ScheduledR
 from hexloop.ports.device import Device
 from hexloop.ports.scheduler import Scheduler
 
-__all__ = [
-    "build_optimizer",
-    "decayed_names",
-    "default_label_names",
-    "returns_loss_by_default",
-    "takes_any_keyword",
-]  # adapters' names that the rest of the app gets from here
+__all__ = ["build_optimizer", "decayed_names", "default_label_names", "returns_loss_by_default", "takes_any_keyword"]
+"""Adapters' names that the rest of the app gets from here."""
 
 Observer: TypeAlias = Mapping[type[AnyEvent], Callable[[Any], None]]
 """Functions to call at events of these types."""
