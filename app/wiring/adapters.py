@@ -22,6 +22,7 @@ from hexloop.adapters.interrupts.manual import NoInterrupts
 from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
 from hexloop.adapters.interrupts.signals import SignalInterrupts
 from hexloop.adapters.journal.json_lines import JsonLinesJournal
+from hexloop.adapters.journal.json_lines import read as read_journal
 from hexloop.adapters.journal.memory import NoJournal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
@@ -29,7 +30,7 @@ from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
-from hexloop.app.wiring.combinations import refused_combinations
+from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
@@ -40,11 +41,14 @@ from hexloop.ports.device import Device
 from hexloop.ports.engine import Engine
 from hexloop.ports.hub import Hub
 from hexloop.ports.interrupts import Interrupts
-from hexloop.ports.journal import Fact, Journal
+from hexloop.ports.journal import Journal
 from hexloop.ports.logger import Logger
 from hexloop.ports.parallelism import Parallelism
 from hexloop.ports.precision import Precision
 from hexloop.ports.storage import Storage
+
+__all__ = ["read_journal"]
+"""Adapters' names that the rest of the app gets from here."""
 
 JOURNAL = "journal.jsonl"
 """The name of the journal's file in the output folder."""
@@ -104,7 +108,8 @@ def choose_adapters(args: TrainingArguments, injected: Injected) -> Adapters:
     if args.n_gpu > 1 and not parallelism.capabilities.several_devices:
         args.surroundings = evolve(args.surroundings, n_gpu=1)
     problems += engine.problems(args)
-    problems += refused_combinations(args, device.capabilities, precision.name, parallelism.capabilities)
+    setting = Setting(args, device.capabilities, precision.name, parallelism.capabilities)
+    problems += refused_combinations(setting)
     clock = injected.get("clock") or SystemClock()
     interrupts = injected.get("interrupts") or choose_interrupts(args, clock, problems)
     journal = injected.get("journal") or choose_journal(args, storage, problems)
@@ -208,10 +213,7 @@ def _fp16(device_type: str) -> Precision[Any]:
     return Fp16Precision(device_type)
 
 
-PRECISIONS: dict[str, Callable[[str], Precision[Any]]] = {
-    "bf16": _bf16,
-    "fp16": _fp16,
-}
+PRECISIONS: dict[str, Callable[[str], Precision[Any]]] = {"bf16": _bf16, "fp16": _fp16}
 """From the name of a precision to its adapter, given the type of the device.
 
 Other names get the adapter that computes in the tensors' own dtypes. `combinations` rejects what the device lacks.
@@ -261,13 +263,6 @@ def choose_journal(args: TrainingArguments, storage: Storage, problems: list[str
     if not writes or folder is None or args.process_index != 0:
         return NoJournal()
     return JsonLinesJournal(os.path.join(folder, JOURNAL))
-
-
-def read_journal(path: str) -> list[dict[str, Fact]]:
-    """Return the entries of a journal file. Raises OSError if it cannot be read."""
-    from hexloop.adapters.journal.json_lines import read
-
-    return read(path)
 
 
 def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.choices import DebugOption
@@ -29,6 +29,15 @@ class Setting:
     device: DeviceCapabilities
     precision: str
     parallelism: ParallelismCapabilities
+
+    def uses(self, engine: str) -> bool:
+        """Return whether the arguments or the launcher choose this engine of hexloop's."""
+        return is_requested(engine, self.args)
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the optimizer that the arguments choose."""
+        return str(getattr(self.args.optim, "value", self.args.optim))
 
 
 @frozen
@@ -51,21 +60,8 @@ OF_WHOLE_SHAPES = ("adafactor", "stable_adamw")
 """Optimizers whose updates use rows and columns, or the norm of a whole parameter."""
 
 
-def _uses_deepspeed(setting: Setting) -> bool:
-    return is_requested("deepspeed", setting.args)
-
-
-def _uses_fsdp(setting: Setting) -> bool:
-    return is_requested("fsdp", setting.args)
-
-
-def _optimizer(args: TrainingArguments) -> str:
-    return str(getattr(args.optim, "value", args.optim))
-
-
-def _of_whole_matrices(args: TrainingArguments) -> bool:
-    """Return whether the optimizer projects, quantizes or updates whole tensors, one at a time."""
-    name = _optimizer(args)
+def _updates_whole_matrices(name: str) -> bool:
+    """Return whether an optimizer projects, quantizes or updates whole tensors, one at a time."""
     return name.startswith(("galore", "apollo", "lomo", "adalomo", "paged")) or "bit" in name or "bnb" in name
 
 
@@ -101,13 +97,13 @@ REFUSALS = (
         "set fp16_full_eval=False",
     ),
     Refusal(
-        lambda setting: _uses_deepspeed(setting) and importlib.util.find_spec("deepspeed") is None,
+        lambda setting: setting.uses("deepspeed") and importlib.util.find_spec("deepspeed") is None,
         "DeepSpeed (deepspeed, or the environment variable ACCELERATE_USE_DEEPSPEED)",
         "the package deepspeed is not installed",
         "pip install 'hexloop[deepspeed]'",
     ),
     Refusal(
-        lambda setting: _uses_deepspeed(setting) and _uses_fsdp(setting),
+        lambda setting: setting.uses("deepspeed") and setting.uses("fsdp"),
         "DeepSpeed and FSDP",
         "both shard the same model",
         "leave one of them out",
@@ -119,13 +115,13 @@ REFUSALS = (
         "set per_device_train_batch_size to one that fits",
     ),
     Refusal(
-        lambda setting: _uses_deepspeed(setting) and any(word in _optimizer(setting.args) for word in OF_SHAPES),
+        lambda setting: setting.uses("deepspeed") and any(word in setting.optimizer for word in OF_SHAPES),
         "optim={optimizer} with DeepSpeed",
         "its partitions are flat, and this optimizer needs the rows and columns of each weight",
         "choose another, such as adamw_torch",
     ),
     Refusal(
-        lambda setting: _uses_fsdp(setting) and setting.args.world_size == 1,
+        lambda setting: setting.uses("fsdp") and setting.args.world_size == 1,
         "FSDP (fsdp, or the environment variable ACCELERATE_USE_FSDP) in a run of one process",
         "there are no other processes to shard the model over",
         "start several processes, as with `torchrun --nproc-per-node 2`, or leave it out",
@@ -149,7 +145,7 @@ REFUSALS = (
         "leave it out, or train in that precision, too",
     ),
     Refusal(
-        lambda setting: setting.parallelism.sharded and _of_whole_matrices(setting.args),
+        lambda setting: setting.parallelism.sharded and _updates_whole_matrices(setting.optimizer),
         "the optimizer {optimizer} with the parallelism {parallelism.name}",
         "it updates whole matrices, and each process holds only a part of each",
         "choose another, such as adamw_torch",
@@ -161,7 +157,7 @@ REFUSALS = (
         "set version=2 in fsdp_config",
     ),
     Refusal(
-        lambda setting: setting.parallelism.name == "fsdp1" and _optimizer(setting.args) in OF_WHOLE_SHAPES,
+        lambda setting: setting.parallelism.name == "fsdp1" and setting.optimizer in OF_WHOLE_SHAPES,
         "the optimizer {optimizer} with FSDP 1",
         "its updates depend on the shape of a parameter, of which each process holds a flat shard",
         "choose another, such as adamw_torch, or set version=2 in fsdp_config",
@@ -193,21 +189,12 @@ def refusals_of(setting: Setting) -> list[Refusal]:
     return [row for row in REFUSALS if row.when(setting)]
 
 
-def refused_combinations(
-    args: TrainingArguments, device: DeviceCapabilities, precision: str, parallelism: ParallelismCapabilities
-) -> list[str]:
+def refused_combinations(setting: Setting) -> list[str]:
     """Return a sentence for each row of the table that applies."""
-    fields = {
-        "args": args,
-        "device": device,
-        "precision": precision,
-        "precisions": ", ".join(sorted(device.precisions)),
-        "parallelism": parallelism,
-        "optimizer": _optimizer(args),
-    }
+    precisions = ", ".join(sorted(setting.device.precisions))
+    fields = asdict(setting, recurse=False) | {"precisions": precisions, "optimizer": setting.optimizer}
     return [
-        f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(fields)
-        for row in refusals_of(Setting(args, device, precision, parallelism))
+        f"You chose {row.chosen}, but {row.because}; {row.instead}.".format_map(fields) for row in refusals_of(setting)
     ]
 
 
@@ -239,12 +226,10 @@ INEFFECTIVE = (
             "ddp_static_graph",
             "average_tokens_across_devices",
             "eval_use_gather_object",
+            "split_batches",
+            "dispatch_batches",
+            "even_batches",
         ),
-        lambda args: args.world_size == 1,
-        "it is for runs with several processes, and this run has one",
-    ),
-    Ineffective(
-        ("split_batches", "dispatch_batches", "even_batches"),
         lambda args: args.world_size == 1,
         "it is for runs with several processes, and this run has one",
     ),
@@ -273,14 +258,7 @@ INEFFECTIVE = (
         "it is for liger-kernel, and use_liger_kernel is not set",
     ),
     Ineffective(
-        (
-            "hub_model_id",
-            "hub_strategy",
-            "hub_token",
-            "hub_private_repo",
-            "hub_always_push",
-            "hub_revision",
-        ),
+        ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision"),
         lambda args: not args.push_to_hub,
         "it is for uploads to the Hub, and push_to_hub is not set",
     ),
@@ -304,33 +282,22 @@ INEFFECTIVE = (
 
 def _all_used(args: TrainingArguments) -> bool:
     """Return whether every key of gradient_accumulation_kwargs has an effect."""
-    config = args.accelerator_config
-    given = config.gradient_accumulation_kwargs if isinstance(config, AcceleratorConfig) else None
-    return set(given or {}) <= ({"num_steps"} | ({"sync_each_batch"} if args.world_size > 1 else set()))
+    given = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+    return set(given) <= ({"num_steps"} | ({"sync_each_batch"} if args.world_size > 1 else set()))
 
 
-def ineffective_arguments(args: TrainingArguments) -> list[str]:
-    """Return a sentence for each argument that was given and has no effect."""
+def log_ineffective_arguments(args: TrainingArguments) -> None:
+    """Log each argument that was given and has no effect, at the level INFO, in the processes that log."""
+    if not args.should_log or not LOGGER.isEnabledFor(logging.INFO):
+        return
     given = args.to_dict()
     defaults = {name: default_of(type(args), name) for name in given}
     accelerate = AcceleratorConfig().to_dict()
     given |= {name: getattr(args.accelerator_config, name) for name in accelerate}
     defaults |= accelerate
-    return [
-        f"You chose {name}={given[name]!r}, which has no effect here: {row.because}."
-        for row in INEFFECTIVE
-        if row.when(args)
-        for name in row.names
-        if given[name] != defaults[name] and not _hidden_nothing(args, name)
-    ]
-
-
-def log_ineffective_arguments(args: TrainingArguments) -> None:
-    """Log `ineffective_arguments` at the level INFO, in the processes that log."""
-    if args.should_log and LOGGER.isEnabledFor(logging.INFO):
-        for sentence in ineffective_arguments(args):
-            LOGGER.info(sentence)
-
-
-def _hidden_nothing(args: TrainingArguments, name: str) -> bool:
-    return name == "hub_token" and args.hub_token is None
+    if args.hub_token is None:
+        given["hub_token"] = None  # to_dict hides it, whether it is set or not
+    for row in INEFFECTIVE:
+        for name in row.names if row.when(args) else ():
+            if given[name] != defaults[name]:
+                LOGGER.info("You chose %s=%r, which has no effect here: %s.", name, given[name], row.because)

@@ -23,10 +23,10 @@ from .app.callbacks import (
 )
 from .app.callbacks.early_stopping import EarlyStoppingCallback as EarlyStoppingCallback
 from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
-from .app.callbacks.progress import PrinterCallback as PrinterCallback
-from .app.callbacks.progress import ProgressCallback as ProgressCallback
+from .app.callbacks.progress import PrinterCallback as PrinterCallback, ProgressCallback as ProgressCallback
 from .app.wiring.model import zero3_init as zero3_init
-from .app.transformers_checkpoints import export_checkpoint as export_checkpoint, import_checkpoint as import_checkpoint
+from .app.transformers_checkpoints.exporting import export_checkpoint as export_checkpoint
+from .app.transformers_checkpoints.importing import import_checkpoint as import_checkpoint
 from .app.wiring.storage import get_last_checkpoint as get_last_checkpoint
 from .app.arguments.parser import HfArg as HfArg, HfArgumentParser as HfArgumentParser
 from .app.run.determinism import enable_full_determinism as enable_full_determinism, set_seed as set_seed

@@ -17,14 +17,10 @@ from .adapters.device.simulated import (
 )
 from .adapters.evaluator.least_squares import LeastSquaresEvaluator as LeastSquaresEvaluator
 from .adapters.hub.folder import FolderHub as FolderHub
-from .adapters.hub.memory import MemoryHub as MemoryHub
-from .adapters.hub.memory import NoHub as NoHub
-from .adapters.interrupts.manual import ManualInterrupts as ManualInterrupts
-from .adapters.interrupts.manual import NoInterrupts as NoInterrupts
-from .adapters.journal.memory import MemoryJournal as MemoryJournal
-from .adapters.journal.memory import NoJournal as NoJournal
-from .adapters.logger.recording import NoLogger as NoLogger
-from .adapters.logger.recording import RecordingLogger as RecordingLogger
+from .adapters.hub.memory import MemoryHub as MemoryHub, NoHub as NoHub
+from .adapters.interrupts.manual import ManualInterrupts as ManualInterrupts, NoInterrupts as NoInterrupts
+from .adapters.journal.memory import MemoryJournal as MemoryJournal, NoJournal as NoJournal
+from .adapters.logger.recording import NoLogger as NoLogger, RecordingLogger as RecordingLogger
 from .adapters.losses import PlainLosses as PlainLosses
 from .adapters.engines.single.engine import SingleProcess as SingleProcess
 from .adapters.precision.plain import PlainPrecision as PlainPrecision
@@ -43,24 +39,21 @@ from .adapters.trainable.least_squares import (
 )
 from .adapters.trainable.least_squares import LeastSquares as LeastSquares, least_squares as least_squares
 from .app.testing.contracts.environment import BackgroundContract as BackgroundContract
-from .app.testing.contracts.data import BatchesContract as BatchesContract
+from .app.testing.contracts.data import BatchesContract as BatchesContract, EvaluatorContract as EvaluatorContract
 from .app.testing.contracts.environment import ClockContract as ClockContract
 from .app.testing.contracts.processes import CollectivesContract as CollectivesContract
-from .app.testing.contracts.devices import DeviceContract as DeviceContract
+from .app.testing.contracts.devices import DeviceContract as DeviceContract, PrecisionContract as PrecisionContract
 from .app.testing.contracts.processes import EngineContract as EngineContract
-from .app.testing.contracts.data import EvaluatorContract as EvaluatorContract
 from .app.testing.contracts.state import ExportableContract as ExportableContract
-from .app.testing.contracts.storage import HubContract as HubContract
+from .app.testing.contracts.storage import HubContract as HubContract, StorageContract as StorageContract
 from .app.testing.contracts.environment import InterruptsContract as InterruptsContract
 from .app.testing.contracts.environment import JournalContract as JournalContract
 from .app.testing.contracts.learning import LearnerContract as LearnerContract
 from .app.testing.contracts.environment import LoggerContract as LoggerContract
 from .app.testing.contracts.learning import LossesContract as LossesContract
 from .app.testing.contracts.processes import ParallelismContract as ParallelismContract
-from .app.testing.contracts.devices import PrecisionContract as PrecisionContract
 from .app.testing.contracts.learning import SchedulerContract as SchedulerContract
 from .app.testing.contracts.state import SnapshotsContract as SnapshotsContract
-from .app.testing.contracts.storage import StorageContract as StorageContract
 from .app.testing.contracts.learning import TrainableContract as TrainableContract
 from .app.testing.resume_exactness import assert_resume_exact as assert_resume_exact
 from .app.testing.simulated_run import simulated_run as simulated_run

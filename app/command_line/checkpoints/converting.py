@@ -28,7 +28,7 @@ def consolidate(options: Namespace) -> ExitCode:
 
 def import_(options: Namespace) -> ExitCode:
     """Convert a checkpoint of transformers' Trainer, and print how to resume from it."""
-    from hexloop.app.transformers_checkpoints import import_checkpoint
+    from hexloop.app.transformers_checkpoints.importing import import_checkpoint
 
     written = import_checkpoint(
         options.folder,
@@ -45,7 +45,7 @@ def import_(options: Namespace) -> ExitCode:
 
 def export(options: Namespace) -> ExitCode:
     """Convert a checkpoint to the format of transformers' Trainer, and print its location."""
-    from hexloop.app.transformers_checkpoints import export_checkpoint
+    from hexloop.app.transformers_checkpoints.exporting import export_checkpoint
 
     print(f"Written: {export_checkpoint(options.checkpoint, options.to)}")
     return ExitCode.DONE
