@@ -19,7 +19,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.command_line.errors import ExitCode
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
 from hexloop.app.recipe import read_recipe
-from hexloop.app.run.resume import FINISHED, finished_at
+from hexloop.app.run.checkpoints import FINISHED, finished_at
 from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,19 +16,19 @@ import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
-from hexloop.app.run.compatibility import RunSetup
+from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
-from hexloop.app.run.resume import AUTO, finished_at
 from hexloop.app.run.saving import companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import contents_for
-from hexloop.app.wiring.storage import as_location, is_elsewhere, refuse_unreachable, split_location, storage_for
+from hexloop.app.wiring.storage import is_elsewhere, refuse_unreachable
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
-from hexloop.domain.checkpoints.reading import checkpoint_steps
+from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
+from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
 from hexloop.domain.checkpoints.store import CheckpointStore
-from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.events import AnyEvent, Saved, SaveFailed, SaveSkipped
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
@@ -36,49 +37,51 @@ from hexloop.ports.collectives import Reduction
 from hexloop.ports.storage import Storage
 
 
-class RunCheckpoints:
-    """Takes the checkpoints of a run, with the state of callbacks and counters brought up to date first.
+class RunCheckpoints(CheckpointStore):
+    """Writes and reads the checkpoints of a run, with the state of callbacks and counters brought up to date first.
 
     A save is published before it returns, instead of in the background, if a callback listens to saves or the user
     writes the model's files.
+    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the current parts.
     """
 
     def __init__(
         self,
         parts: TrainerParts,
-        store: CheckpointStore,
+        run: Run[Any, Any],
+        asked_accumulation: int,
+        now: Callable[[], TrainerParts],
         settle_counters: Callable[[], None],
-        override: CheckpointOverride,
     ) -> None:
+        args, storage = parts.args, parts.adapters.storage
+        self._override = CheckpointOverride(storage)
+        super().__init__(
+            storage,
+            contents_for(
+                parts,
+                run,
+                RunSetup(parts, run, asked_accumulation),
+                lambda: companion_files(now()),
+                lambda: user_files(now(), self._override),
+            ),
+            CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
+            environment=_environment(parts),
+            load_best_at_end=args.load_best_model_at_end,
+            note=note_of_saves(parts.adapters.journal, storage),
+            collectives=parts.adapters.collectives,
+            background=parts.adapters.background if args.save_async else None,
+            skip_when_busy=args.save_when_busy == "skip",
+        )
         self._parts = parts
-        self._override = override
         self._settle_counters = settle_counters
-        self._store = store
         self._required = True
         self._events: list[AnyEvent] = []
-        self.collect = store.collect
-        self.finish = store.finish
-        self.close = store.close
-
-    def writing(self) -> bool:
-        """Return whether a save is in flight; see `CheckpointStore.writing`."""
-        return self._store.writing
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `collect` has an event; see `Checkpoints.has_news`."""
-        return self._store.has_news
-
-    @property
-    def latest(self) -> str | None:
-        """The newest checkpoint of this run's history; see `CheckpointStore.latest`."""
-        return self._store.latest
 
     def prepare(self) -> None:
         """Allocate the snapshots, if the run saves."""
         if self._parts.args.save_strategy != "no":
             self._choose_background()
-            self._store.prepare()
+            super().prepare()
 
     def save(self, state: RunState, required: bool = True) -> Iterator[AnyEvent]:
         """Take a checkpoint, by an overridden `_save_checkpoint` if there is one; see `Checkpoints.save`."""
@@ -98,11 +101,11 @@ class RunCheckpoints:
         if overridden and state.best_checkpoint is not None:
             self._parts.hooks.load_best_model()
         else:
-            self._store.load_best(state)
+            self.load_best_now(state)
 
     def load_best_now(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
-        self._store.load_best(state)
+        super().load_best(state)
 
     def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
         """Call the user's method, and yield the events of its saves after it has returned."""
@@ -125,52 +128,20 @@ class RunCheckpoints:
         self._choose_background()
         if self._parts.args.save_async:
             self._agree_on_background()
-        return self._store.save(state, required)
+        return super().save(state, required)
 
     def _choose_background(self) -> None:
         listens = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
         in_background = self._parts.args.save_async and not listens
-        self._store.background = self._parts.adapters.background if in_background else None
+        self.background = self._parts.adapters.background if in_background else None
 
     def _agree_on_background(self) -> None:
         """Save in the background only if all ranks do."""
         collectives = self._parts.adapters.collectives
         if collectives.world_size > 1:
-            own = [float(self._store.background is not None)]
+            own = [float(self.background is not None)]
             (everywhere,) = collectives.start_reduction(own, Reduction.MINIMUM).result()
-            self._store.background = self._parts.adapters.background if everywhere else None
-
-
-def make_store(
-    parts: TrainerParts,
-    run: Run[Any, Any],
-    asked_accumulation: int,
-    now: Callable[[], TrainerParts],
-    override: CheckpointOverride,
-) -> CheckpointStore:
-    """Return what writes and reads this run's checkpoints.
-
-    asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the current parts.
-    override: watches what an overridden `_save_checkpoint` writes.
-    """
-    args, storage = parts.args, parts.adapters.storage
-    return CheckpointStore(
-        storage,
-        contents_for(
-            parts,
-            run,
-            RunSetup(parts, run, asked_accumulation),
-            lambda: companion_files(now()),
-            lambda: user_files(now(), override),
-        ),
-        CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
-        environment=_environment(parts),
-        load_best_at_end=args.load_best_model_at_end,
-        note=note_of_saves(parts.adapters.journal, storage),
-        collectives=parts.adapters.collectives,
-        background=parts.adapters.background if args.save_async else None,
-        skip_when_busy=args.save_when_busy == "skip",
-    )
+            self.background = self._parts.adapters.background if everywhere else None
 
 
 def _environment(parts: TrainerParts) -> dict[str, str]:
@@ -223,7 +194,11 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
         refuse_transformers_checkpoint(str(resume_from))
     store.exclusive = resume_from == AUTO
     newest = resume_from in (True, AUTO)
-    state = store.resume() if newest else _resume_folder(parts, store, str(resume_from))
+    if newest:
+        state = store.resume()
+    else:
+        storage, name = named_checkpoint(store.storage, str(resume_from))
+        state = store.resume(name, None if storage is store.storage else storage)
     if state is None:
         if resume_from == AUTO:
             return
@@ -244,17 +219,6 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     restore_callbacks(parts.callback_handler, parts.control, state.callbacks, rebuild)
 
 
-def _resume_folder(parts: TrainerParts, store: CheckpointStore, folder: str) -> RunState | None:
-    """Resume from a folder of the run's own storage, or of any other, by its path or URL."""
-    own = parts.adapters.storage.capabilities
-    if own.local_folder is None and os.sep not in folder:
-        return store.resume(folder)
-    parent, name = split_location(folder)
-    if parent == as_location(own.local_folder or own.location):
-        return store.resume(name)
-    return store.resume(name, storage_for(parent))
-
-
 def _refuse_transformers_checkpoints(storage: Storage) -> None:
     """Raise CheckpointError for the newest checkpoint of transformers, with the command that imports it."""
     from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
@@ -271,6 +235,76 @@ def _warn_of_changed_order(new: RunState, saved: RunState) -> None:
             f"{new.seed} and {new.data_seed}, so the order of samples changes from here on.",
             stacklevel=2,
         )
+
+
+# Completion of a run
+
+FINISHED = "finished.json"
+"""The completion marker of a run, beside its checkpoints: the checkpoint that it ended with.
+
+A checkpoint cannot state this itself, because a run may end after its last one. Resuming from any other checkpoint
+leaves steps to train.
+"""
+
+
+def mark_finished(storage: Storage, args: TrainingArguments, state: RunState, last: str | None) -> None:
+    """Record that a run is finished, unless its arguments are changed later to make it longer.
+
+    last: the newest checkpoint of the run.
+    """
+    try:
+        ended_with = None if last is None else read_manifest(storage, last).session
+        document = {"run": state.run, "step": state.step, "checkpoint": last, "session": ended_with}
+        storage.remove(FINISHED)
+        storage.write(FINISHED, [f"{json.dumps({**document, **_length(args)}, indent=2)}\n".encode()])
+    except (CheckpointError, StorageError) as error:
+        warnings.warn(
+            f"The completion marker of the run could not be written ({error}); resume_from_checkpoint='auto' will "
+            "resume from its last checkpoint.",
+            stacklevel=2,
+        )
+
+
+def finished_at(storage: Storage, args: TrainingArguments, chosen: str | None = None) -> int | None:
+    """Return the step at which a run reached the end that `args` define, if it ended with the checkpoint `chosen`.
+
+    chosen: None for the good one that the only run in the storage would resume from. Returns None if the run did not
+    end with it, or if there are several runs.
+    """
+    if FINISHED not in {entry.name for entry in storage.list("")}:
+        return None
+    try:
+        document = json.loads(b"".join(storage.read(FINISHED)))
+        same = all(document[name] == value for name, value in _length(args).items())
+        ended_with = document["run"], document["checkpoint"], document["session"]
+        step = int(document["step"])
+    except (ValueError, KeyError, TypeError):
+        return None  # incomplete after a crash, or not hexloop's
+    name = chosen or _next(storage)
+    if not same or name is None:
+        return None
+    try:
+        manifest = read_manifest(storage, name)
+        if (manifest.run, name, manifest.session) != ended_with:
+            return None
+        if chosen is None:
+            verify(storage, name)
+    except CheckpointError:
+        return None
+    return step
+
+
+def _next(storage: Storage) -> str | None:
+    """Return the checkpoint that the only run in the storage would resume from; None if there are several runs."""
+    with suppress(StorageError):
+        publish_staged(storage)
+    manifests = readable_manifests(storage)
+    alone = len({manifest.run for manifest in manifests.values()}) == 1
+    return next(newest_first(manifests)) if alone else None
+
+
+def _length(args: TrainingArguments) -> dict[str, float]:
+    return {"max_steps": args.max_steps, "num_train_epochs": args.num_train_epochs}
 
 
 # Callbacks

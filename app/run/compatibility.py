@@ -1,22 +1,157 @@
-"""Checkpoint compatibility checks: whether a checkpoint fits a run, and how accepted differences are handled."""
+"""Whether a checkpoint fits a run: the size of its steps, the differences, and how accepted ones are handled."""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
-from attrs import evolve
+from attrs import asdict, evolve, frozen
 
-from hexloop.app.wiring.data import global_batch_size
+from hexloop.app.wiring.data import global_batch_size, splits
 from hexloop.app.wiring.model import make_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
+from hexloop.app.wiring.storage import as_location, read_setup, split_location, storage_for
+from hexloop.domain.checkpoints.reading import read_manifest
+from hexloop.domain.checkpoints.selection import newest_first, publish_staged, readable_manifests
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
 from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
+from hexloop.ports.collectives import Json
 from hexloop.ports.state import Part
+from hexloop.ports.storage import Storage
+
+AUTO = "auto"
+"""Resume if there is a checkpoint, and start a new run otherwise."""
+
+
+def likely_checkpoint(own: Storage, resume_from: str | bool) -> tuple[Storage, str | None]:
+    """Return the storage and the name of the checkpoint that `resume_from` most likely means; None if there is none.
+
+    own: the run's storage. Nothing is verified: if the newest turns out to be damaged, the run resumes from another.
+    """
+    if resume_from in (True, AUTO):
+        with suppress(StorageError):
+            publish_staged(own)
+        return own, next(newest_first(readable_manifests(own)), None)
+    return named_checkpoint(own, str(resume_from))
+
+
+def named_checkpoint(own: Storage, folder: str) -> tuple[Storage, str]:
+    """Return the storage and the name of the checkpoint at a path or URL, on the run's own storage or any other."""
+    capabilities = own.capabilities
+    if capabilities.local_folder is None and os.sep not in folder:
+        return own, folder
+    parent, name = split_location(folder)
+    is_own = parent == as_location(capabilities.local_folder or capabilities.location)
+    return own if is_own else storage_for(parent), name
+
+
+@frozen
+class SavedStep:
+    """The size of an optimizer step of a checkpoint's run.
+
+    samples: of all processes. accumulation: micro-batches of a process. asked: `gradient_accumulation_steps` as the
+    user passed it, which differs if that run had itself resumed with another number of processes.
+    """
+
+    samples: int
+    processes: int
+    accumulation: int
+    asked: int
+
+    def only_processes_differ(self, processes: int, asked: int) -> bool:
+        """Return whether the arguments are the same, and only the number of processes is not."""
+        return asked == self.asked and (processes != self.processes or self.accumulation != self.asked)
+
+
+@contextmanager
+def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> Iterator[int]:
+    """Adjust `gradient_accumulation_steps` for the run, so that its optimizer steps are as large as its checkpoint's.
+
+    This happens if the number of processes changed and the argument did not; `RunSetup.differences` handles a batch
+    size that was changed on purpose. Collective. Yields the value that the user passed. Raises ConfigurationError, with
+    the sizes that would work, if no number of accumulation steps does.
+    """
+    args = parts.args
+    asked = args.gradient_accumulation_steps
+    saved = _saved_step(parts, resume_from)
+    batch = global_batch_size(args, parts.train_batch_size)
+    on_purpose = "batch_size" in args.resume_despite or args.auto_find_batch_size
+    if saved is not None and saved.only_processes_differ(args.world_size, asked) and not on_purpose:
+        if saved.samples % batch:
+            raise ConfigurationError(_indivisible(parts, saved))
+        args.gradient_accumulation_steps = saved.samples // batch
+    if args.gradient_accumulation_steps != asked and args.should_log:
+        logging.getLogger("hexloop").warning(
+            "The checkpoint's run had optimizer steps of %d samples; to keep that size with world_size=%d, "
+            "gradient_accumulation_steps is %d instead of %d.",
+            batch * args.gradient_accumulation_steps,
+            args.world_size,
+            args.gradient_accumulation_steps,
+            asked,
+        )
+    try:
+        yield asked
+    finally:
+        args.gradient_accumulation_steps = asked
+
+
+def _saved_step(parts: TrainerParts, resume_from: str | bool | None) -> SavedStep | None:
+    """Return what rank 0 finds, on all ranks; None if there is no checkpoint, or it does not contain the size."""
+
+    def found() -> Json:
+        if not resume_from:
+            return None
+        with suppress(CheckpointError, OSError, ValueError, LookupError, TypeError, ArithmeticError):
+            storage, name = likely_checkpoint(parts.adapters.storage, resume_from)
+            if name is not None:
+                processes = read_manifest(storage, name).world_size
+                setup = read_setup(storage, name)
+                samples, accumulation = setup["global_batch_size"], setup["global_batch_size"] // setup["batch_size"]
+                return cast(Json, asdict(SavedStep(samples, processes, accumulation, setup["asked_accumulation"])))
+        return None
+
+    saved = cast("dict[str, int] | None", run_on_rank0(parts.adapters.collectives, found))
+    return None if saved is None else SavedStep(**saved)
+
+
+def _indivisible(parts: TrainerParts, saved: SavedStep) -> str:
+    """Return why steps of this size cannot be built from the batches, and from which they can."""
+    args, size = parts.args, parts.train_batch_size
+    devices = size // args.per_device_train_batch_size
+    if splits(args):
+        processes, sizes = [], [args.world_size * each for each in _divisors(saved.samples, args.world_size)]
+    else:
+        processes, sizes = _divisors(saved.samples, size), _divisors(saved.samples, args.world_size * devices)
+    ways = [f"start {_listed(processes)} processes"] if processes else []
+    ways += [f"choose per_device_train_batch_size={_listed(sizes)}"] if sizes else []
+    ways.append("accept steps of another size by resume_despite=['batch_size']")
+    return (
+        f"The checkpoint's run had optimizer steps of {saved.samples} samples, which are not a multiple of the "
+        f"{global_batch_size(args, size)} samples of a batch with world_size={args.world_size} and "
+        f"per_device_train_batch_size={args.per_device_train_batch_size}; {', or '.join(ways)}."
+    )
+
+
+def _divisors(samples: int, unit: int) -> list[int]:
+    """Return all numbers n for which n * unit divides the samples."""
+    return [number for number in range(1, samples // unit + 1) if samples % (number * unit) == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+# Differences between a run and its checkpoint
 
 MAY_CHANGE = frozenset(
     {"params", "param_names", "lr", "initial_lr", "max_lr", "min_lr"}
@@ -48,10 +183,9 @@ class RunSetup:
         """Yield every difference between the run and the checkpoint's that is not accepted by name."""
         tensors = self._model.differences(weights, types="precision" not in self._accepted)
         if tensors:
-            yield (
-                f"its model{self._class_of(saved)} differs from this run's: {'; '.join(tensors)}. Resume with the "
-                "model of the checkpoint."
-            )
+            kind = f", a {saved['model']}," if "model" in saved else ""
+            different = "; ".join(tensors)
+            yield f"its model{kind} differs from this run's: {different}. Resume with the model of the checkpoint."
         for name, difference in self._named_differences(saved, state):
             if name not in self._accepted:
                 yield (
@@ -68,7 +202,7 @@ class RunSetup:
                 warnings.warn(
                     "The optimizer starts without moments, because the checkpoint's optimizer differs.", stacklevel=2
                 )
-        if saved.get("precision", self._document["precision"]) != self._document["precision"]:
+        if self._differs(saved, "precision"):
             not_loaded.add("scaler")
         if "imported_from" in saved:
             not_loaded.add("data")
@@ -83,7 +217,7 @@ class RunSetup:
             state.global_batch_size = own
             self._count_batches(state)
             self._stretch_plan(state)
-        elif saved.get("batch_size", self._document["batch_size"]) != self._document["batch_size"]:
+        elif self._differs(saved, "batch_size"):
             self._count_batches(state)  # the same step size from other micro-batches
 
     def _description(self) -> dict[str, Any]:
@@ -109,34 +243,21 @@ class RunSetup:
     def _named_differences(self, saved: Mapping[str, Any], state: RunState) -> Iterator[tuple[str, str]]:
         """Yield the name under which a difference can be accepted, and its description."""
         here = self._document
-        if saved.get("precision", here["precision"]) != here["precision"]:
-            yield (
-                "precision",
-                f"it was written with the precision {saved['precision']}, and this run has {here['precision']}",
-            )
-        for difference in self._optimizer_differences(saved):
+        if self._differs(saved, "precision"):
+            then, now = saved["precision"], here["precision"]
+            yield "precision", f"it was written with the precision {then}, and this run has {now}"
+        if difference := _optimizer_difference(saved.get("optimizer"), here["optimizer"]):
             yield "optimizer", difference
-        then, now = saved.get("samples_per_epoch", here["samples_per_epoch"]), here["samples_per_epoch"]
+        if self._differs(saved, "samples_per_epoch"):
+            then, now = _count(saved["samples_per_epoch"]), _count(here["samples_per_epoch"])
+            yield "data_length", f"its data had {then} in an epoch, and the data of this run has {now}"
+        then, now = state.global_batch_size, here["global_batch_size"]
         if then != now:
-            yield "data_length", f"its data had {_count(then)} in an epoch, and the data of this run has {_count(now)}"
-        if state.global_batch_size != here["global_batch_size"]:
-            yield (
-                "batch_size",
-                f"its optimizer steps had {state.global_batch_size} samples, and those of this run have "
-                f"{here['global_batch_size']}",
-            )
+            yield "batch_size", f"its optimizer steps had {then} samples, and those of this run have {now}"
 
-    def _optimizer_differences(self, saved: Mapping[str, Any]) -> Iterator[str]:
-        then, now = saved.get("optimizer"), self._document["optimizer"]
-        if then is None:
-            return
-        if then["class"] != now["class"]:
-            yield f"its optimizer is {then['class']}, and that of this run is {now['class']}"
-        elif _sizes(then) != _sizes(now):
-            groups = f"its optimizer has groups of {_sizes(then)} parameters, and that of this run of {_sizes(now)}"
-            yield f"{groups}{_by_decay(then, now)}"
-        elif options := _differing(then["groups"], now["groups"]):
-            yield f"the options of its optimizer differ: {'; '.join(options)}"
+    def _differs(self, saved: Mapping[str, Any], name: str) -> bool:
+        """Return whether the checkpoint describes `name`, and differently."""
+        return bool(saved.get(name, self._document[name]) != self._document[name])
 
     def _other_optimizer(self, saved: Mapping[str, Any]) -> bool:
         """Return whether the moments of the checkpoint's optimizer do not fit this one."""
@@ -167,11 +288,9 @@ class RunSetup:
 
         If `max_steps` is set, the epochs are recounted instead.
         """
-        run, args = self._run, self._parts.args
+        run, args, samples = self._run, self._parts.args, self._document["samples_per_epoch"]
         plan = run.plan
-        if plan.batches_per_epoch is None or self._document["samples_per_epoch"] is None:
-            return
-        if plan.steps_per_epoch is None:
+        if samples is None or plan.batches_per_epoch is None or plan.steps_per_epoch is None:
             return
         passes = plan.epoch_at(state.epoch, state.batches)
         if args.max_steps > 0:
@@ -183,10 +302,6 @@ class RunSetup:
         run.plan = evolve(plan, total_steps=total)
         if self._parts.makes_scheduler and isinstance(run.scheduler, ScheduledRates):
             run.scheduler.shape = make_schedule(args, total, self._parts.optimizer)  # type: ignore[assignment]
-
-    @staticmethod
-    def _class_of(saved: Mapping[str, Any]) -> str:
-        return f", a {saved['model']}," if "model" in saved else ""
 
 
 def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -205,10 +320,18 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _by_decay(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the reason if weight decay causes the difference: without it, all parameters form one group."""
-    before, after = ({group.get("weight_decay") for group in each["groups"]} - {None, 0} for each in (then, now))
-    return "" if bool(before) == bool(after) else f", as it has {'a' if after else 'no'} weight decay"
+def _optimizer_difference(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:
+    """Return how two optimizers differ; None if they do not. Without weight decay, all parameters form one group."""
+    if then is None:
+        return None
+    if then["class"] != now["class"]:
+        return f"its optimizer is {then['class']}, and that of this run is {now['class']}"
+    if _sizes(then) != _sizes(now):
+        before, after = ({group.get("weight_decay") for group in each["groups"]} - {None, 0} for each in (then, now))
+        why = "" if bool(before) == bool(after) else f", as it has {'a' if after else 'no'} weight decay"
+        return f"its optimizer has groups of {_sizes(then)} parameters, and that of this run of {_sizes(now)}{why}"
+    options = _differing(then["groups"], now["groups"])
+    return f"the options of its optimizer differ: {'; '.join(options)}" if options else None
 
 
 def _sizes(optimizer: Mapping[str, Any]) -> list[int]:

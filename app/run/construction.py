@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, make_store, refuse_unwritable, restore
+from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
 from hexloop.app.run.checks import (
     Refusals,
     refuse_evaluation_without_data,
@@ -19,13 +19,11 @@ from hexloop.app.run.checks import (
     refuse_optimizer,
     refuse_separate_folders,
 )
+from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.evaluation import evaluation_reporting_memory
 from hexloop.app.run.journal import RunJournal, journal_for, total_over_ranks
-from hexloop.app.run.reporting import start_reporting
-from hexloop.app.run.resume import mark_finished, same_global_batch
 from hexloop.app.run.session import RunHost, Session, watch_outcome
-from hexloop.app.wiring.checkpoint_files import CheckpointOverride
 from hexloop.app.wiring.data import (
     batch_preparation,
     global_batch_size,
@@ -86,19 +84,18 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name)
         counters = make_counters(parts, run, learner.learner, total_over_ranks(parts.adapters.collectives))
         run.counters = counters.each_batch
-        override = CheckpointOverride(parts.adapters.storage)
-        store = make_store(parts, run, prepared.asked_accumulation, host.parts, override)
-        run.checkpoints = checkpoints = RunCheckpoints(parts, store, counters.settle, override)
-        run.agreement = make_agreement(parts.requests, parts.adapters.collectives, checkpoints.writing)
+        checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, counters.settle)
+        run.checkpoints = checkpoints
+        run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
         session = Session(parts, run, prepared.global_state, learner, checkpoints, counters)
         run.further_figures = partial(_memory_figures, host, session)
         undo.callback(host.attach, None)
         _attach(host, session, prepared.loader)
-        restore(parts, run, store, resume_from)
+        restore(parts, run, checkpoints, resume_from)
         _log_start(parts, run)
-        stop_reporting = start_reporting(session)
+        stop_reporting = session.start_reporting()
         outcome = watch_outcome(host.set_outcome, partial(_mark_finished, session))
         parts.dispatcher.observe(prepared.journal.follow(run), outcome, *prepared.observers)
         run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,58 +19,26 @@ from hexloop.ports.state import Part
 
 # Flags of torch and the environment
 
-
-@define
-class DeterminismFlags:
-    """Global flags that a run sets and restores: name of the flag to how it is read and set, and the wanted value."""
-
-    wanted: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Any]] = field(factory=dict)
-    _before: dict[str, Any] = field(factory=dict, init=False)
-
-    def apply(self) -> None:
-        """Set the flags, and keep their earlier values."""
-        for name, (read, write, value) in self.wanted.items():
-            self._before[name] = read()
-            write(value)
-
-    def restore(self) -> None:
-        """Restore the earlier values."""
-        for name, before in self._before.items():
-            self.wanted[name][1](before)
-        self._before.clear()
-
-
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
 """Environment variables that make cuBLAS and FlashAttention deterministic."""
 
+Flag = tuple[Callable[[], Any], Callable[[Any], None], Any]
+"""A global flag that a run sets and restores: how it is read and set, and the wanted value."""
 
-def flags_for(args: TrainingArguments) -> DeterminismFlags:
+
+def flags_for(args: TrainingArguments) -> list[Flag]:
     """Return the flags for TF32 products and deterministic kernels, if the arguments require them."""
-    flags = DeterminismFlags()
+    flags: list[Flag] = []
     if args.tf32 is not None:
-        flags.wanted["matmul precision"] = (
-            torch.get_float32_matmul_precision,
-            torch.set_float32_matmul_precision,
-            "high" if args.tf32 else "highest",
-        )
+        precision = "high" if args.tf32 else "highest"
+        flags.append((torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision))
     if args.full_determinism:
-        flags.wanted["deterministic algorithms"] = (
-            torch.are_deterministic_algorithms_enabled,
-            torch.use_deterministic_algorithms,
-            True,
-        )
-        flags.wanted["cudnn benchmark"] = (
-            lambda: torch.backends.cudnn.benchmark,
-            lambda value: setattr(torch.backends.cudnn, "benchmark", value),
-            False,
-        )
-        flags.wanted["cudnn deterministic"] = (
-            lambda: torch.backends.cudnn.deterministic,
-            lambda value: setattr(torch.backends.cudnn, "deterministic", value),
-            True,
-        )
-        for name, value in VARIABLES.items():
-            flags.wanted[name] = (partial(os.environ.get, name), partial(_set_variable, name), value)
+        flags.append((torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True))
+        for name, value in (("benchmark", False), ("deterministic", True)):
+            cudnn = torch.backends.cudnn
+            flags.append((partial(getattr, cudnn, name), partial(setattr, cudnn, name), value))
+        for variable, wanted in VARIABLES.items():
+            flags.append((partial(os.environ.get, variable), partial(_set_variable, variable), wanted))
     return flags
 
 
@@ -89,9 +57,10 @@ class GlobalState:
     """The random streams and flags of one live run. Of several live runs, one holds the global state at a time."""
 
     device: Device
-    flags: DeterminismFlags
+    flags: Sequence[Flag]
     thread: int = field(factory=threading.get_ident, init=False)
     _streams: list[Part] | None = field(default=None, init=False)
+    _flags_before: list[Any] = field(factory=list, init=False)
 
     def take(self) -> None:
         """Put this run's streams and flags in force, and keep those of the run that held the global state."""
@@ -100,18 +69,25 @@ class GlobalState:
             return
         if holder is not None:
             holder._streams = list(holder.device.export())
-            holder.flags.restore()
+            holder._restore_flags()
         if self._streams is not None:
             self.device.load(self._streams)
-        self.flags.apply()
+        for read, write, wanted in self.flags:
+            self._flags_before.append(read())
+            write(wanted)
         _live.holder = self
 
     def release(self) -> None:
         """Restore the flags at the end of the run."""
         _live.runs.discard(self)
         if _live.holder is self:
-            self.flags.restore()
+            self._restore_flags()
             _live.holder = None
+
+    def _restore_flags(self) -> None:
+        for (_, write, _), before in zip(self.flags, self._flags_before, strict=False):
+            write(before)
+        self._flags_before.clear()
 
 
 @define
@@ -123,7 +99,7 @@ class _LiveRuns:
 _live = _LiveRuns()
 
 
-def take_global_state(device: Device, flags: DeterminismFlags) -> GlobalState:
+def take_global_state(device: Device, flags: Sequence[Flag]) -> GlobalState:
     """Take the global state for a new run; warn if another run is live in another thread."""
     state = GlobalState(device, flags)
     if any(run.thread != state.thread for run in _live.runs):
@@ -184,13 +160,7 @@ def seeded(device: Device, seed: int) -> Iterator[None]:
 
 # Without a Trainer
 
-SYNCHRONOUS = {
-    "CUDA_LAUNCH_BLOCKING": "1",
-    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-    "ASCEND_LAUNCH_BLOCKING": "1",
-    "HCCL_DETERMINISTIC": "1",
-    "FLASH_ATTENTION_DETERMINISTIC": "1",
-}
+SYNCHRONOUS = VARIABLES | dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC"), "1")
 """Environment variables that make kernels deterministic if they are set before CUDA, or its like, starts."""
 
 

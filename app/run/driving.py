@@ -17,8 +17,8 @@ from attrs import frozen
 from torch import Tensor
 
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
+from hexloop.app.run.compatibility import likely_checkpoint
 from hexloop.app.run.construction import open_session
-from hexloop.app.run.resume import likely_checkpoint
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost
 from hexloop.app.wiring.parts import TrainerParts

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from attrs import define, field, frozen
 
@@ -20,34 +19,21 @@ INTERVAL = 0.005
 """Seconds between two readings of the process's memory during a stage."""
 
 
-class MemoryStages(Protocol):
-    """Measures stages, one at a time: a stage that starts within another is part of that one."""
+class MemoryStages:
+    """Measures stages, one at a time: a stage that starts within another is part of that one.
+
+    This class measures nothing.
+    """
 
     def start(self, stage: str) -> None:
         """Start to measure, unless another stage is being measured."""
-        ...
 
     def end(self, stage: str) -> dict[str, float]:
         """Return the metrics of the stage in bytes; empty if it is part of another."""
-        ...
-
-    def abandon(self, stage: str) -> None:
-        """Stop measuring after an error, if the stage has not ended yet."""
-        ...
-
-
-class NoMemoryStages:
-    """Measures nothing."""
-
-    def start(self, stage: str) -> None:
-        """No-op."""
-
-    def end(self, stage: str) -> dict[str, float]:
-        """Return no metrics."""
         return {}
 
     def abandon(self, stage: str) -> None:
-        """No-op."""
+        """Stop measuring after an error, if the stage has not ended yet."""
 
 
 @frozen
@@ -100,7 +86,7 @@ def _read_until(memory: weakref.ref[_ProcessMemory], ended: threading.Event) -> 
 
 
 @define
-class MeasuredMemory:
+class MeasuredMemory(MemoryStages):
     """Measures the memory of the process, and of the device if it has its own.
 
     The first stage that is measured also reports the metrics of "init". Each stage has
@@ -185,7 +171,7 @@ def memory_stages_for(
     Raises ConfigurationError if memory is to be measured and psutil is not installed.
     """
     if args.skip_memory_metrics:
-        return NoMemoryStages()
+        return MemoryStages()
     if found("psutil") is None:
         raise ConfigurationError(
             "skip_memory_metrics=False needs the package psutil, which is not installed; install psutil, or remove "

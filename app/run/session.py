@@ -1,21 +1,29 @@
-"""A live run: what belongs to it, the Trainer's side of it, and how it ended."""
+"""A live run: what belongs to it, the Trainer's side of it, what it reports to, and how it ended."""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from attrs import define, frozen
 
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks import CallbackHandler
+from hexloop.app.callbacks.progress import ProgressDisplay
 from hexloop.app.run.checkpoints import RunCheckpoints
 from hexloop.app.run.determinism import GlobalState
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.wiring.learner import RunCounters, RunLearner
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.manifest import checkpoint_name
+from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
 from hexloop.domain.fail_safe import LoggerGroup
 from hexloop.domain.run import Run
+from hexloop.ports.logger import RunInformation
 
 PAUSE_INTERVAL = 1.0
 """Seconds after which a paused process communicates again, if there are others."""
@@ -46,6 +54,55 @@ class Session:
         alone = parts.adapters.collectives.world_size == 1
         parts.requests.wait_while_paused(None if alone else min(PAUSE_INTERVAL, parts.args.ddp_timeout / 4))
 
+    def token_speed(self, tokens: int) -> dict[str, float]:
+        """Return the tokens per second since the start, if there are `tokens` by now."""
+        start = self.run.start
+        return speed_metrics("train", self.run.clock.monotonic() - start.at, tokens=tokens - start.tokens)
+
+    def start_reporting(self) -> tuple[Callable[[], None], ...]:
+        """Start the loggers and the sources of interrupts; return the functions that stop them."""
+        parts, run = self.parts, self.run
+        args, adapters = parts.args, parts.adapters
+        loggers = LoggerGroup(adapters.loggers, lambda message: warnings.warn(message, stacklevel=2))
+        name = args.run_name or str(args.output_dir)
+        configuration, folder = args.to_sanitized_dict(), str(args.output_dir)
+        adapters.interrupts.start(partial(parts.requests.request_stop, save=True))  # may raise, so before the loggers
+        loggers.start(RunInformation(name, configuration, folder, run.plan.total_steps, run.state.step))
+        self.loggers = loggers
+
+        def finish() -> None:
+            self.loggers = None
+            loggers.finish()
+
+        return adapters.interrupts.stop, finish, partial(_close_bars, parts.callback_handler, ProgressDisplay)
+
+
+def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
+    """Close progress bars: a run that raises does not reach the event at which a bar closes itself.
+
+    Takes all that it needs as parameters: when a program exits while a run is open, module globals are already gone.
+    """
+    for callback in handler.callbacks:
+        if isinstance(callback, kind):
+            callback.close()
+
+
+def set_log_level(args: TrainingArguments) -> None:
+    """Set the level that the arguments define for this process on the logger `hexloop`, the parent of all others.
+
+    `passive` leaves the level as the application set it. If the logger has no handler, its messages go to standard
+    error, as in transformers.
+    """
+    chosen = args.log_level if args.should_log else args.log_level_replica
+    if chosen == "passive":
+        return
+    logger = logging.getLogger("hexloop")
+    logger.setLevel(args.get_process_log_level())
+    if args.log_level != "passive" and not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
 
 @frozen
 class RunHost:
@@ -67,15 +124,6 @@ class RunHost:
     set_train_batch_size: Callable[[int], None]
 
 
-# How a run ended
-
-FAILED = 1
-"""The exit code of a program if the last steps of its run are not saved although they should be."""
-
-STOPPED = 3
-"""The exit code of a program whose run was stopped before its end and saved: start it again to resume."""
-
-
 @frozen
 class RunOutcome:
     """How a run ended.
@@ -95,8 +143,8 @@ class RunOutcome:
     def exit_code(self) -> int:
         """The exit code for a script: 0 done, 3 stopped and saved, 1 not saved although it should be."""
         if not self.stopped:
-            return FAILED if self.save_failed else 0
-        return STOPPED if self.checkpoint is not None else FAILED
+            return 1 if self.save_failed else 0
+        return 3 if self.checkpoint is not None else 1
 
 
 def watch_outcome(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerContr
 from hexloop.app.run.determinism import seeded
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.run.session import RunOutcome, Session
-from hexloop.app.trainer.accelerator import Accelerator
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.app.wiring.evaluation import smoother_for
 from hexloop.app.wiring.model import (
@@ -96,12 +94,6 @@ class TrainerBase:
 
     _standard_optimizer: Any = None
     """The optimizer that the standard `create_optimizer` made."""
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """What overridden hooks call: backward, unwrap_model, device and so on, implemented by the adapters."""
-        last = True if self._session is None else self._session.learner.window.last_of_window
-        return Accelerator(self.adapters, last)
 
     @property
     def is_in_train(self) -> bool:
@@ -241,20 +233,12 @@ class TrainerBase:
     def _own_scheduler(self) -> bool:
         return self.lr_scheduler is None or self.lr_scheduler is self._scheduler_of_run
 
-    @contextmanager
-    def making_own_optimizer(self) -> Iterator[None]:
-        """Let the next run replace what the block makes of optimizer and schedule, except what the user has set."""
-        self.forget_own_optimizer()
-        makes_optimizer, makes_scheduler = self.optimizer is None, self.lr_scheduler is None
-        try:
-            yield
-        finally:
-            if makes_optimizer:
-                self._optimizer_of_run = self.optimizer
-            if makes_scheduler:
-                self._scheduler_of_run = self.lr_scheduler
+    def _forget_run(self) -> None:
+        """Drop the optimizer, the schedule and the wrapped model of an earlier run."""
+        self._forget_own_optimizer()
+        self.model_wrapped = self.model
 
-    def forget_own_optimizer(self) -> None:
+    def _forget_own_optimizer(self) -> None:
         """Drop the optimizer and the schedule that an earlier run made; keep the user's, and what they drive."""
         if self._own_scheduler:
             self.lr_scheduler = None
@@ -270,10 +254,17 @@ class TrainerBase:
             return self.optimizer
 
         args = self.args
-        with self.making_own_optimizer():
+        self._forget_own_optimizer()
+        makes_optimizer, makes_scheduler = self.optimizer is None, self.lr_scheduler is None
+        try:
             wrapped, self.optimizer = self.adapters.parallelism.prepare(model, build_optimizer)
             if self.lr_scheduler is None:  # the engine has made the optimizer itself
                 self.create_scheduler(num_training_steps=total_steps)
+        finally:  # the next run replaces what this one made
+            if makes_optimizer:
+                self._optimizer_of_run = self.optimizer
+            if makes_scheduler:
+                self._scheduler_of_run = self.lr_scheduler
         if args.torch_compile:
             backend = args.torch_compile_backend or "inductor"
             wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)

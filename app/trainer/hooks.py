@@ -6,8 +6,9 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.base import TrainerBase
-from hexloop.app.trainer.legacy_names import INSTEAD
+from hexloop.app.trainer.compatibility import Accelerator
 from hexloop.app.wiring.data import (
     example_count,
     global_batch_size,
@@ -24,7 +25,7 @@ from hexloop.app.wiring.data import (
     prepared_inputs,
     sampler_from,
 )
-from hexloop.app.wiring.evaluation import LossChoice, standard_loss, standard_prediction_step
+from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
 from hexloop.app.wiring.learner import floating_point_operations
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -36,6 +37,12 @@ class TrainerHooks(TrainerBase):
     """What each hook does unless it is overridden; an override may call it."""
 
     # A step
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What overridden hooks call: backward, unwrap_model, device and so on, implemented by the adapters."""
+        last = True if self._session is None else self._session.learner.window.last_of_window
+        return Accelerator(self.adapters, last)
 
     @standard
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -49,12 +56,7 @@ class TrainerHooks(TrainerBase):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the loss of a batch, with `return_outputs` together with the outputs of the model."""
-        return self.loss_choice.compute(model, inputs, return_outputs, num_items_in_batch)
-
-    @property
-    def loss_choice(self) -> LossChoice:
-        """The loss that the arguments and the model call for."""
-        return standard_loss(self._collect_parts())
+        return standard_loss(self._collect_parts()).compute(model, inputs, return_outputs, num_items_in_batch)
 
     @standard
     def get_batch_samples(
@@ -261,13 +263,6 @@ class TrainerHooks(TrainerBase):
         for event in log_evaluate_save(self._live("_maybe_log_save_evaluate").run):
             self._dispatcher.dispatch(event)
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for an internal method of transformers the error states what to use."""
-            known = f": {INSTEAD[name]}" if name in INSTEAD else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
-
     # What a run receives
 
     def _live(self, method: str) -> Session:
@@ -316,27 +311,13 @@ class TrainerHooks(TrainerBase):
 
     def _run_host(self) -> RunHost:
         """Return what a run calls while it is constructed, and where it leaves its results."""
-
-        def forget_run() -> None:
-            self.forget_own_optimizer()
-            self.model_wrapped = self.model
-
-        def attach(session: Session | None) -> None:
-            self._session = session
-
-        def set_outcome(outcome: Any) -> None:
-            self.outcome = outcome
-
-        def set_train_batch_size(size: int) -> None:
-            self._train_batch_size = size
-
         return RunHost(
             parts=self._collect_parts,
             memory=self._memory,
             renew_model=self._renew_model,
             prepare=self._prepare_for_run,
-            forget_run=forget_run,
-            attach=attach,
-            set_outcome=set_outcome,
-            set_train_batch_size=set_train_batch_size,
+            forget_run=self._forget_run,
+            attach=partial(setattr, self, "_session"),
+            set_outcome=partial(setattr, self, "outcome"),
+            set_train_batch_size=partial(setattr, self, "_train_batch_size"),
         )

@@ -17,13 +17,9 @@ from hexloop.app.wiring.evaluation import PredictionOutput
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.run import Evaluation
-from hexloop.ports.precision import Precision
 
 LABELS = "labels"
 """The input with the target sequences."""
-
-MADE_FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
-"""Inputs that a collator may have made from the labels; they contain the answer."""
 
 DEFAULT_LENGTH = 20
 """The maximum length in tokens that transformers uses by default."""
@@ -80,7 +76,11 @@ class Seq2SeqTrainer(Trainer):
         self._gen_kwargs = _with_defaults(self.args, {})
         if self.model_init is None:
             self._configure_generation(self.model)
-        _refuse_generation(self.args, self.model)
+        if self.args.predict_with_generate and not hasattr(self.model, "generate"):
+            raise ConfigurationError(
+                f"predict_with_generate=True needs a model with a method generate, which {type(self.model).__name__} "
+                "does not have; add the method, or set predict_with_generate=False."
+            )
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
@@ -164,45 +164,27 @@ class Seq2SeqTrainer(Trainer):
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         labels = inputs.get(LABELS)
-        keywords, tokenizer = gen_kwargs or self._gen_kwargs, self.processing_class
-        generated = _generate(self.model, self.adapters.precision, tokenizer, inputs, keywords)
+        given, optional = gen_kwargs or self._gen_kwargs, ("max_length", "num_beams")
+        keywords = {name: value for name, value in given.items() if value is not None or name not in optional}
+        generate = self.adapters.precision.wrap(self.model.generate)
+        generated = self._padded(generate(**_without_labels(inputs), **keywords))
         loss = None if labels is None else super().prediction_step(model, inputs, True)[0]
         if self.args.prediction_loss_only:
             return loss, None, None
-        return loss, generated, None if labels is None else _padded(labels, self.model, tokenizer)
+        return loss, generated, None if labels is None else self._padded(labels)
 
+    def _padded(self, tokens: Tensor) -> Tensor:
+        """Return `tokens`, (rows, length), padded on the right to the length of the model's generation config.
 
-def _generate(
-    model: Any, precision: Precision[Any], processing_class: Any, inputs: Mapping[str, Any], keywords: Mapping[str, Any]
-) -> Tensor:
-    """Return the tokens that the model generates from a batch, (rows, tokens), padded."""
-    optional = ("max_length", "num_beams")
-    keywords = {name: value for name, value in keywords.items() if value is not None or name not in optional}
-    generated: Tensor = precision.wrap(model.generate)(**_without_labels(inputs), **keywords)
-    return _padded(generated, model, processing_class)
-
-
-def _padded(tokens: Tensor, model: Any, processing_class: Any) -> Tensor:
-    """Return `tokens`, (rows, length), padded on the right to the length of the model's generation config.
-
-    That is its max_length, or for longer tokens one more than its max_new_tokens; longer ones are not changed.
-    """
-    config = getattr(model, "generation_config", None)
-    length, longest = tokens.shape[-1], getattr(config, "max_length", None) or DEFAULT_LENGTH
-    if length >= longest:
-        longest = max(length, (getattr(config, "max_new_tokens", None) or 0) + 1)
-    if length == longest:
-        return tokens
-    return pad(tokens, (0, longest - length), value=_padding_token(processing_class, model))
-
-
-def _refuse_generation(args: Seq2SeqTrainingArguments, model: Any) -> None:
-    """Raise ConfigurationError if the arguments require a model to generate that cannot."""
-    if args.predict_with_generate and not hasattr(model, "generate"):
-        raise ConfigurationError(
-            f"predict_with_generate=True needs a model with a method generate, which {type(model).__name__} does "
-            "not have; add the method, or set predict_with_generate=False."
-        )
+        That is its max_length, or for longer tokens one more than its max_new_tokens; longer ones are not changed.
+        """
+        config = getattr(self.model, "generation_config", None)
+        length, longest = tokens.shape[-1], getattr(config, "max_length", None) or DEFAULT_LENGTH
+        if length >= longest:
+            longest = max(length, (getattr(config, "max_new_tokens", None) or 0) + 1)
+        if length == longest:
+            return tokens
+        return pad(tokens, (0, longest - length), value=_padding_token(self.processing_class, self.model))
 
 
 def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,11 +199,11 @@ def _with_defaults(args: Seq2SeqTrainingArguments, keywords: Mapping[str, Any]) 
 
 
 def _without_labels(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without the labels, and without what was made from them."""
+    """Return the inputs without the labels, and without what a collator made from them, as that holds the answer."""
     left_out = {LABELS}
     labels, decoder_inputs = inputs.get(LABELS), inputs.get("decoder_input_ids")
     if labels is not None and decoder_inputs is not None and labels.shape == decoder_inputs.shape:
-        left_out |= set(MADE_FROM_LABELS)
+        left_out |= {"decoder_input_ids", "decoder_attention_mask"}
     return {name: value for name, value in inputs.items() if name not in left_out}
 
 

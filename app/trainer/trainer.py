@@ -13,15 +13,14 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
-from hexloop.app.run import evaluation, reporting, saving
+from hexloop.app.run import evaluation, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import seeded
 from hexloop.app.run.driving import drive, find_batch_size, refuse_second_run
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
-from hexloop.app.run.reporting import set_log_level
-from hexloop.app.run.session import Session
+from hexloop.app.run.session import Session, set_log_level
+from hexloop.app.trainer.compatibility import LegacyNames, old_model_path, refuse_overridden_internals
 from hexloop.app.trainer.hooks import TrainerHooks
-from hexloop.app.trainer.legacy_names import LegacyNames, refuse_overridden_internals, without_old_names
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator
@@ -33,6 +32,7 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
+from hexloop.ports.logger import Record
 
 
 class TrainOutput(NamedTuple):
@@ -119,14 +119,9 @@ class Trainer(TrainerHooks, LegacyNames):
             is_local_process_zero=self.is_local_process_zero(), is_world_process_zero=self.is_world_process_zero()
         )
         self.state.checkpoints_folder = str(self.args.output_dir)
-        own_loggers = injected.get("loggers") is not None
-        self.callback_handler = CallbackHandler(
-            all_callbacks(self.args, callbacks or (), own_loggers),
-            self.model,
-            processing_class,
-            self.optimizer,
-            self.lr_scheduler,
-        )
+        listeners = all_callbacks(self.args, callbacks or (), injected.get("loggers") is not None)
+        handled = self.model, processing_class, self.optimizer, self.lr_scheduler
+        self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
         self._dispatcher.call("on_init_end")
         self._memory.end("init")
@@ -148,8 +143,7 @@ class Trainer(TrainerHooks, LegacyNames):
         Raises RunStateError while another run of this Trainer is live.
         """
         if kwargs:
-            given = without_old_names("train", kwargs, {"model_path": "resume_from_checkpoint"})
-            resume_from_checkpoint = given["resume_from_checkpoint"]
+            resume_from_checkpoint = old_model_path(kwargs)
         ended: TrainEnded | None = None
         with closing(self.stream(resume_from_checkpoint, ignore_keys_for_eval)) as events:
             for event in events:
@@ -168,16 +162,12 @@ class Trainer(TrainerHooks, LegacyNames):
 
         The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
-        self.refuse_second_run()
+        refuse_second_run(None if self._session is None else self._session.run)
         self.ignore_keys_for_eval = ignore_keys_for_eval
         host = self._run_host()
         if self.args.auto_find_batch_size:
             return find_batch_size(host, resume_from_checkpoint)
         return drive(host, resume_from_checkpoint)
-
-    def refuse_second_run(self) -> None:
-        """Raise RunStateError while a run is live."""
-        refuse_second_run(None if self._session is None else self._session.run)
 
     # Requests to a live run, from any thread
 
@@ -201,10 +191,7 @@ class Trainer(TrainerHooks, LegacyNames):
 
     @standard
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Return the metrics on `eval_dataset` (by default the Trainer's), under the prefix, and log them.
 
@@ -276,8 +263,19 @@ class Trainer(TrainerHooks, LegacyNames):
     @standard
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the epoch to `logs`, append them to the history, and pass them to callbacks and loggers."""
-        with_tokens = self.args.include_num_input_tokens_seen != "no"
-        reporting.log(logs, self._dispatcher, self.state, self.control, self._session, with_tokens)
+        state, session = self.state, self._session
+        logs["epoch"] = state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            if session is not None:
+                session.counters.settle()
+            logs["num_input_tokens_seen"] = tokens = state.num_input_tokens_seen
+            if session is not None and "loss" in logs:
+                logs |= session.token_speed(tokens)
+        state.log_history.append({**logs, "step": state.global_step})
+        self.control.should_log = False
+        self._dispatcher.call("on_log", logs=logs)
+        if session is not None and session.loggers is not None:
+            session.loggers.write(Record(state.global_step, state.epoch, dict(logs)))
 
     @standard
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

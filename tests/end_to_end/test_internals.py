@@ -15,12 +15,25 @@ from torch import Tensor
 from torch.utils.data import SequentialSampler
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.app.trainer.legacy_names import INSTEAD, INTERNAL_HOOKS
+from hexloop.app.trainer.compatibility import INSTEAD
 from hexloop.domain.errors import ConfigurationError, RunStateError
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+
+INTERNAL_HOOKS = frozenset(
+    {
+        "_get_eval_sampler",
+        "_get_train_sampler",
+        "_load_best_model",
+        "_maybe_log_save_evaluate",
+        "_prepare_inputs",
+        "_save",
+        "_save_checkpoint",
+    }
+)
+"""The internal methods that hexloop calls if a subclass overrides them, as transformers does."""
 
 
 def trained(folder: Path, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **given: Any) -> Any:

@@ -138,7 +138,7 @@ class Impatient(TrainerCallback):
     trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer._session.checkpoints._store.pauses = (0.2, 0.2)
+        self.trainer._session.checkpoints.pauses = (0.2, 0.2)
 
 
 def saved_steps(folder: Path) -> list[int]:

@@ -1,13 +1,151 @@
-"""Names of transformers' Trainer that are old, not supported yet, or internal."""
+"""The rest of the interface of transformers' Trainer: `accelerator`, and names that are old, missing or internal."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+from attrs import frozen
+
+from hexloop.app.environment import launched
 from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.wiring.adapters import Adapters
+from hexloop.app.wiring.evaluation import tensor_gatherer
 from hexloop.domain.errors import ConfigurationError, RunStateError
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@frozen
+class Accelerator:
+    """The part of accelerate's Accelerator that hooks of the Trainer need; accelerate itself is not used.
+
+    sync_gradients: whether the gradients of the present micro-batch are those of an optimizer step.
+    """
+
+    adapters: Adapters
+    sync_gradients: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return torch.device(self.adapters.device.name)
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process."""
+        return self.adapters.collectives.rank
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the run."""
+        return self.adapters.collectives.world_size
+
+    @property
+    def local_process_index(self) -> int:
+        """The rank of this process among those of its machine."""
+        return launched().local_rank
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this process is the first of its machine."""
+        return self.local_process_index == 0
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision: fp16, bf16 or no."""
+        return self.adapters.precision.name if self.adapters.precision.name in HALVES else "no"
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process is the first of the run."""
+        return self.process_index == 0
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Add the gradients of `loss`, scaled as the precision requires, to those of the window."""
+        self.adapters.parallelism.backward(self.adapters.precision.scale(loss))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context in which the model computes in the run's precision; close it before the hook returns."""
+        dtype = HALVES.get(self.adapters.precision.name)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
+    def unwrap_model(self, model: Any, **kwargs: Any) -> Any:
+        """Return the model as the user passed it."""
+        return self.adapters.parallelism.unwrap(getattr(model, "_orig_mod", model))
+
+    def prepare(self, *objects: Any) -> Any:
+        """Return the objects unchanged: the Trainer itself prepares what a run needs."""
+        return objects[0] if len(objects) == 1 else objects
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the tensors of all processes, concatenated; scalars become rows."""
+        if self.num_processes == 1:
+            return tensor
+        return _concatenated([part for part, _ in self._gatherer.parts(tensor, 0)])
+
+    gather_for_metrics = gather
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the "sum" or "mean" of the tensors of all processes, or with "none" this process's, times `scale`."""
+        if reduction not in ("sum", "mean", "none"):
+            raise ValueError(f"reduction={reduction!r} is invalid; choose 'sum', 'mean' or 'none'.")
+        if self.num_processes == 1 or reduction == "none":
+            return tensor * scale
+        total = self._gatherer.total(tensor)
+        return total * scale / (self.num_processes if reduction == "mean" else 1)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Return the tensor of this process, padded with `pad_index` to the longest of all processes in `dim`."""
+        if self.num_processes == 1:
+            return tensor
+        lengths = self._gatherer.each(torch.tensor(tensor.shape[dim], device=self.device))
+        missing = max(int(length) for length in lengths) - tensor.shape[dim]
+        shape = (*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :])
+        filling = tensor.new_full(shape, pad_index)
+        return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=dim)
+
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """Return the model unchanged; see `prepare`."""
+        return model
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+        """Clip gradients to `max_norm` in place; return their norm before. For full precision only."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print in the first process only."""
+        if self.is_main_process:
+            print(*values, **options)
+
+    def free_memory(self, *objects: Any) -> tuple[Any, ...]:
+        """Release the memory that the device's allocator caches; return None for each object."""
+        self.adapters.device.release_memory()
+        return (None,) * len(objects)
+
+    def wait_for_everyone(self) -> None:
+        """Wait for all processes."""
+        self.adapters.collectives.barrier("wait_for_everyone")
+
+    @property
+    def _gatherer(self) -> Any:
+        return tensor_gatherer(self.adapters.device.name)
+
+
+def _concatenated(values: list[Any]) -> Any:
+    """Concatenate nested tensors."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return type(first)({name: _concatenated([value[name] for value in values]) for name in first})  # type: ignore[call-arg]
+    if isinstance(first, list | tuple):
+        return type(first)(_concatenated(list(each)) for each in zip(*values, strict=True))
+    return torch.cat(values) if isinstance(first, torch.Tensor) else first
+
+
+# Old and unsupported names
 
 
 class LegacyNames(TrainerBase):
@@ -104,20 +242,24 @@ class LegacyNames(TrainerBase):
         """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("push_to_hub", "hexloop does not publish models yet", PUBLISH)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for an internal method of transformers the error states what to use."""
+            known = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
+
 
 PUBLISH = "save_model to a folder, and publish that with huggingface_hub.upload_folder"
 
 
-def without_old_names(method: str, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return the values of old keyword arguments under their current `names`, each with a warning.
-
-    Raises TypeError for other keywords.
-    """
+def old_model_path(given: dict[str, Any]) -> Any:
+    """Return `model_path`, the old keyword of `train`, with a warning. Raises TypeError for other keywords."""
     for name in given:
-        if name not in names:
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
-        _warn(f"{method}({name}=...)", f"{names[name]}=...")
-    return {names[name]: value for name, value in given.items()}
+        if name != "model_path":
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+    _warn("train(model_path=...)", "resume_from_checkpoint=...")
+    return given["model_path"]
 
 
 def _warn(old: str, new: str) -> None:
@@ -130,25 +272,9 @@ def _refuse(method: str, because: str, instead: str) -> NoReturn:
 
 # Internal methods of transformers' Trainer
 
-INTERNAL_HOOKS = frozenset(
-    {
-        "_get_eval_sampler",
-        "_get_train_sampler",
-        "_load_best_model",
-        "_maybe_log_save_evaluate",
-        "_prepare_inputs",
-        "_save",
-        "_save_checkpoint",
-    }
-)
-"""The internal methods that hexloop calls if a subclass overrides them, as transformers does."""
-
-LOADERS = "override get_train_dataloader, get_eval_dataloader or get_test_dataloader"
 COLLATE = "pass a data_collator, or set remove_unused_columns=False"
 WRAP = "pass parallelism=..., an adapter whose prepare wraps the model"
 CLIP = "set max_grad_norm, or clip in a callback's on_pre_optimizer_step"
-NORM = "read grad_norm in a callback's on_log"
-STATE = "define state() and from_state() on a callback, which then is part of every checkpoint"
 LOAD = "change the model before train, or in a callback's on_train_begin, which comes after a checkpoint is loaded"
 STREAMS = "remove it: checkpoints contain every random stream, and resuming restores them"
 ROTATION = "set save_total_limit"
@@ -166,8 +292,8 @@ INSTEAD = {
     "_finalize_training": "override train, or use a callback's on_train_end",
     "_finish_current_push": HUB,
     "_get_collator_with_removed_columns": COLLATE,
-    "_get_dataloader": LOADERS,
-    "_get_grad_norm": NORM,
+    "_get_dataloader": "override get_train_dataloader, get_eval_dataloader or get_test_dataloader",
+    "_get_grad_norm": "read grad_norm in a callback's on_log",
     "_get_learning_rate": "override create_scheduler; a callback reads lr_scheduler.get_last_lr()",
     "_get_num_items_in_batch": "override get_batch_samples, which also returns the count",
     "_get_output_dir": "set output_dir",
@@ -176,7 +302,7 @@ INSTEAD = {
     "_init_training_state": "use a callback's on_train_begin, which may write into the state",
     "_inner_training_loop": "override train, or drive the run yourself with stream",
     "_issue_warnings_after_load": LOAD,
-    "_load_callback_state": STATE,
+    "_load_callback_state": "define state() and from_state() on a callback, which then is part of every checkpoint",
     "_load_from_checkpoint": LOAD,
     "_load_optimizer_and_scheduler": "override create_optimizer or create_scheduler; what they return is loaded",
     "_load_rng_state": STREAMS,
@@ -219,16 +345,12 @@ INSTEAD = {
 
 def refuse_overridden_internals(kind: type[Any], standard: type[Any]) -> None:
     """Raise ConfigurationError for every internal method that a subclass overrides without effect."""
-    problems = list(_problems(kind, standard))
+    own = [each for each in kind.__mro__ if each not in standard.__mro__ and not each.__module__.startswith("hexloop.")]
+    problems = [
+        f"{each.__qualname__} overrides {name}, an internal method of transformers' Trainer that hexloop never calls; "
+        f"{INSTEAD[name]}. If it is a method of your own, rename it."
+        for each in own
+        for name in sorted(vars(each).keys() & INSTEAD.keys())
+    ]
     if problems:
         raise ConfigurationError(problems)
-
-
-def _problems(kind: type[Any], standard: type[Any]) -> Iterator[str]:
-    own = [each for each in kind.__mro__ if each not in standard.__mro__ and not each.__module__.startswith("hexloop.")]
-    for each in own:
-        for name in sorted(vars(each).keys() & INSTEAD.keys()):
-            yield (
-                f"{each.__qualname__} overrides {name}, an internal method of transformers' Trainer that hexloop never "
-                f"calls; {INSTEAD[name]}. If it is a method of your own, rename it."
-            )
