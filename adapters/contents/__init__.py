@@ -1,1 +1,1 @@
-"""Contents adapters: the files of a checkpoint, one folder per layout."""
+"""Contents adapters: the files of a checkpoint, in the layout that `from_pretrained` of transformers loads."""

@@ -14,24 +14,16 @@ from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.logger import Record, RunInformation
 
 
-class Writer(Protocol):
+class _Writer(Protocol):
     """The methods of SummaryWriter that are used."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Add a number."""
-        ...
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None: ...
 
-    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        """Add a text."""
-        ...
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None: ...
 
-    def flush(self) -> None:
-        """Write everything to the file."""
-        ...
+    def flush(self) -> None: ...
 
-    def close(self) -> None:
-        """Write everything to the file and close it."""
-        ...
+    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -49,7 +41,7 @@ class TensorBoard:
             )
         self._chosen_folder = None if folder is None else os.path.expanduser(folder)
         self._folder = self._chosen_folder or _new_folder("")
-        self._writer: Writer | None = None
+        self._writer: _Writer | None = None
 
     def start(self, run: RunInformation) -> None:
         """Open an event file and add the configuration, as JSON, under the tag "args"."""
@@ -79,9 +71,9 @@ class TensorBoard:
         if writer is not None:
             writer.close()
 
-    def _opened(self, purge_step: int | None = None) -> Writer:
+    def _opened(self, purge_step: int | None = None) -> _Writer:
         module = import_module("torch.utils.tensorboard" if find_spec("tensorboard") else "tensorboardX")
-        return cast(Writer, module.SummaryWriter(self._folder, purge_step=purge_step))
+        return cast(_Writer, module.SummaryWriter(self._folder, purge_step=purge_step))
 
 
 def tag(name: str) -> str:

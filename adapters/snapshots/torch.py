@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -50,18 +51,13 @@ class TorchSnapshots:
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
         """Return a function that allocates the buffers; see `Snapshots.reserve`."""
-        wanted = [
-            ((owner, part.name), part.source.detach())
+        wanted = {
+            (owner, part.name): part.source.detach()
             for owner, parts in owners.items()
             for part in parts
             if isinstance(part.source, Tensor)
-        ]
-
-        def make_room() -> None:
-            with self._reserving:
-                self._allocate_buffers(wanted)
-
-        return make_room
+        }
+        return partial(self._allocate_buffers, wanted)
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Copy the parts; see `Snapshots.take`."""
@@ -81,8 +77,8 @@ class TorchSnapshots:
             data = bytes(part.read())
             return evolve(part, read=lambda: memoryview(data), source=None)
         tensor = part.source.detach()
-        with self._reserving:
-            buffer = self._buffer((owner, part.name), tensor)
+        self._allocate_buffers({(owner, part.name): tensor})
+        buffer = self._buffers[owner, part.name]
         if tensor.device.type != "cuda":
             copier.copy(buffer, tensor)
             return evolve(part, read=lambda: _bytes(buffer), source=None)
@@ -113,24 +109,20 @@ class TorchSnapshots:
             self._copied[device] = copied
         return copied
 
-    def _buffer(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
-        """Return the buffer of a tensor, allocating it if needed."""
-        self._allocate_buffers([(key, tensor)])
-        return self._buffers[key]
-
-    def _allocate_buffers(self, wanted: Iterable[tuple[tuple[str, str], Tensor]]) -> None:
+    def _allocate_buffers(self, wanted: Mapping[tuple[str, str], Tensor]) -> None:
         """Allocate buffers for those tensors that have none."""
-        missing = [(key, tensor) for key, tensor in wanted if not self._fits(self._buffers.get(key), tensor)]
-        in_host_memory = {key: tensor for key, tensor in missing if tensor.device.type != "cuda"}
-        if in_host_memory:
-            self._buffers.update(zip(in_host_memory, allocate_like(list(in_host_memory.values())), strict=True))
-        for key, tensor in missing:
-            if key not in in_host_memory:
-                self._buffers[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-
-    @staticmethod
-    def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
-        return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
+        with self._reserving:
+            in_host_memory = {}
+            for key, tensor in wanted.items():
+                buffer = self._buffers.get(key)
+                if buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
+                    continue
+                if tensor.device.type == "cuda":
+                    self._buffers[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                else:
+                    in_host_memory[key] = tensor
+            if in_host_memory:
+                self._buffers.update(zip(in_host_memory, allocate_like(list(in_host_memory.values())), strict=True))
 
 
 class HostCopier:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
-from itertools import islice
 
 from attrs import field, frozen
 from attrs.validators import ge, in_, le
 
+from hexloop.adapters.storage import files_below
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
@@ -88,92 +88,73 @@ class FaultyStorage:
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a new file; torn, it holds only the first bytes."""
-        fault = self._begin("write", path)
-        if fault is None:
-            return self.inner.write(path, chunks)
-        data = b"".join(chunks)
-        if fault.effect is Effect.LOSE:
-            with self._losing():
-                return self.inner.write(path, [data])
-        stored = self.inner.write(path, [data])
-        kept = math.floor(len(data) * fault.done)
-        if kept < len(data):
-            self.inner.remove(path)
-            self.inner.write(path, [data[:kept]])
-        self._end(fault)
-        return stored
+        with self._operation("write", path) as share:
+            if share == 1:
+                return self.inner.write(path, chunks)
+            data = b"".join(chunks)
+            stored = self.inner.write(path, [data])
+            kept = math.floor(len(data) * share)
+            if kept < len(data):
+                self.inner.remove(path)
+                self.inner.write(path, [data[:kept]])
+            return stored
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes."""
-        self._end(self._begin("read", path))
+        with self._operation("read", path):
+            pass
         return self.inner.read(path, start)
 
     def list(self, folder: str) -> tuple[Entry, ...]:
         """Return the names in a folder."""
-        self._end(self._begin("list", folder))
+        with self._operation("list", folder):
+            pass
         return self.inner.list(folder)
 
     def move(self, source: str, destination: str) -> None:
         """Rename a file or folder; torn, some files have the new name if moves are not atomic."""
-        fault = self._begin("move", source)
-        if fault is not None and fault.effect is Effect.LOSE:
-            with self._losing():
+        with self._operation("move", source) as share:
+            if share == 1:
                 self.inner.move(source, destination)
-        elif fault is None or fault.done == 1:
-            self.inner.move(source, destination)
-        elif self.capabilities.publication is not Publication.RENAME:
-            for path in self._part_of(source, fault):
-                self.inner.move(path, destination + path.removeprefix(source))
-        self._end(fault)
+            elif self.capabilities.publication is not Publication.RENAME:
+                for path in self._part_of(source, share):
+                    self.inner.move(path, destination + path.removeprefix(source))
 
     def remove(self, path: str) -> None:
         """Remove a file or folder; torn, some of its files are left."""
-        fault = self._begin("remove", path)
-        if fault is not None and fault.effect is Effect.LOSE:
-            with self._losing():
-                self.inner.remove(path)
-        elif fault is None or fault.done == 1:
-            self.inner.remove(path)
-        else:
-            for removed in self._part_of(path, fault):
+        with self._operation("remove", path) as share:
+            for removed in (path,) if share == 1 else self._part_of(path, share):
                 self.inner.remove(removed)
-        self._end(fault)
 
     def digest(self, path: str) -> Stored:
         """Return the size and digest of a file."""
-        self._end(self._begin("digest", path))
+        with self._operation("digest", path):
+            pass
         return self.inner.digest(path)
 
-    def _begin(self, operation: str, path: str) -> Fault | None:
-        """Count the operation; return a fault that strikes in its middle, or raise one that strikes at once."""
+    @contextmanager
+    def _operation(self, operation: str, path: str) -> Iterator[float]:
+        """Count an operation and yield the share of it to complete: 1 unless a fault strikes in its middle.
+
+        A fault that strikes at once is raised here; if the process dies, it dies at the end of this context.
+        """
         if self.dead:
             raise Died(f"Cannot {operation} {path}: the process has died.")
         self.operations.append((operation, path))
         count = {ANY: len(self.operations), operation: sum(name == operation for name, _ in self.operations)}
-        for fault in self._faults:
-            if fault.at <= count.get(fault.operation, 0) < fault.at + fault.times:
-                if fault.effect is Effect.FAIL:
-                    raise StorageError(f"Planned fault: this {operation} of {path} fails. Try again.")
-                if fault.effect is Effect.FULL:
-                    raise StorageFullError(
-                        f"Planned fault: no space left for this {operation} of {path}. Free some space."
-                    )
-                return fault
-        return None
-
-    def _end(self, fault: Fault | None) -> None:
-        if fault is not None and fault.effect is Effect.DIE:
+        striking = (each for each in self._faults if each.at <= count.get(each.operation, 0) < each.at + each.times)
+        fault = next(striking, None)
+        effect = None if fault is None else fault.effect
+        if effect is Effect.FAIL:
+            raise StorageError(f"Planned fault: this {operation} of {path} fails. Try again.")
+        if effect is Effect.FULL:
+            raise StorageFullError(f"Planned fault: no space left for this {operation} of {path}. Free some space.")
+        with self._losing() if effect is Effect.LOSE else nullcontext():
+            yield 1.0 if fault is None or effect is Effect.LOSE else fault.done
+        if effect is Effect.DIE:
             self.dead = True
             raise Died(f"Planned fault: the process dies in operation {len(self.operations)}.")
 
-    def _part_of(self, folder: str, fault: Fault) -> Iterator[str]:
-        files = _files_below(self.inner, folder)
-        return islice(files, math.floor(len(files) * fault.done))
-
-
-def _files_below(storage: Storage, folder: str) -> list[str]:
-    files: list[str] = []
-    for entry in storage.list(folder):
-        path = f"{folder}/{entry.name}"
-        files += _files_below(storage, path) if entry.is_folder else [path]
-    return files
+    def _part_of(self, folder: str, share: float) -> tuple[str, ...]:
+        files = tuple(files_below(self.inner, folder))
+        return files[: math.floor(len(files) * share)]

@@ -9,12 +9,17 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
-from hexloop.adapters.storage.digests import RunningDigest, check_algorithm
+from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import PAGE, Entry, Publication, StorageCapabilities, Stored
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.storage.local
 
@@ -23,8 +28,6 @@ CHUNK = 1 << 22
 
 PIECE = 1 << 25
 """Bytes written and hashed at a time."""
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 """Errors of file systems that do not support fsync on a folder: some FUSE and network file systems."""
@@ -129,10 +132,7 @@ class LocalStorage:
 
     def digest(self, path: str) -> Stored:
         """Read the file and return its size and digest."""
-        summary = RunningDigest(self._digest)
-        for chunk in self.read(path):
-            summary.update(chunk)
-        return summary.stored()
+        return digest_of(self.read(path), self._digest)
 
     def _modified(self, path: str) -> float | None:
         with suppress(OSError):
@@ -142,7 +142,7 @@ class LocalStorage:
     def _write_chunks(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write the chunks and sync the file."""
         summary = RunningDigest(self._digest)
-        with DirectWriter(descriptor) as writer:
+        with closing(DirectWriter(descriptor)) as writer:
             for chunk in chunks:
                 data = memoryview(chunk).cast("B")
                 for start in range(0, len(data), PIECE):
@@ -158,12 +158,9 @@ class LocalStorage:
     def _locate(self, path: str) -> str:
         """Return the absolute path. Raises StorageError if it leads out of the root."""
         full = os.path.join(self._root, *path.split("/"))
-        if not stays_inside(path) or not os.path.realpath(full).startswith(
-            os.path.join(os.path.realpath(self._root), "")
-        ):
-            raise StorageError(
-                f"The path {path!r} leads out of {self._root}; only files inside it are accessed. Choose a path inside."
-            )
+        root = os.path.join(os.path.realpath(self._root), "")
+        if not stays_inside(path) or not os.path.realpath(full).startswith(root):
+            raise outside_error(path, self._root)
         return full
 
     def _make_folder(self, folder: str) -> str:
@@ -182,7 +179,7 @@ class LocalStorage:
         except StorageError:
             raise
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in NO_SPACE:
                 raise StorageFullError(
                     f"Cannot {action} in {self._root}: no space left ({error.strerror}). Free some space, or choose "
                     "a folder on another disk."
@@ -210,8 +207,6 @@ def _sync_folders(folder: str, top: str) -> None:
 def _sync(descriptor: int) -> None:
     """Sync a file or folder; on macOS, where fsync leaves data in the disk's own cache, flush that too."""
     if _FULL_SYNC is not None:
-        import fcntl
-
         try:
             fcntl.fcntl(descriptor, _FULL_SYNC)
             return
@@ -221,16 +216,8 @@ def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _full_sync() -> int | None:
-    """Return the fcntl command that flushes the disk's own cache; None if the system has none."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    return getattr(fcntl, "F_FULLFSYNC", None)
-
-
-_FULL_SYNC = _full_sync()
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+"""The fcntl command that flushes the disk's own cache, on macOS."""
 
 BLOCK = 1 << 23
 """Bytes that are collected in an aligned buffer before they are written."""
@@ -258,10 +245,8 @@ class DirectWriter:
         self._filled = 0
         self._direct: bool | None = None
 
-    def __enter__(self) -> DirectWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Free the block, but leave the file open. What is left in the block is discarded."""
         self._view.release()
         with suppress(BufferError):  # the traceback of a failed write still references the view
             self._block.close()
@@ -284,8 +269,7 @@ class DirectWriter:
     def flush(self) -> None:
         """Write what is left in the block. Raises OSError."""
         self._direct = self._set_direct(False)
-        self._write(self._view[: self._filled])
-        self._filled = 0
+        self._write_block()
 
     def _direct_size(self, data: memoryview) -> int:
         """Return how many of the bytes can be written directly from memory at the current offset."""
@@ -294,7 +278,7 @@ class DirectWriter:
         return len(data) // PAGE * PAGE
 
     def _write_block(self) -> None:
-        """Write the block, which holds whole pages."""
+        """Write what is in the block: whole pages, unless direct writes are off."""
         if self._direct is None:
             self._direct = self._set_direct(True)
         self._write(self._view[: self._filled])
@@ -311,15 +295,11 @@ class DirectWriter:
 
     def _set_direct(self, wanted: bool) -> bool:
         """Turn direct writes on or off; return whether they are on now."""
-        direct = getattr(os, "O_DIRECT", 0)
-        if not direct:
-            return False
-        import fcntl
-
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        with suppress(OSError):
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
-            return wanted
+        if direct := getattr(os, "O_DIRECT", 0):
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            with suppress(OSError):
+                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
+                return wanted
         return False
 
 

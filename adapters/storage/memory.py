@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import TypeVar
 
+from hexloop.adapters.storage import digest_of, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
 from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, StorageCapabilities, Stored
@@ -79,7 +80,7 @@ class MemoryStorage:
             self._files[path] = data = bytes(written)
             if self._make_durable():
                 self._durable[path] = data
-        return self._stored(data)
+        return digest_of([memoryview(data)], "blake2b")
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes, in two chunks if there are two bytes or more."""
@@ -96,8 +97,7 @@ class MemoryStorage:
     def move(self, source: str, destination: str) -> None:
         """Rename a file or folder atomically; see `Storage.move`."""
         with self._lock:
-            moved = self._at(source)
-            if not moved:
+            if not self._at(source):
                 raise StorageError(f"Cannot move {source}: it does not exist. Check the name.")
             self._check_free(destination)
             _rename(self._files, source, destination)
@@ -114,7 +114,7 @@ class MemoryStorage:
 
     def digest(self, path: str) -> Stored:
         """Return the size and digest of a file."""
-        return self._stored(self._file(path))
+        return digest_of([memoryview(self._file(path))], "blake2b")
 
     def damage(self, path: str, data: bytes) -> None:
         """Replace a file's bytes silently, as a failing disk does."""
@@ -148,21 +148,11 @@ class MemoryStorage:
     def _check_free(self, path: str) -> None:
         """Raise StorageError if no file can be created at `path`."""
         if not stays_inside(path):
-            raise StorageError(f"The path {path!r} leads out of the storage; choose a path inside.")
-        taken = tuple(name for name in _names_to(path) if name in self._files) or self._below(path)
+            raise outside_error(path, "the storage")
+        names = (path, *map(str, PurePosixPath(path).parents))
+        taken = tuple(name for name in names if name in self._files) or self._below(path)
         if taken:
             raise StorageError(f"Cannot use the path {path}: {taken[0]} exists already. Choose another.")
-
-    @staticmethod
-    def _stored(data: bytes) -> Stored:
-        return Stored(len(data), f"blake2b:{hashlib.blake2b(data).hexdigest()}")
-
-
-def _names_to(path: str) -> Iterator[str]:
-    """Yield a path and each of its parent folders."""
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
 
 
 def _rename(files: dict[str, Data], source: str, destination: str) -> None:

@@ -161,7 +161,7 @@ MAY_CHANGE = frozenset(
 
 
 class RunSetup:
-    """Implements `hexloop.adapters.contents.checkpoint.contents.Setup`.
+    """Implements `hexloop.adapters.contents.checkpoint.Setup`.
 
     It is made before the first step, because a schedule may change the optimizer's options during the run.
     """

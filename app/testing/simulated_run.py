@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hexloop.adapters.batches.in_memory import InMemoryBatches
-from hexloop.adapters.clock.clocks import ManualClock
+from hexloop.adapters.clock import ManualClock
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.losses import PlainLosses

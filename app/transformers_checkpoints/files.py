@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from attrs import define, field
 
-from hexloop.adapters.contents.checkpoint.contents import parts_of
-from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
+from hexloop.adapters.contents.checkpoint import parts_of
+from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.wiring.checkpoint_files import chunks_of
 from hexloop.domain.checkpoints.manifest import MANIFEST

@@ -14,8 +14,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.contents.checkpoint.contents import AnySetup
+from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents
 from hexloop.adapters.device.torch import encode_state
 from hexloop.adapters.trainable.torch.numbering import numbered_parts
 from hexloop.app.transformers_checkpoints.files import (
@@ -83,7 +82,9 @@ def import_checkpoint(
         )
     components = _components(source, state)
     exportables = {name: FixedParts(tuple(parts)) for name, parts in components.items()}
-    contents = CheckpointContents(exportables, lambda: _companions(source), setup=ImportedSetup())
+    contents = CheckpointContents(
+        exportables, lambda: _companions(source), setup=AnySetup({"imported_from": "transformers"})
+    )
     for event in CheckpointStore(storage, contents).save(state):
         if isinstance(event, SaveFailed):
             raise StorageError(
@@ -105,14 +106,6 @@ class FixedParts:
     def load(self, parts: Iterable[Part]) -> None:
         """Raise TypeError, as these parts are only written."""
         raise TypeError("Imported state is only written; nothing can be loaded into it.")
-
-
-class ImportedSetup(AnySetup):
-    """The setup of a run of which only its origin is known."""
-
-    def document(self) -> dict[str, Any]:
-        """Return the origin."""
-        return {"imported_from": "transformers"}
 
 
 def _components(folder: str, state: RunState) -> dict[str, list[Part]]:

@@ -14,16 +14,20 @@ from typing import Any, TypedDict
 
 from attrs import define, evolve
 
-from hexloop.adapters.background.thread import ThreadBackground
-from hexloop.adapters.clock.clocks import SystemClock
+from hexloop.adapters.background import ThreadBackground
+from hexloop.adapters.clock import SystemClock
 from hexloop.adapters.engines.single.engine import SingleProcess
-from hexloop.adapters.hub.memory import NoHub
-from hexloop.adapters.interrupts.manual import NoInterrupts
-from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
-from hexloop.adapters.interrupts.signals import SignalInterrupts
-from hexloop.adapters.journal.json_lines import JsonLinesJournal
-from hexloop.adapters.journal.json_lines import read as read_journal
-from hexloop.adapters.journal.memory import NoJournal
+from hexloop.adapters.hub import NoHub
+from hexloop.adapters.interrupts import (
+    Deadline,
+    FileTouched,
+    NoInterrupts,
+    PolledInterrupts,
+    SeveralInterrupts,
+    SignalInterrupts,
+)
+from hexloop.adapters.journal import JsonLinesJournal, NoJournal
+from hexloop.adapters.journal import read as read_journal
 from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision

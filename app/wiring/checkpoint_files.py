@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents, documents
-from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP, RUN_STATE, files_of, parts_of
-from hexloop.adapters.contents.checkpoint.documents import read_document, state_from_chunks
-from hexloop.adapters.contents.checkpoint.safetensors_files import (
+from hexloop.adapters.contents import documents
+from hexloop.adapters.contents.checkpoint import RUN_SETUP, RUN_STATE, CheckpointContents, files_of, parts_of
+from hexloop.adapters.contents.documents import read_document, state_from_chunks
+from hexloop.adapters.contents.file_names import PREFIX, UserFiles
+from hexloop.adapters.contents.safetensors_files import (
     INDEX,
     MODEL,
     Stream,
@@ -25,7 +26,6 @@ from hexloop.adapters.contents.checkpoint.safetensors_files import (
     is_weights,
     tensor_parts,
 )
-from hexloop.adapters.contents.checkpoint.user_files import PREFIX, UserFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0

@@ -8,12 +8,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.contents.checkpoint.contents import Setup, sharded_files_of
-from hexloop.adapters.contents.checkpoint.documents import MIGRATIONS
-from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
-from hexloop.adapters.contents.checkpoint.safetensors_files import MODEL, is_weights
-from hexloop.adapters.contents.checkpoint.user_files import UserFiles
+from hexloop.adapters.contents.checkpoint import CheckpointContents, Setup, sharded_files_of
+from hexloop.adapters.contents.file_names import RankFiles, UserFiles
+from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.snapshots.torch import TorchSnapshots
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout, shape_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
@@ -181,7 +178,7 @@ def save_sharded(parts: TrainerParts, folder: str) -> None:
         for name in filter(is_weights, os.listdir(folder)):
             os.remove(os.path.join(folder, name))
     collectives.barrier("earlier weights are removed")
-    for file in sharded_files_of(MODEL, tensors, LARGEST, MIGRATIONS, collectives.rank, writers):
+    for file in sharded_files_of(MODEL, tensors, LARGEST, collectives.rank, writers):
         with open(os.path.join(folder, file.path), "wb") as written:
             written.writelines(file.chunks)
     collectives.barrier("the weights are written")

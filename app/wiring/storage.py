@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from hexloop.adapters.contents.checkpoint.contents import RUN_SETUP
+from hexloop.adapters.contents.checkpoint import RUN_SETUP
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of

@@ -1,12 +1,12 @@
 """The public names of hexloop.testing, each with the module that defines it."""
 
-from .adapters.background.inline import InlineBackground as InlineBackground
+from .adapters.background import InlineBackground as InlineBackground
 from .adapters.batches.in_memory import (
     InMemoryBatches as InMemoryBatches,
     StatefulBatches as StatefulBatches,
     StreamedBatches as StreamedBatches,
 )
-from .adapters.clock.clocks import ManualClock as ManualClock
+from .adapters.clock import ManualClock as ManualClock
 from .adapters.collectives.simulated import Delay as Delay, Drop as Drop, Kill as Kill, RankKilled as RankKilled
 from .adapters.collectives.simulated import Outcome as Outcome
 from .adapters.collectives.simulated import SimulatedWorld as SimulatedWorld
@@ -16,10 +16,9 @@ from .adapters.device.simulated import (
     SimulatedOutOfMemoryError as SimulatedOutOfMemoryError,
 )
 from .adapters.evaluator.least_squares import LeastSquaresEvaluator as LeastSquaresEvaluator
-from .adapters.hub.folder import FolderHub as FolderHub
-from .adapters.hub.memory import MemoryHub as MemoryHub, NoHub as NoHub
-from .adapters.interrupts.manual import ManualInterrupts as ManualInterrupts, NoInterrupts as NoInterrupts
-from .adapters.journal.memory import MemoryJournal as MemoryJournal, NoJournal as NoJournal
+from .adapters.hub import FolderHub as FolderHub, MemoryHub as MemoryHub, NoHub as NoHub
+from .adapters.interrupts import ManualInterrupts as ManualInterrupts, NoInterrupts as NoInterrupts
+from .adapters.journal import MemoryJournal as MemoryJournal, NoJournal as NoJournal
 from .adapters.logger.recording import NoLogger as NoLogger, RecordingLogger as RecordingLogger
 from .adapters.losses import PlainLosses as PlainLosses
 from .adapters.engines.single.engine import SingleProcess as SingleProcess

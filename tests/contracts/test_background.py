@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.adapters.background.inline import InlineBackground
-from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.adapters.background import InlineBackground, ThreadBackground
 from hexloop.app.testing.contracts.environment import BackgroundContract
 
 

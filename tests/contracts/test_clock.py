@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.adapters.clock.clocks import ManualClock, SystemClock
+from hexloop.adapters.clock import ManualClock, SystemClock
 from hexloop.app.testing.contracts.environment import ClockContract
 from hexloop.ports.clock import Clock
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.documents import MIGRATIONS
 from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -163,7 +164,7 @@ def test_extra_files_never_replace_hexloops_own(tmp_path: Path) -> None:
     ]
 
 
-def test_documents_of_earlier_versions_are_migrated(tmp_path: Path) -> None:
+def test_documents_of_earlier_versions_are_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file has its own migrations, one per version, and is written in the version after the last migration."""
 
     def with_groups(document: dict[str, Any]) -> dict[str, Any]:
@@ -173,15 +174,15 @@ def test_documents_of_earlier_versions_are_migrated(tmp_path: Path) -> None:
         return {"schema_version": 3, "groups": document["options"]}
 
     kept = all_kept()
-    migrations = {"optimizer.json": {1: with_groups, 2: renamed}}
-    paths = written(CheckpointContents(kept, migrations=migrations), tmp_path)
+    monkeypatch.setitem(MIGRATIONS, "optimizer.json", {1: with_groups, 2: renamed})
+    paths = written(CheckpointContents(kept), tmp_path)
     assert json.loads(tmp_path.joinpath("optimizer.json").read_text())["schema_version"] == 3
     assert {json.loads(tmp_path.joinpath(path).read_text())["schema_version"] for path in paths if path in SMALL} == {1}
 
     tmp_path.joinpath("optimizer.json").write_text('{"schema_version": 1, "options": {"lr": 0.5}}')
     again = {name: blank(keeper) for name, keeper in kept.items()}
     again["optimizer"].values = {"groups": None}
-    read_back(CheckpointContents(again, migrations=migrations), tmp_path)
+    read_back(CheckpointContents(again), tmp_path)
     assert again["optimizer"].values == {"groups": [{"lr": 0.5}]}
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.hub.folder import FolderHub
-from hexloop.adapters.hub.memory import MemoryHub
+from hexloop.adapters.hub import FolderHub, MemoryHub
 from hexloop.app.testing.contracts.storage import HubContract
 from hexloop.ports.hub import Hub
 

@@ -10,10 +10,15 @@ from types import FrameType
 
 import pytest
 
-from hexloop.adapters.clock.clocks import ManualClock
-from hexloop.adapters.interrupts.manual import ManualInterrupts
-from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
-from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.adapters.clock import ManualClock
+from hexloop.adapters.interrupts import (
+    Deadline,
+    FileTouched,
+    ManualInterrupts,
+    PolledInterrupts,
+    SeveralInterrupts,
+    SignalInterrupts,
+)
 from hexloop.app.testing.contracts.environment import InterruptsContract
 from hexloop.ports.interrupts import Interrupts
 

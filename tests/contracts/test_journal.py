@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.clock.clocks import ManualClock
-from hexloop.adapters.journal.json_lines import JsonLinesJournal, read
-from hexloop.adapters.journal.memory import MemoryJournal, NoJournal
+from hexloop.adapters.clock import ManualClock
+from hexloop.adapters.journal import JsonLinesJournal, MemoryJournal, NoJournal, read
 from hexloop.app.testing.contracts.environment import JournalContract
 from hexloop.domain.fail_safe import FailSafeJournal
 from hexloop.ports.journal import Fact, Journal

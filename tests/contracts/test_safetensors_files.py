@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 from attrs import evolve
 
-from hexloop.adapters.contents.checkpoint.safetensors_files import ITEM_BYTES, Stream, join, tensor_file, tensor_parts
+from hexloop.adapters.contents.safetensors_files import ITEM_BYTES, Stream, join, tensor_file, tensor_parts
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.state import Part
 from hexloop.ports.storage import PAGE

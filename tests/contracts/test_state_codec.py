@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.contents.checkpoint import documents
+from hexloop.adapters.contents import documents
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.state import SCHEMA_VERSION, RunState
 
@@ -31,13 +31,13 @@ def test_a_document_is_restored(value: Any) -> None:
     """Values beyond JSON, such as infinity and keys that are not strings, are restored; the file is valid JSON."""
     data = documents.to_bytes(value)
     json.loads(data, parse_constant=pytest.fail)
-    assert documents.from_bytes(data) == value
+    assert documents.read([data]) == value
 
 
 @given(st.floats())
 def test_a_float_is_restored_bitwise(value: float) -> None:
     """Every float is restored, including the sign of zero; any NaN is restored as a NaN."""
-    again = documents.from_bytes(documents.to_bytes([value]))[0]
+    again = documents.read([documents.to_bytes([value])])[0]
     assert struct.pack("<d", again) == struct.pack("<d", math.nan if math.isnan(value) else value)
 
 
@@ -46,13 +46,13 @@ def test_a_float_is_restored_bitwise(value: float) -> None:
 )
 def test_a_dictionary_like_a_marker_is_restored(value: Any) -> None:
     """A dictionary with the keys that hexloop uses as markers is restored unchanged."""
-    assert documents.from_bytes(documents.to_bytes(value)) == value
+    assert documents.read([documents.to_bytes(value)]) == value
 
 
 def test_library_numbers_become_plain() -> None:
     """Numpy numbers and tuples are restored as Python numbers and lists."""
     value = {"a": np.float32(0.5), "b": (np.int64(3), np.float64(math.inf))}
-    assert documents.from_bytes(documents.to_bytes(value)) == {"a": 0.5, "b": [3, math.inf]}
+    assert documents.read([documents.to_bytes(value)]) == {"a": 0.5, "b": [3, math.inf]}
 
 
 def test_unsupported_values_are_refused_with_their_path() -> None:
@@ -81,7 +81,7 @@ states = st.builds(
 @given(states)
 def test_a_state_is_restored(state: RunState) -> None:
     """Every field of a run's state survives JSON."""
-    assert documents.state_from_bytes(documents.state_to_bytes(state)) == state
+    assert documents.state_from_chunks([documents.state_to_bytes(state)]) == state
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_incompatible_state_is_refused(changes: dict[str, Any], message: str)
     """A newer schema, unknown or missing fields and values of the wrong type are refused with the reason."""
     document = json.loads(documents.state_to_bytes(RunState())) | changes
     with pytest.raises(CheckpointError, match=message):
-        documents.state_from_bytes(json.dumps(document).encode())
+        documents.state_from_chunks([json.dumps(document).encode()])
     del document["seed"]
     with pytest.raises(CheckpointError):
-        documents.state_from_bytes(json.dumps(document).encode())
+        documents.state_from_chunks([json.dumps(document).encode()])

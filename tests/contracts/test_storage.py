@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.storage.digests import DIGESTS
+from hexloop.adapters.storage import DIGESTS
 from hexloop.adapters.storage.faults import FaultyStorage
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hexloop import Trainer, TrainingArguments
-from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.adapters.interrupts import SignalInterrupts
 from hexloop.domain.errors import ConfigurationError, DataError, HexloopError
 from hexloop.domain.events import StepEnded
 from tests.end_to_end.small.models import Net, Stream, net, rows

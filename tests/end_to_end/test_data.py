@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hexloop import DataCollatorWithPadding, EarlyStoppingCallback, EvalPrediction, Trainer, default_data_collator
-from hexloop.adapters.clock.clocks import ManualClock
+from hexloop.adapters.clock import ManualClock
 from hexloop.adapters.logger.recording import RecordingLogger
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.memory import MemoryStorage

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from hexloop import TrainerCallback
-from hexloop.adapters.interrupts.manual import ManualInterrupts
-from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.adapters.interrupts import ManualInterrupts, SignalInterrupts
 from hexloop.domain.errors import HexloopError
 from hexloop.domain.events import CheckpointPublished, Paused, PredictionStepEnded, Saved, StepEnded, TrainEnded
 from tests.end_to_end.small.models import net, rows

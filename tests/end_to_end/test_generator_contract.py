@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.adapters.interrupts.manual import ManualInterrupts
+from hexloop.adapters.interrupts import ManualInterrupts
 from hexloop.adapters.logger.recording import RecordingLogger
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hexloop import TrainerCallback
 from hexloop.adapters.batches.torch.fingerprints import batch_fingerprint, random_fingerprint
-from hexloop.adapters.journal.json_lines import read
+from hexloop.adapters.journal import read
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import compare, timelines

@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from hexloop import Trainer
-from hexloop.adapters.contents.checkpoint import documents
+from hexloop.adapters.contents import documents
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.run.compatibility import SavedStep
 from hexloop.domain.checkpoints.manifest import MANIFEST

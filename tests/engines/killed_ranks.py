@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import define
 
-from hexloop.adapters.journal.json_lines import read
+from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from hexloop.adapters.journal.json_lines import read
+from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify

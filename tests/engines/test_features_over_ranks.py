@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from hexloop import EarlyStoppingCallback, TrainerCallback
-from hexloop.adapters.journal.json_lines import read
+from hexloop.adapters.journal import read
 from tests.engines.several.training import Trained, Training, distance, ended, fresh, run
 
 LAYERS = {"transformer_layer_cls_to_wrap": ["Linear"]}

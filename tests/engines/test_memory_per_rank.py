@@ -47,7 +47,7 @@ def held(engine: str, folder: str, rank: int, size: int) -> dict[str, float]:
     os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
     from hexloop import Trainer, TrainingArguments
-    from hexloop.adapters.contents.checkpoint.contents import parts_of
+    from hexloop.adapters.contents.checkpoint import parts_of
     from hexloop.adapters.storage.local import LocalStorage
     from hexloop.app.wiring.state import is_sharded, model_state, optimizer_state
 

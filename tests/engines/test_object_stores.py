@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fsspec.core import url_to_fs
 
+from hexloop.adapters.storage import fsspec as fsspec_storage
 from hexloop.adapters.storage.fsspec import FsspecStorage
-from hexloop.adapters.storage.fsspec import storage as fsspec_storage
 from hexloop.app.testing.contracts.storage import StorageContract
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.errors import StorageError, StorageFullError

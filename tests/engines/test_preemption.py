@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.adapters.journal.json_lines import read
+from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from tests.engines.preempted import CONTEXT, STEPS, Scenario, train

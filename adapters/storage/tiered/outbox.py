@@ -1,16 +1,19 @@
-"""Durable queue of what the slow tier does not have yet, kept in the fast tier."""
+"""Durable queue of what the slow tier does not have yet, kept in the fast tier, and the thread that works it off."""
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum
+from enum import StrEnum
+from typing import TypeVar
 
 from attrs import asdict, evolve, frozen
 
+from hexloop.adapters.storage import exists
 from hexloop.domain.errors import StorageError
 from hexloop.ports.storage import Storage
 
@@ -19,8 +22,12 @@ OUTBOX = ".outbox"
 
 HELD = f"{OUTBOX}/held"
 
+Result = TypeVar("Result")
 
-class Action(Enum):
+logger = logging.getLogger("hexloop.storage")
+
+
+class Action(StrEnum):
     """What to do to the slow tier."""
 
     SEND = "send"
@@ -53,12 +60,6 @@ class Intent:
 def is_within(path: str, folder: str) -> bool:
     """Return whether a path is a folder or inside it."""
     return path == folder or path.startswith(f"{folder}/")
-
-
-def exists(storage: Storage, path: str) -> bool:
-    """Return whether there is a file or a folder at a path."""
-    folder, _, name = path.rpartition("/")
-    return name in {entry.name for entry in storage.list(folder)}
 
 
 class Outbox:
@@ -94,7 +95,9 @@ class Outbox:
         with self.changed:
             return self._intents[intent.number]
 
-    def during(self, act: Callable[[], object], action: Action, path: str, source: str = "", target: str = "") -> None:
+    def during(
+        self, act: Callable[[], Result], action: Action, path: str, source: str = "", target: str = ""
+    ) -> Result:
         """Write an intent, call `act`, and activate the intent; drop it if `act` fails."""
         with self.changed:
             intent = Intent(self._next_number(), action, path, source, target)
@@ -102,13 +105,14 @@ class Outbox:
             self._waiting.add(intent.number)
         try:
             self._store(intent)
-            act()
+            result = act()
         except BaseException:
             self.done(intent)
             raise
         with self.changed:
             self._waiting.discard(intent.number)
             self.changed.notify_all()
+        return result
 
     def add(self, action: Action, path: str, target: str = "") -> None:
         """Write and activate an intent."""
@@ -143,23 +147,19 @@ class Outbox:
             now = self._intents.pop(intent.number, intent)
             self._waiting.discard(intent.number)
             self._forget([now])
-            if is_within(now.source, OUTBOX):
-                self._release("/".join(now.source.split("/")[:2]))
+            held = "/".join(now.source.split("/")[:2])
+            needed = any(is_within(each.source, held) for each in self._intents.values())
+            if is_within(now.source, OUTBOX) and not needed:
+                with suppress(StorageError):
+                    self._fast.remove(held)
             self.changed.notify_all()
 
     def _next_number(self) -> int:
         self._latest = max(self._latest + 1, time.time_ns())
         return self._latest
 
-    def _release(self, held: str) -> None:
-        """Remove what was held, unless a pending intent needs it."""
-        if not any(is_within(each.source, held) for each in self._intents.values()):
-            with suppress(StorageError):
-                self._fast.remove(held)
-
     def _store(self, intent: Intent) -> None:
-        document = {**asdict(intent), "action": intent.action.value}
-        self._fast.write(intent.file, [json.dumps(document).encode()])
+        self._fast.write(intent.file, [json.dumps(asdict(intent)).encode()])
 
     def _forget(self, intents: list[Intent]) -> None:
         """Remove the files of intents; one that remains describes an operation that turns out to be done already."""
@@ -188,3 +188,80 @@ class Outbox:
         for name in folders - needed:
             self._fast.remove(f"{OUTBOX}/{name}")
         return list(latest.values())
+
+
+class Uploader:
+    """Thread that carries out the intents one at a time, in order, retrying each until it succeeds; it ends when none
+    is left.
+
+    pauses: seconds before each retry; the last one repeats.
+    limit: the program waits for this thread at exit for at most `limit` seconds, and only while nothing fails; the next
+    process with the same outbox continues.
+    trouble: why the current intent failed; None if it has not.
+    """
+
+    def __init__(
+        self, outbox: Outbox, carry_out: Callable[[Intent], None], pauses: tuple[float, ...], limit: float
+    ) -> None:
+        self._outbox, self._carry_out, self._pauses, self._limit = outbox, carry_out, pauses, limit
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._ends_at: float | None = None
+        self.trouble: str | None = None
+
+    def wake(self) -> None:
+        """Start the thread if there are pending intents."""
+        with self._outbox.changed:
+            if not self._stopped and self._thread is None and self._outbox.pending():
+                self._thread = threading.Thread(target=self._run, name="hexloop upload")
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current intent, or its current attempt, and start no other."""
+        with self._outbox.changed:
+            self._stopped = True
+            self._outbox.changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        failures = 0
+        while (intent := self._next(failures)) is not None:
+            try:
+                self._carry_out(intent)
+            except Exception as error:
+                self.trouble = str(error)
+                level = logging.DEBUG if failures else logging.WARNING
+                logger.log(level, "Uploading %s failed and is retried: %s", intent.path, error)
+                failures += 1
+            else:
+                failures, self.trouble = 0, None
+                self._outbox.done(intent)
+
+    def _next(self, failures: int) -> Intent | None:
+        """Return the next intent, after a pause if the last attempt failed; None if the thread is to end."""
+        pause = self._pauses[min(failures, len(self._pauses)) - 1] if failures else 0.0
+        ready_at = time.monotonic() + pause
+        with self._outbox.changed:
+            while not self._stopped and not self._is_late(failures):
+                intent = self._outbox.first()
+                if intent is not None and time.monotonic() >= ready_at:
+                    return intent
+                if not self._outbox.pending():
+                    break
+                self._outbox.changed.wait(min(1.0, max(ready_at - time.monotonic(), 0.01)))
+            self._thread = None
+            return None
+
+    def _is_late(self, failures: int) -> bool:
+        """Return whether the program is exiting and must not wait any longer."""
+        if threading.main_thread().is_alive():
+            return False
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + self._limit
+        late = failures > 0 or time.monotonic() >= self._ends_at
+        if late and self._outbox.pending():
+            unsent = ", ".join(sorted({intent.path for intent in self._outbox.pending()}))
+            logger.warning("The program exits before everything is uploaded; the next one continues with: %s", unsent)
+        return late

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
-from hexloop.adapters.storage.tiered.outbox import OUTBOX, Action, Outbox, exists, is_within
-from hexloop.adapters.storage.tiered.remote import Remote, Uploader
+from hexloop.adapters.storage import exists, files_below
+from hexloop.adapters.storage.tiered.outbox import OUTBOX, Action, Intent, Outbox, Uploader, is_within
+from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import ConfigurationError, StorageError
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+
+UNRESPONSIVE_SECONDS = 60.0
+"""Seconds for which a slow tier that did not respond is not asked for listings again."""
 
 
 class TieredStorage:
@@ -34,12 +41,7 @@ class TieredStorage:
     """
 
     def __init__(
-        self,
-        fast: Storage,
-        slow: Storage,
-        sends: bool = True,
-        pauses: tuple[float, ...] = PAUSES,
-        limit: float = 600.0,
+        self, fast: Storage, slow: Storage, sends: bool = True, pauses: tuple[float, ...] = PAUSES, limit: float = 600.0
     ) -> None:
         if fast.capabilities.publication is not Publication.RENAME:
             raise ConfigurationError(
@@ -48,8 +50,8 @@ class TieredStorage:
             )
         self._fast, self._slow = fast, slow
         self._outbox = Outbox(fast, takes_over=sends)
-        self._remote = Remote(slow, self._outbox, self._has_anything)
-        self._uploader = Uploader(fast, self._remote, self._outbox, pauses, limit)
+        self._remote = Remote(fast, slow, self._outbox)
+        self._uploader = Uploader(self._outbox, self._remote.carry_out, pauses, limit)
         self._sends = sends
         self._warned: str | None = None
         self._wake()
@@ -96,10 +98,9 @@ class TieredStorage:
         self._refuse_existing(path)
         if _is_local_only(path):
             return self._fast.write(path, chunks)
-        stored: list[Stored] = []
-        self._outbox.during(lambda: stored.append(self._fast.write(path, chunks)), Action.SEND, path, source=path)
+        stored = self._outbox.during(partial(self._fast.write, path, chunks), Action.SEND, path, source=path)
         self._wake()
-        return stored[0]
+        return stored
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes; see `Storage.read`."""
@@ -123,7 +124,7 @@ class TieredStorage:
             self._remote.move(source, destination)
             return
         if _is_local_only(source) and not _is_local_only(destination):
-            move = lambda: self._outbox.moving(source, destination)  # noqa: E731
+            move = partial(self._outbox.moving, source, destination)
             self._outbox.during(move, Action.SEND, destination, source=destination)
         else:
             known = self._remote.expects(source)
@@ -169,17 +170,15 @@ class TieredStorage:
         _refuse_outbox(path)
         if _is_local_only(path):
             return
-        above = path.split("/")
-        for depth in range(1, len(above)):
-            folder, _, name = "/".join(above[:depth]).rpartition("/")
-            if Entry(name, False) in self._remote.list(folder):
-                raise _exists_error(path, self._slow)
-        if self._remote.has(path):
-            raise _exists_error(path, self._slow)
-
-    def _has_anything(self) -> bool:
-        """Return whether the fast tier holds anything; if so, it holds the newest checkpoint to resume from."""
-        return any(not _is_local_only(entry.name) for entry in self._fast.list(""))
+        names = path.split("/")
+        below_file = any(
+            Entry(names[depth], False) in self._remote.list("/".join(names[:depth])) for depth in range(len(names) - 1)
+        )
+        if below_file or self._remote.has(path):
+            raise StorageError(
+                f"Cannot write {path}: it exists already in {self._slow.capabilities.location}. Remove it, or choose "
+                "another name."
+            )
 
     def _wake(self) -> None:
         if self._sends:
@@ -195,6 +194,126 @@ class TieredStorage:
                 )
 
 
+class Remote:
+    """The contents of the slow tier, less what is about to be moved or removed there, and the operations on it.
+
+    Listings are cached, because only this process changes the slow tier. While the slow tier does not respond, it
+    counts as empty if the fast tier holds anything: then that has the newest checkpoint to resume from.
+    """
+
+    def __init__(self, fast: Storage, slow: Storage, outbox: Outbox) -> None:
+        self._fast, self._slow, self._outbox = fast, slow, outbox
+        self._listings: dict[str, tuple[Entry, ...]] = {}
+        self._changes = 0
+        self._unresponsive_until = -float("inf")
+        self._lock = threading.Lock()
+
+    def list(self, folder: str) -> tuple[Entry, ...]:
+        """Return the names in a folder. Raises StorageError if the slow tier does not respond and is needed."""
+        leaving = [intent.path for intent in self._outbox.pending() if intent.action is not Action.SEND]
+        prefix = f"{folder}/" if folder else ""
+        return tuple(
+            entry
+            for entry in self._listing(folder)
+            if not any(is_within(f"{prefix}{entry.name}", path) for path in leaving)
+        )
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a file or a folder at `path`."""
+        folder, _, name = path.rpartition("/")
+        return name in {entry.name for entry in self.list(folder)}
+
+    def expects(self, path: str) -> bool:
+        """Return whether there is something at `path`, or will be after all intents."""
+        sent = (intent.path for intent in self._outbox.pending() if intent.action is Action.SEND)
+        return any(is_within(each, path) or is_within(path, each) for each in sent) or self.has(path)
+
+    def carry_out(self, intent: Intent) -> None:
+        """Carry out an intent. If its source is moved meanwhile, the upload starts again from there."""
+        if intent.action is Action.MOVE:
+            self.move(intent.path, intent.target)
+            return
+        if intent.action is Action.REMOVE:
+            with self._changing():
+                self._slow.remove(f"{intent.path}/{MANIFEST}")
+                self._slow.remove(intent.path)
+            return
+        uploaded = None
+        while uploaded != (intent := self._outbox.current(intent)):
+            try:
+                self._send(intent)
+            except Exception:
+                if self._outbox.current(intent) == intent:
+                    raise
+            uploaded = intent
+
+    def move(self, source: str, destination: str) -> None:
+        """Rename; the manifest of a checkpoint moves first, so that a partial copy never counts as a checkpoint."""
+        with self._changing():
+            paths = sorted(files_below(self._slow, source), key=lambda path: path != f"{source}/{MANIFEST}")
+            for path in paths:
+                target = destination + path.removeprefix(source)
+                if exists(self._slow, target):  # left by an earlier attempt
+                    if self._slow.digest(target) == self._slow.digest(path):
+                        self._slow.remove(path)
+                        continue
+                    self._slow.remove(target)
+                self._slow.move(path, target)
+            self._slow.remove(source)  # empty folders, if the storage has such
+
+    def _send(self, intent: Intent) -> None:
+        """Upload the files of an intent, the manifest of a checkpoint last, and verify what arrived."""
+        with self._changing():
+            paths = list(files_below(self._fast, intent.source))
+            for path in sorted(paths, key=lambda path: path == f"{intent.source}/{MANIFEST}"):
+                self._upload_file(path, intent.path + path.removeprefix(intent.source))
+
+    def _upload_file(self, path: str, target: str) -> None:
+        if exists(self._slow, target):
+            if self._slow.digest(target) == self._fast.digest(path):
+                return
+            self._slow.remove(target)
+        sent = self._slow.write(target, self._fast.read(path))
+        if self._slow.digest(target) != sent:
+            self._slow.remove(target)
+            raise StorageError(
+                f"The digest of {target} differs after the upload; check the connection, or the storage."
+            )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Clear the cached listings afterwards."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._changes += 1
+                self._listings.clear()
+
+    def _listing(self, folder: str) -> tuple[Entry, ...]:
+        with self._lock:
+            if folder in self._listings:
+                return self._listings[folder]
+            changes = self._changes
+            unresponsive = time.monotonic() < self._unresponsive_until
+        if unresponsive and self._may_do_without():
+            return ()
+        try:
+            found = self._slow.list(folder)
+        except StorageError:
+            self._unresponsive_until = time.monotonic() + UNRESPONSIVE_SECONDS
+            if self._may_do_without():
+                return ()
+            raise
+        with self._lock:
+            if changes == self._changes:
+                self._listings[folder] = found
+        return found
+
+    def _may_do_without(self) -> bool:
+        return any(not _is_local_only(entry.name) for entry in self._fast.list(""))
+
+
 def _is_local_only(path: str) -> bool:
     """Return whether a path is never uploaded: readers ignore its name."""
     return path.startswith(".")
@@ -203,9 +322,3 @@ def _is_local_only(path: str) -> bool:
 def _refuse_outbox(path: str) -> None:
     if is_within(path, OUTBOX):
         raise StorageError(f"The path {path!r} is reserved: {OUTBOX} belongs to the storage. Choose another name.")
-
-
-def _exists_error(path: str, slow: Storage) -> StorageError:
-    return StorageError(
-        f"Cannot write {path}: it exists already in {slow.capabilities.location}. Remove it, or choose another name."
-    )

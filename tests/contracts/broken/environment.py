@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from hexloop.adapters.background.inline import InlineTask
+from hexloop.adapters.background import InlineTask
 from hexloop.adapters.trainable.least_squares import Row
 from hexloop.ports.collectives import Collectives, Json
 from hexloop.ports.device import Device

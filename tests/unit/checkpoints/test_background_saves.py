@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hexloop.adapters.background.thread import NICENESS, ThreadBackground
+from hexloop.adapters.background import NICENESS, ThreadBackground
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.domain.checkpoints.commit import CheckpointSave

@@ -10,7 +10,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.adapters.background import ThreadBackground
 from hexloop.domain.checkpoints.pace import MAX_START_SECONDS, PIECE_BYTES, Pace, Pacer
 
 SECONDS = st.floats(0.001, 10.0)

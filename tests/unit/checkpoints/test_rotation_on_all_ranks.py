@@ -9,7 +9,7 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.adapters.background import ThreadBackground
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.adapters.background import ThreadBackground
 from hexloop.adapters.collectives.simulated import Kill, RankKilled, SimulatedWorld
 from hexloop.adapters.storage.faults import Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage

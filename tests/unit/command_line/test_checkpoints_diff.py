@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hexloop.adapters.contents.checkpoint.safetensors_files import ITEM_BYTES, join, tensor_file
+from hexloop.adapters.contents.safetensors_files import ITEM_BYTES, join, tensor_file
 from hexloop.adapters.storage.fsspec import FsspecStorage
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.adapters.trainable.torch.serialization import TYPES, tensor_part

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.adapters.interrupts import SignalInterrupts
 from hexloop.domain.errors import ConfigurationError
 from hexloop.testing import ManualClock, ManualInterrupts, NoInterrupts
 

@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hexloop.adapters.clock.clocks import ManualClock
-from hexloop.adapters.interrupts.manual import ManualInterrupts, NoInterrupts
-from hexloop.adapters.interrupts.polling import Deadline, FileTouched, PolledInterrupts, SeveralInterrupts
-from hexloop.adapters.interrupts.signals import SignalInterrupts
+from hexloop.adapters.clock import ManualClock
+from hexloop.adapters.interrupts import (
+    Deadline,
+    FileTouched,
+    ManualInterrupts,
+    NoInterrupts,
+    PolledInterrupts,
+    SeveralInterrupts,
+    SignalInterrupts,
+)
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.adapters import choose_interrupts
 from hexloop.domain.errors import ConfigurationError

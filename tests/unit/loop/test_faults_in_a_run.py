@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.adapters.background import ThreadBackground
 from hexloop.adapters.storage.faults import Died, Effect, Fault, FaultyStorage
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.recording import record_run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
+from hexloop.adapters.contents.file_names import RankFiles
 from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.simulated_run import simulated_run

@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexloop.adapters.background.thread import ThreadBackground
+from hexloop.adapters.background import ThreadBackground
 from hexloop.domain import requests as requests_module
 from hexloop.domain.errors import HexloopError, StorageError
 from hexloop.domain.events import (

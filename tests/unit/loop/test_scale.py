@@ -12,7 +12,7 @@ import pytest
 
 from hexloop.adapters.collectives.simulated import SimulatedWorld
 from hexloop.adapters.contents.checkpoint import CheckpointContents
-from hexloop.adapters.contents.checkpoint.rank_files import RankFiles
+from hexloop.adapters.contents.file_names import RankFiles
 from hexloop.adapters.storage.memory import MemoryStorage
 from hexloop.app.testing.simulated_run import simulated_run
 from hexloop.domain.checkpoints.reading import verify

@@ -1,7 +1,7 @@
-"""Files of a checkpoint that a method of the user's wrote, and the names that hexloop's own files have beside them.
+"""The names of a checkpoint's files: which process of a run reads and writes which, and which names the user has taken.
 
-What the user's method wrote keeps its name. A component of the run whose files have such a name, and the model if the
-method wrote weights in any format, is written with `hexloop-` before its names, and read from there.
+What a method of the user's wrote keeps its name. A component of the run whose files have such a name, and the model if
+the method wrote weights in any format, is written with `hexloop-` before its names, and read from there.
 """
 
 from __future__ import annotations
@@ -9,22 +9,76 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import Enum
 
 from attrs import evolve, field, frozen
 
-from hexloop.adapters.contents.checkpoint.safetensors_files import (
-    INDEX,
-    MODEL,
-    Stream,
-    is_weights,
-    tensor_parts,
-    weight_paths,
-)
+from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, is_weights, tensor_parts, weight_paths
 from hexloop.domain.checkpoints.manifest import MANIFEST, marks_unfinished
 from hexloop.domain.errors import CheckpointError
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.state import JSON, Part
 from hexloop.ports.storage import File
+
+
+class Inheritance(Enum):
+    """Whose file a process reads if the checkpoint was saved by another number of processes.
+
+    DISTRIBUTED: the files of all are distributed over the processes, so that nothing of a sum is lost.
+    OWN: its own, if there is one.
+    OWN_OR_FIRST: its own, or else that of rank 0.
+    """
+
+    DISTRIBUTED = "distributed"
+    OWN = "own"
+    OWN_OR_FIRST = "own or first"
+
+
+RANKS_OWN = {"losses": Inheritance.DISTRIBUTED, "random": Inheritance.OWN, "data": Inheritance.OWN_OR_FIRST}
+"""The state that every process has for itself."""
+
+
+@frozen
+class RankFiles:
+    """One process among `world_size`. The files of rank 0 have the same names as those of a single process.
+
+    sharded: components of which no process holds the whole; each tensor is written by the process it is assigned to.
+    gathered: those of them that are gathered on rank 0 nevertheless.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    sharded: frozenset[str] = frozenset()
+    gathered: frozenset[str] = frozenset()
+
+    def writes(self, name: str) -> bool:
+        """Return whether this process writes the whole state under that name."""
+        return self.rank == 0 or name in RANKS_OWN
+
+    def writers(self, name: str) -> int:
+        """Return how many processes the tensors of sharded state are assigned to."""
+        return 1 if name in self.gathered else self.world_size
+
+    def file_name(self, name: str) -> str:
+        """Return the name, without suffix, of the file that this process writes."""
+        return _of_rank(name, self.rank)
+
+    def files_read(self, name: str, names: Collection[str]) -> list[str]:
+        """Return the names, without suffix, of the files that this process reads among `names`."""
+        if name not in RANKS_OWN:
+            return [name]
+        pattern = re.compile(re.escape(name) + r"-rank-(\d{5})\.(?:json|safetensors)")
+        saved = sorted({0, *(int(match[1]) for match in map(pattern.fullmatch, names) if match)})
+        if RANKS_OWN[name] is Inheritance.DISTRIBUTED:
+            return [_of_rank(name, rank) for rank in saved[self.rank :: self.world_size]]
+        if self.rank in saved:
+            return [_of_rank(name, self.rank)]
+        return [name] if RANKS_OWN[name] is Inheritance.OWN_OR_FIRST else []
+
+
+def _of_rank(name: str, rank: int) -> str:
+    return name if rank == 0 else f"{name}-rank-{rank:05}"
+
 
 PREFIX = "hexloop-"
 """Comes before the names of hexloop's own files if the user's method wrote files of these names."""
@@ -34,10 +88,6 @@ RESERVED = frozenset({"run_state.json", "run_setup.json", MANIFEST})
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz", ".onnx")
 """How the names of files with weights end, in the formats that libraries write."""
-
-
-def _nothing() -> None:
-    pass
 
 
 def _no_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
@@ -59,7 +109,7 @@ class UserFiles:
     open_file: OpenFile = _no_file
     names: frozenset[str] = frozenset()
     earlier: frozenset[str] = frozenset()
-    close: Callable[[], None] = field(default=_nothing)
+    close: Callable[[], None] = field(default=lambda: None)
 
     def refuse_reserved(self, components: Collection[str]) -> None:
         """Raise CheckpointError for a name that only hexloop's own files may have."""
@@ -108,26 +158,8 @@ class UserFiles:
         def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
             yield memoryview(data[path])[start:]
 
-        return evolve(self, files=_Files(data), open_file=open_file, close=_nothing)
-
-
-@frozen
-class _Files(Sequence[File]):
-    """Files whose bytes can be read more than once."""
-
-    data: dict[str, bytes]
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> File:  # type: ignore[override]
-        path = list(self.data)[index]
-        return File(path, [self.data[path]])
-
-
-def no_user_files() -> UserFiles:
-    """Return that nothing was written."""
-    return UserFiles()
+        files = [File(path, [content]) for path, content in data.items()]
+        return evolve(self, files=files, open_file=open_file, close=lambda: None)
 
 
 def is_file_of(component: str, path: str) -> bool:
@@ -152,15 +184,15 @@ def own_files(component: str, names: Collection[str], open_file: OpenFile) -> tu
 
     An index names its shards as they are in the folder, so both names of a file open it.
     """
-    renamed_files = {name for name in names if name.startswith(PREFIX)}
-    renamed_files = {name for name in renamed_files if is_file_of(component, name.removeprefix(PREFIX))}
-    if not renamed_files:
+    own = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
+    own = {name for name in own if is_file_of(component, name)}
+    if not own:
         return names, open_file
 
     def open_own(path: str, start: int = 0, /) -> Iterator[memoryview]:
         return open_file(PREFIX + path.removeprefix(PREFIX), start)
 
-    return renamed_files | {name.removeprefix(PREFIX) for name in renamed_files}, open_own
+    return own | {PREFIX + name for name in own}, open_own
 
 
 def _same(one: Part, other: Part | None) -> bool:

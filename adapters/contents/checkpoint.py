@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from hexloop.adapters.contents.checkpoint.documents import (
-    MIGRATIONS,
-    Migrations,
-    document_file,
-    read_document,
-    state_from_chunks,
-    state_to_bytes,
-)
-from hexloop.adapters.contents.checkpoint.rank_files import ONE_RANK, RankFiles
-from hexloop.adapters.contents.checkpoint.safetensors_files import (
+from attrs import field, frozen
+
+from hexloop.adapters.contents.documents import document_file, read_document, state_from_chunks, state_to_bytes
+from hexloop.adapters.contents.file_names import RANKS_OWN, RankFiles, UserFiles, own_files, renamed
+from hexloop.adapters.contents.safetensors_files import (
     MODEL,
     Stream,
     is_weights,
     join,
-    sharded_files,
     tensor_file,
+    tensor_files,
     tensor_of_part,
     tensor_parts,
     tensor_paths,
-    weight_files,
     weight_paths,
 )
-from hexloop.adapters.contents.checkpoint.user_files import UserFiles, no_user_files, own_files, renamed
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.state import RunState
@@ -41,10 +34,43 @@ RUN_STATE = "run_state.json"
 RUN_SETUP = "run_setup.json"
 
 
-def _no_files() -> Iterable[File]:
-    return ()
+class Setup(Protocol):
+    """How a run is set up, and what of it may differ from the checkpoint that it resumes: by default, everything."""
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the JSON object to write to `run_setup.json`."""
+        ...
+
+    def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
+        """Return why this run cannot resume the checkpoint with that document, state and weights. Must not change
+        anything.
+
+        Each reason is a whole sentence; differences that the user accepted are not included.
+        saved: empty if the checkpoint has no such document.
+        """
+        return ()
+
+    def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
+        """Return the names of the components that must not be loaded from the checkpoint."""
+        return ()
+
+    def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
+        """Adapt what was loaded, and `state`, to the differences. Called after everything is loaded."""
+        return
 
 
+@frozen
+class AnySetup(Setup):
+    """Setup that accepts every checkpoint, and writes the given document."""
+
+    _document: Mapping[str, Any] = field(factory=dict)
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the document."""
+        return self._document
+
+
+@frozen(eq=False)
 class CheckpointContents:
     """Contents adapter for a RunState.
 
@@ -58,33 +84,19 @@ class CheckpointContents:
     snapshots: copies the state for saving in the background; required by `snapshot`.
     setup: compares the run with a checkpoint before it is loaded; its document is written to `run_setup.json`.
     ranks: this process among those of the run, and which files it reads and writes.
-    migrations: how to read documents of earlier schema versions.
     user_files: returns what an overridden method of the user's writes into the checkpoint. Collective.
     written: the names of the components to save, by default all. The others are still loaded from a checkpoint that has
     them, and start fresh otherwise.
     """
 
-    def __init__(
-        self,
-        exportables: Mapping[str, Exportable],
-        extra_files: Callable[[], Iterable[File]] = _no_files,
-        max_shard_size: int = 5_000_000_000,
-        snapshots: Snapshots | None = None,
-        setup: Setup | None = None,
-        ranks: RankFiles = ONE_RANK,
-        migrations: Migrations = MIGRATIONS,
-        written: Collection[str] | None = None,
-        user_files: Callable[[], UserFiles] = no_user_files,
-    ) -> None:
-        self._exportables = exportables
-        self._extra_files = extra_files
-        self._max_shard_size = max_shard_size
-        self._snapshots = snapshots
-        self._setup = setup or AnySetup()
-        self._ranks = ranks
-        self._migrations = migrations
-        self._user_files = user_files
-        self._written = exportables.keys() if written is None else frozenset(written)
+    _exportables: Mapping[str, Exportable]
+    _extra_files: Callable[[], Iterable[File]] = tuple
+    _max_shard_size: int = 5_000_000_000
+    _snapshots: Snapshots | None = None
+    _setup: Setup = AnySetup()
+    _ranks: RankFiles = field(factory=RankFiles)
+    _written: Collection[str] | None = None
+    _user_files: Callable[[], UserFiles] = UserFiles
 
     def files(self, state: RunState) -> Iterator[File]:
         """Return every file; see `Contents.files`.
@@ -147,22 +159,22 @@ class CheckpointContents:
                 f"The checkpoint has no {RUN_STATE}, so no run can resume from it; load only its weights."
             )
         state = state_from_chunks(open_file(RUN_STATE))
-        setup = read_document(RUN_SETUP, names, open_file, self._migrations)
+        setup = read_document(RUN_SETUP, names, open_file)
         found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         # Exporting a sharded model takes as long as saving it; there the setup compares the shapes.
         if MODEL not in self._ranks.sharded:
             self._refuse_other_shapes(found[MODEL])
         not_loaded = {*self._setup.not_loaded(setup), *self._not_saved(found)}
-        for name in sorted(found.keys() - not_loaded, key=self._order):
-            if found[name] or not self._ranks.is_own(name):
+        for name in sorted(found, key=lambda name: name == MODEL):
+            if name not in not_loaded and (found[name] or name not in RANKS_OWN):
                 self._load(name, found[name])
         self._setup.adapt(setup, state)
         return state
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load only the model; see `Contents.restore_weights`."""
-        self._load(MODEL, parts_of(MODEL, names, open_file, self._migrations))
+        self._load(MODEL, parts_of(MODEL, names, open_file))
 
     def _companion_files(self, users: UserFiles) -> Iterator[File]:
         """Yield the user's files and the extra files, without those whose name the user's or the checkpoint's own have.
@@ -171,7 +183,7 @@ class CheckpointContents:
         If no process holds the whole model, all processes create the files, because creating them may gather weights.
         """
         if self._ranks.rank != 0:
-            if MODEL in self._ranks.sharded or self._ranks.is_own(MODEL):
+            if MODEL in self._ranks.sharded:
                 list(self._extra_files())
             yield from users.beside(())
             return
@@ -186,15 +198,18 @@ class CheckpointContents:
 
     def _not_saved(self, found: Mapping[str, list[Part]]) -> Collection[str]:
         """Return the components that this run does not save, if the checkpoint was saved without them too."""
-        further = self._exportables.keys() - self._written
+        further = [name for name in self._exportables if not self._saves(name)]
         return () if any(found[name] for name in further) else further
+
+    def _saves(self, name: str) -> bool:
+        return self._written is None or name in self._written
 
     def _sharded(self) -> dict[str, list[Part]]:
         """Return this process's share of the sharded state, in host memory. Collective."""
         return {
-            name: list(each.export())
-            for name, each in self._exportables.items()
-            if name in self._ranks.sharded and name in self._written
+            name: list(self._exportables[name].export())
+            for name in self._exportables
+            if name in self._ranks.sharded and self._saves(name)
         }
 
     def _whole(self) -> dict[str, Exportable]:
@@ -202,15 +217,15 @@ class CheckpointContents:
         return {
             name: each
             for name, each in self._exportables.items()
-            if name not in self._ranks.sharded and name in self._written and self._ranks.writes(name)
+            if name not in self._ranks.sharded and self._saves(name) and self._ranks.writes(name)
         }
 
     def _exported(self, name: str, parts: list[Part], users: UserFiles) -> Iterator[File]:
         if name in self._ranks.sharded:
             rank, writers = self._ranks.rank, self._ranks.writers(name)
-            files = sharded_files_of(name, parts, self._max_shard_size, self._migrations, rank, writers)
+            files = sharded_files_of(name, parts, self._max_shard_size, rank, writers)
         else:
-            files = files_of(self._ranks.file_name(name), parts, self._max_shard_size, self._migrations)
+            files = files_of(self._ranks.file_name(name), parts, self._max_shard_size)
         if not users.take_names_of(name):
             return files
         if self._are_held(name, parts, users):
@@ -224,22 +239,16 @@ class CheckpointContents:
         return users.hold([part for part in parts if part.dtype != JSON])
 
     def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
-        found: list[Part] = []
-        for each in self._ranks.files_read(name, own_files(name, names, open_file)[0]):
-            found += parts_of(each, names, open_file, self._migrations)
-        return found
+        own_names, _ = own_files(name, names, open_file)
+        return [part for each in self._ranks.files_read(name, own_names) for part in parts_of(each, names, open_file)]
 
     def _documents(self, state: RunState) -> Iterator[File]:
         """Yield the run setup and, last, the run state. Rank 0 writes them."""
         if self._ranks.rank != 0:
             return
         if setup := self._setup.document():
-            yield document_file(RUN_SETUP, setup, self._migrations)
+            yield document_file(RUN_SETUP, setup)
         yield File(RUN_STATE, [state_to_bytes(state)])
-
-    def _order(self, name: str) -> tuple[bool, int]:
-        """Sort key: the model comes last, the others in the order given."""
-        return name == MODEL, list(self._exportables).index(name)
 
     def _load(self, name: str, parts: list[Part]) -> None:
         try:
@@ -269,77 +278,33 @@ class CheckpointContents:
             raise CheckpointError(f"The checkpoint is of another model: {'; '.join(differing)}.")
 
 
-class Setup(Protocol):
-    """How a run is set up, and what of it may differ from the checkpoint that it resumes."""
-
-    def document(self) -> Mapping[str, Any]:
-        """Return the JSON object to write to `run_setup.json`."""
-        ...
-
-    def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
-        """Return why this run cannot resume the checkpoint with that document, state and weights. Must not change
-        anything.
-
-        Each reason is a whole sentence; differences that the user accepted are not included.
-        saved: empty if the checkpoint has no such document.
-        """
-        ...
-
-    def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
-        """Return the names of the components that must not be loaded from the checkpoint."""
-        ...
-
-    def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """Adapt what was loaded, and `state`, to the differences. Called after everything is loaded."""
-        ...
-
-
-class AnySetup:
-    """Setup that writes nothing and accepts every checkpoint."""
-
-    def document(self) -> Mapping[str, Any]:
-        """Return no document."""
-        return {}
-
-    def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
-        """Return no differences."""
-        return ()
-
-    def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
-        """Return no names: everything is loaded."""
-        return ()
-
-    def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """No-op."""
-
-
-def files_of(name: str, parts: list[Part], max_shard_size: int, migrations: Migrations = MIGRATIONS) -> Iterator[File]:
+def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:
     """Yield the files of the component `name`, if it has state. Weights are split above `max_shard_size` bytes."""
     tensors = join(part for part in parts if part.dtype != JSON)
-    values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
     if name == MODEL:
-        yield from weight_files(tensors, max_shard_size)
+        yield from tensor_files(MODEL, tensors, max_shard_size)
     elif tensors:
         yield tensor_file(f"{name}.safetensors", tensors)
-    if values:
-        yield document_file(f"{name}.json", values, migrations)
+    yield from _document_of(name, parts)
 
 
-def sharded_files_of(
-    name: str, parts: list[Part], max_shard_size: int, migrations: Migrations, rank: int, writers: int
-) -> Iterator[File]:
+def sharded_files_of(name: str, parts: list[Part], max_shard_size: int, rank: int, writers: int) -> Iterator[File]:
     """Yield the files that one process writes of a component whose tensors are assigned to `writers` processes.
 
     Rank 0 also writes the JSON documents. Parts that are assigned to other processes are empty.
     """
     tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
-    yield from sharded_files(name, tensors, max_shard_size, rank, writers)
-    values = {part.name: json_value(part) for part in parts if part.dtype == JSON}
-    if values and rank == 0:
-        yield document_file(f"{name}.json", values, migrations)
+    yield from tensor_files(name, tensors, max_shard_size, rank, writers)
+    if rank == 0:
+        yield from _document_of(name, parts)
 
 
-def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS) -> list[Part]:
+def _document_of(name: str, parts: list[Part]) -> Iterator[File]:
+    if values := {part.name: json_value(part) for part in parts if part.dtype == JSON}:
+        yield document_file(f"{name}.json", values)
+
+
+def parts_of(name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
     """Return the parts of the component `name` in a checkpoint; their tensors are read later.
 
     Raises CheckpointError if a file is invalid or of a newer schema version.
@@ -348,5 +313,5 @@ def parts_of(name: str, names: Collection[str], open_file: OpenFile, migrations:
     paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
     stream = Stream(open_file)
     parts = [part for path in paths for part in tensor_parts(stream, path)]
-    values = read_document(f"{name}.json", names, open_file, migrations)
+    values = read_document(f"{name}.json", names, open_file)
     return parts + [json_part(part, value) for part, value in values.items()]

@@ -21,7 +21,7 @@ from typing import Any
 
 from attrs import frozen
 
-from hexloop.adapters.contents.checkpoint import documents
+from hexloop.adapters.contents import documents
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_json
 from hexloop.domain.ranks import assign_to_ranks
@@ -58,20 +58,13 @@ def is_weights(path: str) -> bool:
     return path in (WEIGHTS, INDEX) or bool(_SHARD.fullmatch(path))
 
 
-def weight_files(tensors: list[Tensor], largest: int) -> Iterator[File]:
-    """Yield the files of a model, each of at most `largest` bytes of tensors, unless a single tensor is larger."""
-    shards = _shards(tensors, largest)
-    names = shard_names(MODEL, len(shards))
-    for name, shard in zip(names, shards, strict=True):
-        yield tensor_file(name, shard, _METADATA)
-    if len(shards) > 1:
-        yield _index(names, shards)
-
-
-def sharded_files(component: str, tensors: list[Tensor], largest: int, rank: int, writers: int) -> Iterator[File]:
+def tensor_files(
+    component: str, tensors: list[Tensor], largest: int, rank: int = 0, writers: int = 1
+) -> Iterator[File]:
     """Yield those files of a component that one process writes; tensors are assigned to processes by `assign_to_ranks`.
 
-    Each file has tensors of one process only. Rank 0 also writes the index of the model's files if there are several.
+    A file has tensors of one process, of at most `largest` bytes unless a single tensor is larger. Rank 0 also writes
+    the index of the model's files if there are several; a model has at least one.
     """
     owners = assign_to_ranks([tensor.size for tensor in tensors], writers)
     shards = [
@@ -79,12 +72,14 @@ def sharded_files(component: str, tensors: list[Tensor], largest: int, rank: int
         for owner, its in groupby(zip(owners, tensors, strict=True), key=itemgetter(0))
         for shard in _shards((tensor for _, tensor in its), largest)
     ]
+    if component == MODEL and not shards:
+        shards = [(0, [])]
     names = shard_names(component, len(shards))
     metadata = _METADATA if component == MODEL else None
     for name, (owner, shard) in zip(names, shards, strict=True):
         if owner == rank:
             yield tensor_file(name, shard, metadata)
-    if component == MODEL and rank == 0 and len(shards) != 1:
+    if component == MODEL and rank == 0 and len(shards) > 1:
         yield _index(names, [shard for _, shard in shards])
 
 

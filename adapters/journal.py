@@ -1,4 +1,4 @@
-"""A journal on the local disk: one JSON object per line, in an append-only file."""
+"""A journal on the local disk, one JSON object per line; one in memory; and one that records nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hexloop.domain.json_documents import finite_json
 from hexloop.ports.journal import Fact
+
+__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.journal.json_lines
 
 
 class JsonLinesJournal:
@@ -65,3 +67,30 @@ def _open(path: Path) -> int:
         if os.read(file, 1) != b"\n":
             os.write(file, b"\n")
     return file
+
+
+class MemoryJournal:
+    """Journal adapter for tests and for programs that read their own run.
+
+    `notes` holds one dictionary per note, with its kind under "kind".
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[dict[str, Fact]] = []
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """Append to `notes`."""
+        self.notes.append({"kind": kind, **facts})
+
+    def close(self) -> None:
+        """No-op; `notes` stays."""
+
+
+class NoJournal:
+    """Journal adapter that records nothing."""
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """No-op."""
+
+    def close(self) -> None:
+        """No-op."""

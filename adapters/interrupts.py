@@ -1,18 +1,83 @@
-"""Reasons to stop that are polled for (a touched file, a deadline), and several sources combined."""
+"""Where requests to stop come from: signals, a touched file, a deadline, code; several of them, or none."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from types import FrameType
+from typing import Protocol, TypeAlias
 
 from attrs import define, field
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.clock import Clock
 from hexloop.ports.interrupts import Interrupts
+
+__path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.interrupts.signals
+
+Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
+
+
+class SignalInterrupts:
+    """Interrupts adapter for signals, by default SIGINT and SIGTERM.
+
+    The first occurrence of each signal requests a stop. The second stops at once: it calls the handler that was
+    installed before, which for SIGINT raises KeyboardInterrupt. If there was no handler, SystemExit(128 + n) is raised
+    in the main thread instead of terminating the process, so that all open resources are closed.
+
+    `stop` restores every handler. Python allows that only in the main thread: if `stop` is called in another thread,
+    each signal has its previous effect again, and the handlers are restored by the next signal or the next `start`.
+    """
+
+    def __init__(self, signals: Collection[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self._signals = tuple(signals)
+        self._previous: dict[int, Handler] = {}
+        self._ask: Callable[[str], None] | None = None
+        self._process = 0
+        self._received: set[int] = set()
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """Install the handlers. Raises ConfigurationError if called outside the main thread."""
+        thread = threading.current_thread()
+        if thread is not threading.main_thread():
+            raise ConfigurationError(
+                f"The run starts in the thread {thread.name!r}, but Python delivers signals to the main thread "
+                "only; start the run there, or pass NoInterrupts and call request_stop."
+            )
+        self._restore()
+        self._ask, self._process = ask, os.getpid()
+        self._received.clear()
+        for chosen in self._signals:
+            self._previous[chosen] = signal.signal(chosen, self._handle)
+
+    def stop(self) -> None:
+        """Restore the previous handlers."""
+        self._ask = None
+        if threading.current_thread() is threading.main_thread():
+            self._restore()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        ask, previous = self._ask, self._previous.get(number)
+        if os.getpid() != self._process:  # a forked process inherits the handler but is not the run
+            ask = None
+        if ask is not None and number not in self._received:
+            self._received.add(number)
+            ask(f"signal {signal.Signals(number).name}")
+        elif callable(previous):
+            previous(number, frame)
+        elif ask is not None:
+            raise SystemExit(128 + number)
+        else:
+            signal.signal(number, previous or signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _restore(self) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous or signal.SIG_DFL)  # None: the handler was not installed from Python
+        self._previous.clear()
 
 
 class StopCondition(Protocol):
@@ -143,3 +208,38 @@ class SeveralInterrupts:
         with ExitStack() as stack:
             for source in self.sources:
                 stack.callback(source.stop)
+
+
+class ManualInterrupts:
+    """Interrupts adapter for programs and tests: `interrupt` requests the stop."""
+
+    def __init__(self) -> None:
+        self._ask: Callable[[str], None] | None = None
+
+    @property
+    def listening(self) -> bool:
+        """Whether a run has called `start` and not yet `stop`."""
+        return self._ask is not None
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """Call `ask` at every `interrupt` from now on."""
+        self._ask = ask
+
+    def stop(self) -> None:
+        """Ignore every `interrupt` from now on."""
+        self._ask = None
+
+    def interrupt(self, reason: str = "interrupted by hand") -> None:
+        """Request a stop. No-op unless a run is listening."""
+        if self._ask is not None:
+            self._ask(reason)
+
+
+class NoInterrupts:
+    """Interrupts adapter that never requests a stop."""
+
+    def start(self, ask: Callable[[str], None]) -> None:
+        """No-op."""
+
+    def stop(self) -> None:
+        """No-op."""

@@ -1,7 +1,4 @@
-"""Lossless JSON documents: numbers and keys that JSON lacks are marked.
-
-Also the documents with a schema version, and the run state.
-"""
+"""Lossless JSON documents, which mark numbers and keys that JSON lacks; their schema versions; the run state."""
 
 from __future__ import annotations
 
@@ -32,13 +29,11 @@ _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 VERSION = "schema_version"
 """The entry of a document that holds its schema version."""
 
-Migrations = Mapping[str, Mapping[int, Migration]]
+MIGRATIONS: dict[str, Mapping[int, Migration]] = {}
 """For each file, by path: functions that convert the document of one schema version to that of the next.
 
 Versions count from 1, so the current version of a file is one more than the number of its functions.
 """
-
-MIGRATIONS: Migrations = {}
 
 _CONVERTER = Converter()
 
@@ -53,25 +48,15 @@ def to_bytes(value: Any) -> bytes:
     return (json.dumps(_plain(value, "the document"), allow_nan=False) + "\n").encode()
 
 
-def document_bytes(chunks: Iterable[bytes | memoryview]) -> bytes:
-    """Return the bytes of a document. Raises CheckpointError if there are more than any document has."""
-    try:
-        return read_bytes(chunks)
-    except ValueError as error:
-        raise CheckpointError(f"It is not a JSON document: {error}.") from error
+def read(chunks: Iterable[bytes | memoryview]) -> Any:
+    """Return the value that `to_bytes` encoded.
 
-
-def from_bytes(data: bytes) -> Any:
-    """Return the value that `to_bytes` encoded. Raises CheckpointError if `data` is not a JSON document."""
+    Raises CheckpointError if the bytes are not a JSON document, or if there are more than any document has.
+    """
     try:
-        return _restored(read_json(data))
+        return _restored(read_json(read_bytes(chunks)))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"It is not a JSON document: {error}.") from error
-
-
-def read(chunks: Iterable[bytes | memoryview]) -> Any:
-    """Return the value of a document read from a storage; raises like `document_bytes` and `from_bytes`."""
-    return from_bytes(document_bytes(chunks))
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -108,16 +93,14 @@ def _restored(value: Any) -> Any:
     return {key: _restored(inner) for key, inner in value.items()}
 
 
-def document_file(path: str, values: Mapping[str, Any], migrations: Migrations = MIGRATIONS) -> File:
+def document_file(path: str, values: Mapping[str, Any]) -> File:
     """Return a JSON object as a file, with its schema version."""
     if VERSION in values:
         raise CheckpointError(f"{path} cannot have an entry named {VERSION!r}, which is reserved; rename it.")
-    return File(path, [to_bytes({VERSION: _current(path, migrations), **values})])
+    return File(path, [to_bytes({VERSION: _current(path), **values})])
 
 
-def read_document(
-    path: str, names: Collection[str], open_file: OpenFile, migrations: Migrations = MIGRATIONS
-) -> dict[str, Any]:
+def read_document(path: str, names: Collection[str], open_file: OpenFile) -> dict[str, Any]:
     """Return the entries of a JSON object, migrated to the current schema version; empty if the file does not exist."""
     if path not in names:
         return {}
@@ -125,34 +108,29 @@ def read_document(
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} is not a JSON object.")
     try:
-        values = migrate(values, migrations.get(path, {}), _current(path, migrations))
+        values = migrate(values, MIGRATIONS.get(path, {}), _current(path))
     except CheckpointError as error:
         raise type(error)(f"{path} cannot be read: {error}") from error
     del values[VERSION]
     return values
 
 
-def _current(path: str, migrations: Migrations) -> int:
-    return len(migrations.get(path, {})) + 1
+def _current(path: str) -> int:
+    return len(MIGRATIONS.get(path, {})) + 1
 
 
 def state_to_bytes(state: RunState) -> bytes:
     """Encode the run state as JSON, with its schema version. Raises CheckpointError if JSON cannot represent it."""
-    return to_bytes({"schema_version": SCHEMA_VERSION, **_CONVERTER.unstructure(state)})
+    return to_bytes({VERSION: SCHEMA_VERSION, **_CONVERTER.unstructure(state)})
 
 
 def state_from_chunks(chunks: Iterable[bytes | memoryview]) -> RunState:
-    """Return the run state from a document read from a storage. Raises CheckpointError if it is invalid or endless."""
-    return state_from_bytes(document_bytes(chunks))
-
-
-def state_from_bytes(data: bytes) -> RunState:
     """Return the run state from JSON of this or an earlier schema version. Raises CheckpointError if it is invalid."""
-    document = from_bytes(data)
+    document = read(chunks)
     if not isinstance(document, dict):
         raise CheckpointError("The saved state is not a JSON object.")
     values = migrate(document)
-    del values["schema_version"]
+    del values[VERSION]
     differing = sorted(values.keys() ^ _NAMES)
     if differing:
         raise CheckpointError(f"The saved state has unexpected entries or lacks expected ones: {', '.join(differing)}.")

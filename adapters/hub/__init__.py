@@ -1,1 +1,0 @@
-"""Hub adapters: where models are published."""

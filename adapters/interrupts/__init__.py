@@ -1,1 +1,0 @@
-"""Interrupts adapters: where requests to stop come from."""

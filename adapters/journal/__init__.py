@@ -1,1 +1,0 @@
-"""Journal adapters: the record of what happened in a run."""
