@@ -52,7 +52,7 @@ def join(args: JoinArguments) -> Collectives:
 
 def backend_for(args: JoinArguments) -> str:
     """Return the backend of torch.distributed, by the device, the arguments and the engine."""
-    from hexloop.adapters.collectives.torch.collectives import backend_of
+    from hexloop.adapters.collectives.torch import backend_of
 
     return backend_of(args.device.type, args.ddp_backend, engine_for(args).exchanges_host_tensors)
 
@@ -61,7 +61,7 @@ def _init_process_group(args: JoinArguments, process: Launched) -> None:
     import torch
     import torch.distributed as dist
 
-    from hexloop.adapters.collectives.torch.collectives import is_built_in, leave_all
+    from hexloop.adapters.collectives.torch import is_built_in, leave_all
 
     if dist.is_initialized():
         if dist.get_world_size() != process.world_size:

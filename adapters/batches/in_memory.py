@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,7 +22,23 @@ class SampleOrder(Protocol):
         ...
 
 
-class InMemoryBatches(Generic[Row]):
+class _Stateless:
+    """Batches for which epoch and position are enough to resume."""
+
+    # The builtin itself, because the loop calls it at every step.
+    rows = staticmethod(len)
+
+    def export(self) -> Iterator[Part]:
+        """Export nothing: epoch and position are enough to resume."""
+        return iter(())
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Load nothing. Raises ValueError for any part, because none was exported."""
+        if unknown := [part.name for part in parts]:
+            raise ValueError(f"Batches without a state cannot load the parts {unknown}.")
+
+
+class InMemoryBatches(_Stateless, Generic[Row]):
     """Implements the Batches port for one process: lists of `batch_size` rows, the last of which may be shorter.
 
     order: from the number of an epoch to its order; if None, rows are not shuffled.
@@ -36,8 +52,6 @@ class InMemoryBatches(Generic[Row]):
         order: Callable[[int], SampleOrder] | None = None,
         drop_last: bool = False,
     ) -> None:
-        # The builtin itself, because the loop calls it at every step.
-        self.rows: Callable[[Sized], int] = len
         self._rows = rows
         self._batch_size = batch_size
         self._order = order
@@ -62,15 +76,6 @@ class InMemoryBatches(Generic[Row]):
         else:
             yield from islice(self._ready, position // self._batch_size, None)
 
-    def export(self) -> Iterator[Part]:
-        """Export nothing: epoch and position are enough to resume."""
-        return iter(())
-
-    def load(self, parts: Iterable[Part]) -> None:
-        """Load nothing. Raises ValueError for any part, because none was exported."""
-        if unknown := [part.name for part in parts]:
-            raise ValueError(f"Batches without a state cannot load the parts {unknown}.")
-
     def _batches(self, order: SampleOrder, position: int) -> Iterator[list[Row]]:
         size, rows = self._batch_size, self._rows
         for number in range(self._count_from(position)):
@@ -81,14 +86,13 @@ class InMemoryBatches(Generic[Row]):
         return global_batches(self._batch_size, len(self._rows), self._drop_last, position)
 
 
-class StreamedBatches(Generic[Row]):
+class StreamedBatches(_Stateless, Generic[Row]):
     """Implements the Batches port for rows of unknown number that can only be read from the start.
 
     `rows` is iterated once per epoch; a run that resumes within an epoch reads and drops the rows before its position.
     """
 
     def __init__(self, rows: Iterable[Row], batch_size: int) -> None:
-        self.rows: Callable[[Sized], int] = len
         self._source = rows
         self._batch_size = batch_size
 
@@ -103,15 +107,6 @@ class StreamedBatches(Generic[Row]):
         rows = islice(self._source, position, None)
         while batch := list(islice(rows, self._batch_size)):
             yield batch
-
-    def export(self) -> Iterator[Part]:
-        """Export nothing: epoch and position are enough to resume."""
-        return iter(())
-
-    def load(self, parts: Iterable[Part]) -> None:
-        """Load nothing. Raises ValueError for any part, because none was exported."""
-        if unknown := [part.name for part in parts]:
-            raise ValueError(f"Batches without a state cannot load the parts {unknown}.")
 
 
 class StatefulRows(Protocol[Row_co]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from attrs import field, frozen
 from attrs.validators import ge
@@ -38,31 +38,26 @@ class RankKilled(BaseException):
 
 
 @frozen
-class Kill:
-    """`rank` dies when it enters its operation number `operation`, counted from 1."""
+class Fault:
+    """Something that happens to `rank` in its operation number `operation`, counted from 1."""
 
     rank: int
     operation: int = field(validator=ge(1))
+
+
+class Kill(Fault):
+    """`rank` dies when it enters the operation."""
+
+
+class Drop(Fault):
+    """The value of `rank` in the operation is lost; the rank waits for the result as usual."""
 
 
 @frozen
-class Delay:
-    """`rank` enters its operation number `operation` late by `seconds`, by the clock of the world."""
+class Delay(Fault):
+    """`rank` enters the operation late by `seconds`, by the clock of the world."""
 
-    rank: int
-    operation: int = field(validator=ge(1))
     seconds: float = field(validator=ge(0))
-
-
-@frozen
-class Drop:
-    """The value of `rank` in its operation number `operation` is lost; the rank waits for the result as usual."""
-
-    rank: int
-    operation: int = field(validator=ge(1))
-
-
-Fault: TypeAlias = Kill | Delay | Drop
 
 
 @frozen
@@ -75,10 +70,7 @@ class Outcome(Generic[Result]):
 
 
 def values_of(outcomes: Sequence[Outcome[Result]]) -> list[Result]:
-    """Return the values of the ranks.
-
-    If there are errors, raise the first, by rank, that is not a CollectiveError, or else the first.
-    """
+    """Return the values of the ranks, or raise their first error, by rank, preferably not a CollectiveError."""
     errors = [(outcome.rank, outcome.error) for outcome in outcomes if outcome.error is not None]
     if errors:
         rank, error = min(errors, key=lambda failed: isinstance(failed[1], CollectiveError))
@@ -105,7 +97,6 @@ class SimulatedWorld:
         self._timeout = timeout
         self._faults = list(faults)
         self._changed = threading.Condition()
-        self._running: set[int] = set()
         self._blocked: dict[Caller, _Block] = {}
         self._begin(())
 
@@ -185,7 +176,9 @@ class SimulatedWorld:
         with self._changed:
             self.operations[rank] += 1
             number = self.operations[rank]
-            fault = self._next_fault(rank, number)
+            fault = next((each for each in self._faults if (each.rank, each.operation) == (rank, number)), None)
+            if fault is not None:
+                self._faults.remove(fault)
             if isinstance(fault, Kill):
                 raise RankKilled(f"Planned fault: rank {rank} dies in its operation {number}, {operation}.")
             if isinstance(fault, Delay):
@@ -195,7 +188,7 @@ class SimulatedWorld:
             call.arrive(rank, operation, value, lost=isinstance(fault, Drop))
             for failed, cause in self._causes.items():
                 call.fail_rank(failed, cause)
-            if call.all_arrived:
+            if len(call.callers) == self.size:
                 del self._calls[thread, turn]
             if call.settled:
                 self._wake(call)
@@ -224,13 +217,6 @@ class SimulatedWorld:
         self._calls: dict[tuple[int, int], CollectiveCall] = {}
         self._causes: dict[int, str] = {}
         self._running = set(running)
-
-    def _next_fault(self, rank: int, operation: int) -> Fault | None:
-        for fault in self._faults:
-            if (fault.rank, fault.operation) == (rank, operation):
-                self._faults.remove(fault)
-                return fault
-        return None
 
     def _block(self, caller: Caller, block: _Block) -> None:
         self._blocked[caller] = block
@@ -349,24 +335,17 @@ class CollectiveCall:
 
     def __init__(self, size: int, operation: str, combine: Combine) -> None:
         self.settled = False
-        self.arrived = 0
+        self.callers: set[int] = set()
         self._size = size
         self._operation = operation
         self._combine = combine
         self._values: dict[int, Any] = {}
         self._result: Any = None
         self._failure: tuple[str, tuple[int, ...]] | None = None
-        self._callers: set[int] = set()
-
-    @property
-    def all_arrived(self) -> bool:
-        """Whether all ranks have called this operation."""
-        return self.arrived == self._size
 
     def arrive(self, rank: int, operation: str, value: Any, lost: bool) -> None:
         """Register the call of a rank; fail if it calls another operation than the first rank did."""
-        self.arrived += 1
-        self._callers.add(rank)
+        self.callers.add(rank)
         if self.settled:
             return
         if operation != self._operation:
@@ -392,7 +371,7 @@ class CollectiveCall:
 
     def fail_rank(self, rank: int, cause: str) -> None:
         """Fail if a rank that will not call any more has not called yet."""
-        if not self.settled and rank not in self._callers:
+        if not self.settled and rank not in self.callers:
             self._fail(f"The ranks waited for {self._operation}, but rank {rank} failed: {cause}", (rank,))
 
     def result(self) -> Any:

@@ -8,33 +8,28 @@ from contextlib import closing
 from typing import Any, cast
 
 from hexloop.adapters.batches.torch.batches import (
-    Distribute,
     LoaderBatches,
+    LoaderFactory,
     ShardedBatches,
+    SharingOptions,
+    example_count,
     length_of,
-    local_share,
     too_many_ranks,
 )
 from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.data_state import Progress, no_progress
-from hexloop.adapters.batches.torch.external import (
-    ExternalBatches,
-    is_sharded_already,
-    reads_by_index,
-    unsharded_batches,
-)
-from hexloop.adapters.batches.torch.external_shares import (
-    ExternalShares,
-    PresplitBatches,
-    SampledShares,
-    SharingOptions,
-)
-from hexloop.adapters.batches.torch.fingerprints import batch_fingerprint, random_fingerprint
-from hexloop.adapters.batches.torch.loader import OrderedLoader
-from hexloop.adapters.batches.torch.loaders import LoaderFactory, example_count
+from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
+from hexloop.adapters.batches.torch.loader import OrderedLoader, is_sharded_already, reads_by_index, unsharded_batches
+from hexloop.adapters.batches.torch.random_streams import random_fingerprint
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.structure import Transfer, row_count, shallow_copy, transfer_to
+from hexloop.adapters.batches.torch.structure import (
+    Transfer,
+    batch_fingerprint,
+    row_count,
+    shallow_copy,
+    transfer_to,
+)
 from hexloop.adapters.trainable.torch.forward import named_by_position, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
@@ -137,15 +132,13 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
     batches: Shared
     pads = False
     if is_own:
-        distribute = _distribute(parts, loader)
-        reads = distribute is local_share or parts.args.process_index == 0
         at_least = world if loader.num_workers < 2 else 1  # the last batch of one of several workers may be smaller
-        batches = ShardedBatches(loader, transfer, inspect, distribute, reads, _comparison(parts), at_least)
+        batches = ShardedBatches(loader, _sharing(parts, loader), transfer, inspect, at_least)
         pads = _pads(batches, world)
     elif is_sharded_already(loader):
-        batches = PresplitBatches(loader, world, transfer, inspect, progress)
+        batches = ExternalBatches(loader, transfer, inspect, progress, world)
     else:
-        sharing = _sharing(parts)
+        sharing = _sharing(parts, loader)
         kind = SampledShares if reads_by_index(loader) and sharing.distribute is None else ExternalShares
         batches = kind(loader, sharing, transfer, inspect, progress)
         pads = not sharing.splits and not batches.drops_last and (length_of(loader) or 0) % world > 0
@@ -207,7 +200,7 @@ def _check_batch(batch: Any) -> None:
 
 # Sharing of batches among processes
 
-Shared = ShardedBatches | ExternalShares | PresplitBatches
+Shared = ShardedBatches | ExternalBatches
 
 PADDING_IN_OVERRIDDEN_STEP = (
     "The last batch of an epoch has fewer samples than there are processes, and the results of a process without "
@@ -218,12 +211,13 @@ PADDING_IN_OVERRIDDEN_STEP = (
 
 def _evaluation_shares(parts: TrainerParts, loader: Any) -> Shared:
     if isinstance(loader, OrderedLoader | StreamLoader):
-        return ShardedBatches(loader, _unchanged, distribute=_distribute(parts, loader), compare=_comparison(parts))
-    sharing, whole = _sharing(parts), unsharded_batches(loader)
+        return ShardedBatches(loader, _sharing(parts, loader), _unchanged)
+    whole = unsharded_batches(loader)
     if is_sharded_already(loader) and whole is None:
-        return PresplitBatches(loader, parts.args.world_size, _unchanged)
+        return ExternalBatches(loader, _unchanged, world_size=parts.args.world_size)
+    sharing = _sharing(parts, loader, whole)
     if reads_by_index(loader) and sharing.distribute is None:
-        return SampledShares(loader, sharing, _unchanged, batch_sampler=whole)
+        return SampledShares(loader, sharing, _unchanged)
     return ExternalShares(loader, sharing, _unchanged)
 
 
@@ -242,7 +236,7 @@ def _pads(batches: ShardedBatches, world_size: int) -> bool:
     if isinstance(loader, StreamLoader):
         drops, incomplete_batches = loader.drop_last, max(1, loader.num_workers)
     else:
-        drops, incomplete_batches = loader.batch_sampler.drop_last, 1  # type: ignore[union-attr]
+        drops, incomplete_batches = loader.order.drop_last, 1
     rest = 0 if samples is None else samples % loader.cursor.batch_size
     return not drops and incomplete_batches == 1 and 0 < rest < world_size
 
@@ -271,13 +265,7 @@ def _comparison(parts: TrainerParts) -> Callable[[Any], None]:
     return compare
 
 
-def _distribute(parts: TrainerParts, loader: OrderedLoader | StreamLoader) -> Distribute:
-    if isinstance(loader, OrderedLoader) or not _dispatches(parts.args):
-        return local_share
-    return _dispatcher(parts.args).distribute
-
-
-def _sharing(parts: TrainerParts) -> SharingOptions:
+def _sharing(parts: TrainerParts, loader: Any, batch_sampler: Iterable[list[Any]] | None = None) -> SharingOptions:
     args, collectives = parts.args, parts.adapters.collectives
 
     def from_rank_zero(states: list[str]) -> list[str]:
@@ -289,8 +277,9 @@ def _sharing(parts: TrainerParts) -> SharingOptions:
         _data_seed(args),
         splits(args),
         from_rank_zero,
-        _dispatcher(args).distribute if _dispatches(args) else None,
+        _dispatcher(args).distribute if _dispatches(args) and not isinstance(loader, OrderedLoader) else None,
         _comparison(parts),
+        batch_sampler,
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from hexloop.adapters.batches.torch.loaders import expected_rows
+from hexloop.adapters.batches.torch.batches import expected_rows
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, SingleRank, TorchEvaluator
-from hexloop.adapters.evaluator.torch.outputs import EvalLoopOutput, PredictionOutput
+from hexloop.adapters.evaluator.torch.predictions import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.trainable.torch.forward import (
     is_causal_language_model,
     shifts_by_loss_type,

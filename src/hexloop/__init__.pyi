@@ -54,7 +54,7 @@ from .adapters.batches.torch.collate import (
     DefaultDataCollator as DefaultDataCollator,
     default_data_collator as default_data_collator,
 )
-from .adapters.evaluator.torch.outputs import (
+from .adapters.evaluator.torch.predictions import (
     EvalLoopOutput as EvalLoopOutput,
     EvalPrediction as EvalPrediction,
     PredictionOutput as PredictionOutput,

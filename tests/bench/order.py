@@ -28,10 +28,10 @@ def peak_megabytes() -> float:
 
 def first_batch() -> tuple[float, float]:
     """Seconds to the first batch of 10**8 samples, and megabytes more than before; numpy is already loaded."""
-    from hexloop.adapters.batches.torch.order import indices
+    from hexloop.adapters.batches.torch.order import VectorisedPermutation
 
     held, begin = peak_megabytes(), time.perf_counter()
-    indices(0, 0, SAMPLES, 0, BATCH)
+    VectorisedPermutation(0, 0, SAMPLES).indices(0, BATCH)
     return time.perf_counter() - begin, peak_megabytes() - held
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     first_seconds, first_megabytes = first_batch()
     print(f"first batch of {SAMPLES:,} samples: {1000 * first_seconds:.2f} ms, {first_megabytes:.1f} MB more")
 
-    from hexloop.adapters.batches.torch.order import VectorisedPermutation, indices
+    from hexloop.adapters.batches.torch.order import VectorisedPermutation
     from hexloop.domain.order.permutation import GroupedByLength, KeyedPermutation
 
     print(f"\n{'order':<44}{'microseconds a sample':>22}")
@@ -48,7 +48,7 @@ def main() -> None:
         for block in (64, 4096, 65_536, 1_048_576):
             if block <= length:
                 start = (length - block) // 2
-                cost = seconds(lambda: indices(0, 0, length, start, start + block)) / block  # noqa: B023
+                cost = seconds(lambda: VectorisedPermutation(0, 0, length).indices(start, start + block)) / block  # noqa: B023
                 print(f"{f'adapter, {length:,} by {block:,}':<44}{1e6 * cost:>22.3f}")
 
     plain, fast = KeyedPermutation(0, 0, SAMPLES), VectorisedPermutation(0, 0, SAMPLES)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from hexloop.adapters.batches.torch.order import CHUNK, VectorisedPermutation, indices
+from hexloop.adapters.batches.torch.order import CHUNK, VectorisedPermutation
 from hexloop.domain.order.permutation import MAX_LENGTH, MAX_TABLE_LENGTH, GroupedByLength, KeyedPermutation
 
 KEYS = st.one_of(st.integers(-3, 3), st.integers(-(2**80), 2**80))
@@ -20,6 +21,10 @@ LENGTHS = st.one_of(
 )
 
 fixed = settings(derandomize=True, deadline=None)
+
+
+def indices(seed: int, epoch: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
+    return VectorisedPermutation(seed, epoch, length).indices(start, stop)
 
 
 @fixed

@@ -11,8 +11,7 @@ from typing import TypeVar
 import pytest
 import torch.distributed as dist
 
-from hexloop.adapters.collectives.torch import TorchCollectives
-from hexloop.adapters.collectives.torch.collectives import leave_all
+from hexloop.adapters.collectives.torch import TorchCollectives, leave_all
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY
 from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.domain.errors import CollectiveError

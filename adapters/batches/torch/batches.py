@@ -1,19 +1,196 @@
-"""The training data of a run, from one of hexloop's own loaders."""
+"""Construction of hexloop's data loaders, and the training data of a run that they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
-from hexloop.adapters.batches.torch.data_state import decode_state, state_from_parts, state_parts
-from hexloop.adapters.batches.torch.loader import OrderedLoader
-from hexloop.adapters.batches.torch.random_streams import refuse_invalid_rng_states
+from attrs import frozen
+from torch.utils.data import DataLoader
+
+from hexloop.adapters.batches.torch.collate import Collate, ColumnFilter
+from hexloop.adapters.batches.torch.data_state import (
+    Progress,
+    ReadPosition,
+    decode_state,
+    no_progress,
+    state_from_parts,
+    state_parts,
+)
+from hexloop.adapters.batches.torch.loader import OrderedLoader, is_iterable
+from hexloop.adapters.batches.torch.order import IndexSampler, OrderedBatchSampler, VectorisedPermutation
+from hexloop.adapters.batches.torch.random_streams import KeyedDataset, preserved_rng_states, refuse_invalid_rng_states
 from hexloop.adapters.batches.torch.shares import SampleCounts, Shares, SharesOfRanks
-from hexloop.adapters.batches.torch.stream import StreamLoader
+from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
-from hexloop.domain.errors import DataError
+from hexloop.domain.errors import ConfigurationError, DataError
+from hexloop.domain.order import Order, Sequential, Shard
+from hexloop.domain.order.permutation import GroupedByLength
 from hexloop.ports.state import Part
+
+
+@frozen
+class LoaderFactory:
+    """Makes the loaders of one process.
+
+    collate: puts samples together to a batch. columns: those that the model takes; None if it takes any.
+    torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
+    seed, data_seed: of random draws in evaluation data, and of the order of training data.
+    rank, world_size: this process. dispatches: rank 0 reads for all. keyed: random draws of a sample depend on its
+    index, not on who reads it. drop_last: leave out an incomplete last batch.
+    sampling: "random", "sequential" or "group_by_length". samples_per_step: samples of an optimizer step.
+    length_column, main_input: the column with a sample's length, else the one whose length is the sample's.
+    progress: called while samples are skipped.
+    """
+
+    collate: Collate
+    columns: frozenset[str] | None
+    torch_options: Mapping[str, Any]
+    seed: int
+    data_seed: int
+    rank: int
+    world_size: int
+    dispatches: bool
+    keyed: bool
+    drop_last: bool
+    sampling: str
+    samples_per_step: Callable[[], int]
+    length_column: str
+    main_input: str
+    progress: Progress = no_progress
+
+    def training(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
+        """Return a loader of the training data. global_batch_size: samples of a batch of all processes together."""
+        several_readers = self.torch_options["num_workers"] > 0 or self.world_size > 1
+        keyed_by = self.data_seed if self.keyed or several_readers else None
+        dataset, collate = self._fitted(dataset)
+        if is_iterable(dataset):
+            if self.sampling == "group_by_length":
+                raise ConfigurationError(
+                    "train_sampling_strategy='group_by_length' cannot sort an iterable dataset; choose 'random', "
+                    "or group the samples in the dataset itself."
+                )
+            return self._stream(dataset, collate, global_batch_size, keyed_by)
+        return self._ordered(dataset, collate, lambda epoch: self.order(dataset, epoch), global_batch_size, keyed_by)
+
+    def evaluation(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
+        """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
+        dataset, collate = self._fitted(dataset)
+        if is_iterable(dataset):
+            keyed_by = self.seed if self.world_size > 1 else None  # all ranks must read the same
+            return self._stream(dataset, collate, global_batch_size // self.world_size, keyed_by, evaluates=True)
+        return self._ordered(dataset, collate, lambda _: Sequential(len(dataset)), global_batch_size, evaluates=True)
+
+    def sampled(self, dataset: Any, batch_size: int, sampler: Any) -> DataLoader[Any]:
+        """Return torch's own loader in the order of the user's sampler."""
+        dataset, collate = self._fitted(dataset)
+        return DataLoader(
+            dataset, batch_size, sampler=sampler, drop_last=self.drop_last, collate_fn=collate, **self.torch_options
+        )
+
+    def training_sampler(self, dataset: Any) -> IndexSampler | None:
+        """Return a sampler of the indices of the training data; None if they have none."""
+        if dataset is None or is_iterable(dataset):
+            return None
+        return IndexSampler(lambda epoch: self.order(dataset, epoch))
+
+    def evaluation_sampler(self, dataset: Any) -> IndexSampler | None:
+        """Return a sampler of the indices in order; None if the data have none."""
+        return None if is_iterable(dataset) else IndexSampler(lambda _epoch: Sequential(len(dataset)))
+
+    def order(self, dataset: Any, epoch: int) -> Order:
+        """Return the order of the training samples in an epoch."""
+        length = len(dataset)
+        if self.sampling == "sequential":
+            return Sequential(length)
+        permutation = VectorisedPermutation(self.data_seed, epoch, length)
+        if self.sampling != "group_by_length":
+            return permutation
+        return GroupedByLength(permutation, self.samples_per_step(), partial(self._sample_length, dataset))
+
+    def _stream(
+        self, dataset: Any, collate: Collate, batch_size: int, keyed_by: int | None, evaluates: bool = False
+    ) -> StreamLoader:
+        ranks = range(self.world_size) if self.dispatches and self.rank == 0 else (self.rank,)
+        return StreamLoader(
+            dataset,
+            batch_size=batch_size,
+            key_seed=keyed_by,
+            progress=self.progress,
+            shards=[Shard(rank, self.world_size) for rank in ranks],
+            in_turns=evaluates,
+            drop_last=self.drop_last,
+            collate_fn=collate,
+            **self._options(evaluates),
+        )
+
+    def _ordered(
+        self,
+        dataset: Any,
+        collate: Collate,
+        order: Callable[[int], Order],
+        global_batch_size: int,
+        keyed_by: int | None = None,
+        evaluates: bool = False,
+    ) -> OrderedLoader:
+        sampler = OrderedBatchSampler(
+            order,
+            global_batch_size,
+            drop_last=self.drop_last,
+            keyed_by=keyed_by,
+            shard=Shard(self.rank, self.world_size, in_blocks=evaluates),
+        )
+        data = dataset if keyed_by is None else KeyedDataset(dataset)
+        return OrderedLoader(data, sampler, collate_fn=collate, **self._options(evaluates))
+
+    def _options(self, evaluates: bool) -> dict[str, Any]:
+        """Return torch's options. Each evaluation has a loader of its own, so its workers do not persist."""
+        persistent = self.torch_options["persistent_workers"] and not evaluates
+        return {**self.torch_options, "persistent_workers": persistent}
+
+    def _fitted(self, dataset: Any) -> tuple[Any, Collate]:
+        """Return the dataset and the collate function without the columns that the model does not take."""
+        if self.columns is None:
+            return dataset, self.collate
+        if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
+            return _without_unused_columns(dataset, self.columns), self.collate
+        return dataset, ColumnFilter(self.collate, self.columns)
+
+    def _sample_length(self, dataset: Any, index: int) -> int:
+        with preserved_rng_states():  # a resumed run reads these samples once more
+            sample = dataset[index]
+        if self.length_column in sample:
+            return int(sample[self.length_column])
+        if self.main_input in sample:
+            return len(sample[self.main_input])
+        raise ConfigurationError(
+            "train_sampling_strategy='group_by_length' needs the length of each sample, but a sample has neither "
+            f"the column {self.length_column!r} nor {self.main_input!r}; add one, or set length_column_name."
+        )
+
+
+def _without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
+    """Return a `datasets.Dataset` with only the columns that the model takes. Raises ConfigurationError without one."""
+    unused = [name for name in dataset.column_names if name not in columns]
+    if len(unused) == len(dataset.column_names):
+        raise ConfigurationError(
+            f"The model takes none of the dataset's columns: the dataset has {', '.join(unused)}, and the model "
+            f"takes {', '.join(sorted(columns))}; rename the columns, or set remove_unused_columns=False and "
+            "select the columns in the data_collator."
+        )
+    if unused:
+        logging.getLogger("hexloop").info(
+            "The columns %s of the dataset are left out, because the model's forward does not take them; "
+            "set remove_unused_columns=False to keep them.",
+            ", ".join(unused),
+        )
+    return dataset.remove_columns(unused)
+
+
+# Batches
 
 Inspect = Callable[[Any], None]
 """Checks the first batch that is read, and raises DataError if a model cannot be trained on it."""
@@ -40,10 +217,7 @@ class LoaderBatches:
         return length_of(self.loader.dataset)
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """Yield the batches from `position` on, on the device.
-
-        Raises DataError if the dataset has a state that cannot be stored in a checkpoint.
-        """
+        """Yield the batches from `position` on, on the device. Raises DataError if their state cannot be stored."""
         with closing(self.loader.batches_from(epoch, position)) as batches:
             for batch in batches:
                 self._inspect(batch)
@@ -68,33 +242,36 @@ class LoaderBatches:
             document = decode_state(position)
             if document.get("streams") is not None:
                 refuse_invalid_rng_states(document["streams"])
-            self.loader.resume_from(document)
-
-
-def length_of(data: Any) -> int | None:
-    """Return `len(data)`; None if it has no length."""
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
+            self.loader.cursor.saved = ReadPosition(**document)
 
 
 # Several ranks
 
-Distribute = Callable[[SharesOfRanks], Shares]
-"""From the shares of all ranks, as one rank reads them, to those of this rank. Only the reading rank iterates over its
-argument."""
 
+@frozen
+class SharingOptions:
+    """How ranks share the batches of a loader.
 
-def local_share(parts: SharesOfRanks) -> Shares:
-    """Yield the shares of a rank that reads only for itself."""
-    with closing(parts):
-        for (share,) in parts:
-            yield share
+    splits: split each batch, instead of giving whole batches to the ranks in turn. seed: for the random numbers that
+    reading uses. from_rank_zero: replaces the states of the loader's generators by those of rank 0.
+    distribute: from the shares of all ranks, as rank 0 reads them, to those of this rank, if only rank 0 reads; None if
+    each rank reads. Then `compare`, called with what it reads first, raises DataError if other ranks read other data.
+    batch_sampler: chooses the rows of the batches instead of the loader's own.
+    """
 
+    rank: int
+    world_size: int
+    seed: int = 0
+    splits: bool = False
+    from_rank_zero: Callable[[list[str]], list[str]] = list
+    distribute: Callable[[SharesOfRanks], Shares] | None = None
+    compare: Callable[[Any], None] = accept_any
+    batch_sampler: Iterable[list[Any]] | None = None
 
-Compare = Callable[[Any], None]
-"""Called with the first row that this rank reads (see `Share`); raises DataError if other ranks read another."""
+    @property
+    def reads(self) -> bool:
+        """Whether this rank reads."""
+        return self.distribute is None or self.rank == 0
 
 
 def too_many_ranks(world_size: int, samples: int) -> str:
@@ -110,24 +287,19 @@ class ShardedBatches(LoaderBatches):
 
     The last batch of an epoch may have fewer samples than there are ranks; then the ranks without samples compute a
     batch that is padding, so that all take the same steps.
-    distribute: how the shares reach ranks that do not read. reads: whether this rank reads.
-    compare: checks that all ranks have read the same rows, if each reads data without indices by itself.
     at_least: the least number of samples in the first batch of an epoch; with fewer, `epoch` raises DataError.
     """
 
     def __init__(
         self,
         loader: OrderedLoader | StreamLoader,
+        sharing: SharingOptions,
         transfer: Transfer,
         inspect: Inspect = accept_any,
-        distribute: Distribute = local_share,
-        reads: bool = True,
-        compare: Compare = accept_any,
         at_least: int = 1,
     ) -> None:
         super().__init__(loader, transfer, inspect)
-        self._distribute, self._reads, self._compare = distribute, reads, compare
-        self._at_least = at_least
+        self._sharing, self._at_least = sharing, at_least
         self._counts = SampleCounts(loader.cursor.batch_size)
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
@@ -139,18 +311,22 @@ class ShardedBatches(LoaderBatches):
                     if position == 0 and share.samples < self._at_least:
                         raise DataError(too_many_ranks(self._at_least, share.samples))
                     self._inspect(share.batch)
-                    if self._reads:
+                    if self._sharing.reads:
                         self.loader.position_state()
                 batch = self._transfer(share.batch)
                 counts.note(batch, share.samples)
                 yield batch
 
     def shares_from(self, epoch: int, position: int) -> Shares:
-        """Yield this rank's shares of the batches from `position` on, whichever rank reads them."""
-        with closing(self._distribute(self.loader.parts_from(epoch, position))) as shares:
-            for share in shares:
-                if share.first_row is not None and self._distribute is local_share:
-                    self._compare(share.first_row)
+        """Return this rank's shares of the batches from `position` on, whichever rank reads them."""
+        parts = self.loader.parts_from(epoch, position)
+        return self._own(parts) if self._sharing.distribute is None else self._sharing.distribute(parts)
+
+    def _own(self, parts: SharesOfRanks) -> Shares:
+        with closing(parts):
+            for (share,) in parts:
+                if share.first_row is not None:
+                    self._sharing.compare(share.first_row)
                 yield share
 
     def rows(self, batch: Any) -> int:
@@ -159,4 +335,30 @@ class ShardedBatches(LoaderBatches):
 
     def export(self) -> Iterator[Part]:
         """Export what `LoaderBatches` exports; nothing if another rank reads."""
-        return super().export() if self._reads else iter(())
+        return super().export() if self._sharing.reads else iter(())
+
+
+# Sizes
+
+
+def length_of(data: Any) -> int | None:
+    """Return `len(data)`; None if it has no length."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def example_count(loader: Any) -> int | None:
+    """Return the number of samples of a loader's dataset; None if it is not known."""
+    dataset = getattr(loader, "dataset", None)
+    return length_of(dataset.dataset if isinstance(dataset, KeyedDataset | KeyedRows) else dataset)
+
+
+def expected_rows(loader: Any) -> int | None:
+    """Return the largest number of samples that a loader's batches may hold; None if it is not known."""
+    count, batches = example_count(loader), length_of(loader)
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if count is None or batches is None or size is None:
+        return count
+    return int(min(count, batches * size * (loader.turns if isinstance(loader, StreamLoader) else 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import warnings
 from collections import OrderedDict
@@ -16,7 +17,6 @@ from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
 from hexloop.domain.errors import DataError
-from hexloop.domain.json_documents import json_part, json_value
 from hexloop.ports.state import JSON, Part
 
 DTYPES = {
@@ -35,6 +35,7 @@ DTYPES = {
     "F64": torch.float64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 @frozen
@@ -45,7 +46,7 @@ class DataState:
     the kind of the value.
     """
 
-    document: Any
+    document: str
     tensors: Mapping[str, Tensor]
 
 
@@ -58,40 +59,66 @@ def is_stateful(data: Any) -> bool:
     return has_state and not _has_shuffle_buffer(data)
 
 
-def encode_state(owner: object, state: Any) -> DataState:
-    """Return a copy of the `state` of `owner`. Raises DataError if it contains a value that cannot be stored."""
+def encode_state(owner: object, state: Any, mappings: tuple[type, ...] = ()) -> DataState:
+    """Return a copy of the `state` of `owner`. Raises DataError if it contains a value that cannot be stored.
+
+    mappings: further types, besides dictionaries, that are stored as dictionaries.
+    """
     tensors: dict[str, Tensor] = {}
-    return DataState(_encode(state, (), tensors, type(owner).__name__), tensors)
+
+    def encode(value: Any, *path: str) -> Any:
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if type(value) is bytes:
+            return {"bytes": base64.b64encode(value).decode()}
+        if type(value) in (dict, OrderedDict) or isinstance(value, mappings):
+            return {"dict": [[encode(key, *path, "key"), encode(each, *path, str(key))] for key, each in value.items()]}
+        if type(value) in (list, tuple):
+            items = [encode(each, *path, str(number)) for number, each in enumerate(value)]
+            return items if type(value) is list else {"tuple": items}
+        kind, tensor = _as_tensor(value)
+        if tensor is None:
+            raise DataError(
+                f"The state_dict of {type(owner).__name__} contains a {type(value).__name__} at "
+                f"{'.'.join(path) or 'its top level'}, but checkpoints contain no pickled objects; let state_dict "
+                "return numbers, texts, bytes, lists, tuples, dictionaries, arrays and tensors (for a random "
+                "generator, its state)."
+            )
+        name = "/".join([str(len(tensors)), *path])
+        tensors[name] = tensor
+        return {kind: name}
+
+    return DataState(json.dumps(encode(state)), tensors)
 
 
 def decode_state(state: DataState) -> Any:
     """Return the state that was encoded, with new tensors and arrays."""
-    return _decode(state.document, state.tensors)
+    return json.loads(state.document, object_hook=partial(_decode, state.tensors))
 
 
 def state_parts(name: str, state: DataState) -> Iterator[Part]:
     """Return the state as parts: the document under `name`, each tensor under its own name."""
-    yield json_part(name, state.document)
+    data = state.document.encode()
+    yield Part(name, JSON, (len(data),), 0, len(data), lambda: memoryview(data))
     for each, tensor in state.tensors.items():
         yield Part(each, NAMES[tensor.dtype], tuple(tensor.shape), 0, tensor.numel(), partial(_bytes_of, tensor))
 
 
 def state_from_parts(name: str, parts: Iterable[Part]) -> DataState | None:
-    """Return the state from the parts that `state_parts` returned; None if there are none.
-
-    Raises ValueError if a part is missing, unknown or incomplete.
-    """
+    """Return the state from its parts; None if there are none. Raises ValueError if a part is missing or unknown."""
     found = {part.name: part for part in parts}
     if not found:
         return None
     document = found.pop(name, None)
     if document is None or document.dtype != JSON:
         raise ValueError(f"The state of the data has no document {name!r}, only {sorted(found)}.")
-    value = json_value(document)
-    expected = set(_tensor_names(value))
+    text = bytes(document.read()).decode()
+    expected = _tensor_names(text)
     if expected != found.keys():
         raise ValueError(f"The state of the data should have the tensors {sorted(expected)}, but has {sorted(found)}.")
-    return DataState(value, {each: _tensor(part) for each, part in found.items()})
+    return DataState(text, {each: _tensor(part) for each, part in found.items()})
 
 
 def tensor_from_bytes(data: Tensor, at: int, dtype: str, shape: Sequence[int]) -> tuple[Tensor, int]:
@@ -110,39 +137,8 @@ def _tensor(part: Part) -> Tensor:
         raise ValueError(
             f"The tensor {part.name!r} in the state of the data ({part.dtype}, shape {part.shape}) is incomplete."
         )
-    tensor = torch.empty(part.shape, dtype=DTYPES[part.dtype])
-    if part.length:
-        data = torch.frombuffer(bytearray(part.read()), dtype=DTYPES[part.dtype])
-        tensor.copy_(data.reshape(part.shape))
-    return tensor
-
-
-def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor], owner: str) -> Any:
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if type(value) is bytes:
-        return {"bytes": base64.b64encode(value).decode()}
-    if type(value) in (dict, OrderedDict):
-        pairs = [
-            [_encode(key, (*path, "key"), tensors, owner), _encode(each, (*path, str(key)), tensors, owner)]
-            for key, each in value.items()
-        ]
-        return {"dict": pairs}
-    if type(value) in (list, tuple):
-        items = [_encode(each, (*path, str(number)), tensors, owner) for number, each in enumerate(value)]
-        return items if type(value) is list else {"tuple": items}
-    kind, tensor = _as_tensor(value)
-    if tensor is None:
-        raise DataError(
-            f"The state_dict of {owner} contains a {type(value).__name__} at {'.'.join(path) or 'its top level'}, but "
-            "checkpoints contain no pickled objects; let state_dict return numbers, texts, bytes, lists, tuples, "
-            "dictionaries, arrays and tensors (for a random generator, its state)."
-        )
-    name = "/".join([str(len(tensors)), *path])
-    tensors[name] = tensor
-    return {kind: name}
+    data = torch.frombuffer(bytearray(part.read()), dtype=torch.uint8) if part.length else NO_BYTES
+    return tensor_from_bytes(data, 0, part.dtype, part.shape)[0]
 
 
 def _as_tensor(value: Any) -> tuple[str, Tensor | None]:
@@ -159,11 +155,8 @@ def _as_tensor(value: Any) -> tuple[str, Tensor | None]:
     return "object", None
 
 
-def _decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(document, list):
-        return [_decode(each, tensors) for each in document]
-    if not isinstance(document, dict):
-        return document
+def _decode(tensors: Mapping[str, Tensor], document: dict[str, Any]) -> Any:
+    """Return the value of an object in a document. Those inside it are decoded already."""
     ((kind, held),) = document.items()
     match kind:
         case "float":
@@ -171,9 +164,9 @@ def _decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "bytes":
             return base64.b64decode(held)
         case "dict":
-            return {_decode(key, tensors): _decode(value, tensors) for key, value in held}
+            return dict(held)
         case "tuple":
-            return tuple(_decode(each, tensors) for each in held)
+            return tuple(held)
         case "tensor":
             return tensors[held].clone()
         case "array":
@@ -183,17 +176,15 @@ def _decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise ValueError(f"The state of the data contains a {kind!r}, which this version of hexloop does not know.")
 
 
-def _tensor_names(document: Any) -> Iterator[str]:
-    """Yield the names of the tensors that a document refers to."""
-    if isinstance(document, list):
-        for each in document:
-            yield from _tensor_names(each)
-    elif isinstance(document, dict):
-        ((kind, held),) = document.items()
-        if kind in ("tensor", "array", "number"):
-            yield held
-        elif kind in ("dict", "tuple"):
-            yield from _tensor_names(held)
+def _tensor_names(document: str) -> set[str]:
+    """Return the names of the tensors that a document refers to."""
+    names: set[str] = set()
+
+    def note(held: dict[str, Any]) -> None:
+        names.update(name for kind, name in held.items() if kind in ("tensor", "array", "number"))
+
+    json.loads(document, object_hook=note)
+    return names
 
 
 def _has_shuffle_buffer(data: Any) -> bool:
@@ -240,18 +231,12 @@ class ReadPosition:
     streams: Any = None
 
     @classmethod
-    def at_start(cls, epoch: int, batch_size: int, readers: int) -> Self:
-        """Return the position at the start of an epoch."""
-        return cls(epoch, batch_size, [0] * readers, [False] * readers, [None] * readers)
-
-    @classmethod
     def after(cls, epoch: int, samples: int, batch_size: int, readers: int) -> Self:
         """Return the position after some samples, if nothing else is known."""
-        position = cls.at_start(epoch, batch_size, readers)
         batches = -(-samples // batch_size)
-        position.counts = [len(range(reader, batches, readers)) for reader in range(readers)]
-        position.samples, position.last = samples, (batches - 1) % readers if batches else -1
-        return position
+        counts = [len(range(reader, batches, readers)) for reader in range(readers)]
+        last = (batches - 1) % readers if batches else -1
+        return cls(epoch, batch_size, counts, [False] * readers, [None] * readers, samples, last)
 
     def note(self, reader: int, samples: int, state: Any = None) -> None:
         """Count a batch that a reader returned."""
@@ -271,19 +256,6 @@ class ReadPosition:
         return {**asdict(self, recurse=False), "states": self.plain_states}
 
 
-@frozen
-class ReadStart:
-    """Where an iteration starts.
-
-    position: the position at the start. loads: whether the readers load the states in it. new_pass: whether those
-    states are from the end of the previous pass, so that the data start over.
-    """
-
-    position: ReadPosition
-    loads: bool = False
-    new_pass: bool = False
-
-
 @define
 class ReadCursor:
     """The position of a loader, and where its next iteration starts.
@@ -299,28 +271,26 @@ class ReadCursor:
     current: ReadPosition | None = field(default=None, init=False)
     saved: ReadPosition | None = field(default=None, init=False)
 
-    def start(self, epoch: int, position: int) -> ReadStart:
-        """Return where to start in `epoch`, according to the saved position or else to `position`, and move there.
+    def start(self, epoch: int, position: int) -> tuple[ReadPosition, bool]:
+        """Move to where to start in `epoch`, according to the saved position or else to `position`; return it.
 
-        At position 0 of an epoch that has been partly read, the epoch starts over.
+        At position 0 of an epoch that has been partly read, the epoch starts over. Also returns whether the states of
+        the readers, if there are any, are from the end of the previous pass, so that the data start over.
         """
         saved, self.saved = self.saved, None
-        start = self._start(saved, epoch, position)
-        self.current = start.position
-        return start
-
-    def _start(self, saved: ReadPosition | None, epoch: int, position: int) -> ReadStart:
         same_readers = saved is not None and len(saved.counts) == self.readers
         if saved is not None and saved.epoch == epoch and (position or not saved.samples):
             if same_readers and (self.readers == 1 or saved.batch_size == self.batch_size):
-                return ReadStart(evolve(saved, batch_size=self.batch_size), loads=True)
+                self.current = evolve(saved, batch_size=self.batch_size)
+                return self.current, False
             if not self.seekable:
                 self._warn_of_other_readers(saved)
             position = saved.samples
-        after = ReadPosition.after(epoch, position, self.batch_size, self.readers)
-        if saved is not None and saved.epoch < epoch and self.keeps_readers and same_readers:
-            return ReadStart(evolve(after, states=list(saved.states)), loads=True, new_pass=True)
-        return ReadStart(after)
+        self.current = ReadPosition.after(epoch, position, self.batch_size, self.readers)
+        new_pass = saved is not None and saved.epoch < epoch and self.keeps_readers and same_readers
+        if saved is not None and new_pass:
+            self.current.states = list(saved.states)
+        return self.current, new_pass
 
     def _warn_of_other_readers(self, saved: ReadPosition) -> None:
         warnings.warn(

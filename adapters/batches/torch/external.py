@@ -1,15 +1,24 @@
-"""Batches from a loader of another library, or from any iterable of batches."""
+"""Batches from a loader of another library, or from any iterable of batches.
+
+With W ranks, rank r takes the batches r, r + W, ... of the loader, as with accelerate's `prepare`, so that W of its
+batches are one global batch; or each of its batches is split. If there are fewer batches or rows than ranks at the end,
+the ranks without any compute padding: nothing is repeated.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from attrs import frozen
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Sampler
 
-from hexloop.adapters.batches.torch.batches import Inspect, accept_any, length_of
+from hexloop.adapters.batches.torch.batches import Inspect, SharingOptions, accept_any, length_of
 from hexloop.adapters.batches.torch.data_state import (
     DataState,
     Progress,
@@ -20,17 +29,30 @@ from hexloop.adapters.batches.torch.data_state import (
     state_from_parts,
     state_parts,
 )
-from hexloop.adapters.batches.torch.loader import is_iterable
+from hexloop.adapters.batches.torch.loader import ShieldedIterator
 from hexloop.adapters.batches.torch.random_streams import (
+    KeyedDataset,
     decode_rng_state,
-    decode_valid_rng_state,
     encode_rng_state,
+    keyed_indices,
+    keyed_reading,
+    loader_and_samplers,
     loader_generators,
     preserved_rng_states,
+)
+from hexloop.adapters.batches.torch.shares import (
+    CollatedShares,
+    SampleCounts,
+    Share,
+    Shares,
+    SharesOfRanks,
+    as_padding,
+    split,
 )
 from hexloop.adapters.batches.torch.stream import restarted, set_epoch
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
 from hexloop.domain.json_documents import json_part, only_value
+from hexloop.domain.order import rank_slice
 from hexloop.ports.state import Part
 
 
@@ -50,6 +72,7 @@ class ExternalBatches:
     an epoch, so the batches before a position are read and dropped. Before that, torch's generator and those of the
     loader and its samplers are set to their states at the start of the epoch, so that the loader draws the same order
     again; afterwards the random streams of training are restored.
+    world_size: of this many ranks, each has a loader of its own that returns as many rows and batches as the others.
     """
 
     def __init__(
@@ -58,11 +81,13 @@ class ExternalBatches:
         transfer: Transfer,
         inspect: Inspect = accept_any,
         progress: Progress = no_progress,
+        world_size: int = 1,
     ) -> None:
         self.loader: Any = loader
         self._transfer = transfer
         self._inspect = inspect
         self._progress = progress
+        self._world_size = world_size
         self._generators = [torch.default_generator, *loader_generators(loader)]
         self._epoch_start_states = self._generator_states()
         self._current: tuple[int, bool] | None = None  # the epoch, and whether it is at its end
@@ -78,10 +103,7 @@ class ExternalBatches:
         return length_of(getattr(self.loader, "dataset", None))
 
     def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """Yield the batches from `position` on, on the device.
-
-        Raises DataError if the loader has a state that cannot be stored in a checkpoint.
-        """
+        """Yield the batches from `position` on, on the device. Raises DataError if their state cannot be stored."""
         batches = self._open(epoch, position)
         for batch in batches:
             self._inspect(batch)
@@ -91,9 +113,14 @@ class ExternalBatches:
         yield from map(self._transfer, batches)
         self._current = epoch, True
 
+    def shares_from(self, epoch: int, position: int) -> Shares:
+        """Yield this rank's shares of the batches from `position` on, where they are."""
+        for batch in self._open(epoch, position):
+            yield Share(batch, self.rows(batch))
+
     def rows(self, batch: Any) -> int:
-        """Return the length of the batch's first tensor."""
-        return row_count(batch)
+        """Return the length of the batch's first tensor, over all ranks."""
+        return row_count(batch) * self._world_size
 
     def export(self) -> Iterator[Part]:
         """Export the states of the generators, now and at the start of the epoch, and the loader's state, if any."""
@@ -115,8 +142,8 @@ class ExternalBatches:
         state = state_from_parts("loader", found.values())
         if state is not None and is_stateful(self.loader):
             self._saved = SavedLoaderState(document["epoch"], document["ended"], state)
-        states = list(map(decode_valid_rng_state, document["now"], self._generators))
-        list(map(decode_valid_rng_state, document["began"], self._generators))
+        states = list(map(decode_rng_state, document["now"], self._generators))
+        list(map(decode_rng_state, document["began"], self._generators))
         self._epoch_start_states = document["began"]
         for generator, own in zip(self._generators[1:], states[1:], strict=True):
             generator.set_state(own)
@@ -140,16 +167,12 @@ class ExternalBatches:
         with preserved_rng_states():
             self._restore_generators(self._epoch_start_states)
             batches = self._read(epoch)
-            skip_rows(batches, self._own_rows(position), self._progress)
+            skip_rows(batches, position // self._world_size, self._progress)
             return batches
 
     def _read(self, epoch: int, position: int = 0, new_pass: bool = False) -> Iterator[Any]:
         """Iterate over the loader, which is at `position`; with `new_pass` at the end of the previous pass."""
         return restarted(self.loader) if new_pass else iter(self.loader)
-
-    def _own_rows(self, position: int) -> int:
-        """Return the number of rows that this rank has read up to a position."""
-        return position
 
     def _load_state(self, saved: SavedLoaderState) -> None:
         """Load the loader's state; at the end of a pass it then starts the next one as it would have done."""
@@ -167,23 +190,20 @@ class ExternalBatches:
         return SavedLoaderState(*self._current, encode_state(self.loader, self.loader.state_dict()))
 
     def _set_epoch(self, epoch: int) -> None:
-        sampler, batch_sampler = (getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))
-        inner = getattr(batch_sampler, "sampler", None)
-        objects = [self.loader, sampler, batch_sampler, inner, getattr(self.loader, "dataset", None)]
-        for number, each in enumerate(objects):
-            if not any(each is earlier for earlier in objects[:number]):
-                set_epoch(each, epoch)
+        objects = [*loader_and_samplers(self.loader), getattr(self.loader, "dataset", None)]
+        for each in {id(each): each for each in objects}.values():
+            set_epoch(each, epoch)
 
     def _generator_states(self) -> list[str]:
         return [encode_rng_state(generator.get_state()) for generator in self._generators]
 
     def _restore_generators(self, states: list[str]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(decode_rng_state(state))
+            generator.set_state(decode_rng_state(state, generator))
 
 
 def skip_rows(
-    batches: Iterator[Any], position: int, progress: Progress = no_progress, count: Callable[[Any], int] = row_count
+    batches: Iterator[Any], position: int, progress: Progress, count: Callable[[Any], int] = row_count
 ) -> None:
     """Read and drop the batches with the first `position` rows."""
     skipped = 0
@@ -195,37 +215,168 @@ def skip_rows(
         progress(min(skipped, position), position)
 
 
-# What kind of loader it is
+# Several ranks
 
 
-def reads_by_index(loader: Any) -> bool:
-    """Return whether the loader is torch's own DataLoader with a batch sampler that chooses rows by index."""
-    return type(loader) is DataLoader and loader.batch_sampler is not None and not is_iterable(loader.dataset)
+class ExternalShares(ExternalBatches):
+    """Any iterable of batches, of which each reading rank reads all batches and keeps its own."""
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        sharing: SharingOptions,
+        transfer: Transfer,
+        inspect: Inspect = accept_any,
+        progress: Progress = no_progress,
+    ) -> None:
+        super().__init__(loader, transfer, inspect, progress)
+        self.sharing = sharing
+        self._counts = SampleCounts(-1)
+        sampler = getattr(loader, "batch_sampler", None)
+        self.drops_last = bool(getattr(sampler, "drop_last", getattr(loader, "drop_last", False)))
+        self._has_compared = False
+
+    def batches_per_epoch(self) -> int | None:
+        """Return the number of batches that each rank computes in an epoch, with padding; None if unknown."""
+        count, size = super().batches_per_epoch(), self.sharing.world_size
+        if count is None or self.sharing.splits:
+            return count
+        return count // size if self.drops_last else -(-count // size)
+
+    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        """Yield this rank's shares of the batches from `position` on; see `ExternalBatches.epoch`."""
+        self._counts = counts = SampleCounts(-1)
+        with closing(self.shares_from(epoch, position)) as shares:
+            for number, share in enumerate(shares):
+                if number == 0:
+                    self._inspect(share.batch)
+                    if self.sharing.reads:
+                        self._loader_state()
+                batch = self._transfer(share.batch)
+                counts.note(batch, share.samples)
+                yield batch
+        self._current = epoch, True
+
+    def shares_from(self, epoch: int, position: int) -> Shares:
+        """Return this rank's shares of the batches after the first `position` rows."""
+        if position == 0:
+            with preserved_rng_states():
+                self._restore_generators(self.sharing.from_rank_zero(self._generator_states()))
+        parts = self._parts(epoch, position)
+        return self._own(parts) if self.sharing.distribute is None else self.sharing.distribute(parts)
+
+    def rows(self, batch: Any) -> int:
+        """Return the samples of the batches that all ranks compute at the same time as this one."""
+        samples = self._counts.of(batch)
+        return row_count(batch) * self.sharing.world_size if samples < 0 else samples
+
+    def export(self) -> Iterator[Part]:
+        """Export what `ExternalBatches` exports; nothing if another rank reads."""
+        return super().export() if self.sharing.reads else iter(())
+
+    def _own(self, parts: SharesOfRanks) -> Shares:
+        with closing(parts):
+            for shares in parts:
+                yield shares[self.sharing.rank]
+
+    def _parts(self, epoch: int, position: int) -> SharesOfRanks:
+        batches, size = self._compared(self._open(epoch, position)), self.sharing.world_size
+        if self.sharing.splits:
+            for batch in batches:
+                yield split(batch, size)
+            return
+        while group := list(islice(batches, size)):
+            if len(group) < size and self.drops_last:
+                return
+            samples = sum(map(row_count, group))
+            missing = size - len(group)
+            counted = [True] * len(group) + [False] * missing
+            yield CollatedShares(group + group[:1] * missing, counted).by_rank(samples)
+
+    def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and compare the first that is ever read with that of the other ranks."""
+        for batch in batches:
+            if not self._has_compared and self.sharing.distribute is None:
+                self.sharing.compare(batch)
+            self._has_compared = True
+            yield batch
+
+    def _read(self, epoch: int, position: int = 0, new_pass: bool = False) -> Iterator[Any]:
+        read = super()._read
+        return keyed_reading(lambda: read(epoch, position, new_pass), self.sharing.seed, epoch, position, row_count)
 
 
-def is_sharded_already(loader: Any) -> bool:
-    """Return whether each rank's loader returns that rank's batches: with a DistributedSampler, or from accelerate."""
-    prepared = any(kind.__module__.startswith("accelerate.") for kind in type(loader).__mro__)
-    return prepared or distributed_sampler(loader) is not None
+# A loader with a batch sampler, of which each rank reads only its own rows
 
 
-def distributed_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """Return the sampler by which the loader reads only a part of the data; None if there is none."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    for sampler in (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-            return sampler
-    return None
+class SampledShares(ExternalShares):
+    """A torch loader whose batch sampler chooses the rows of each batch: each rank reads only its own rows.
 
-
-def unsharded_batches(loader: Any) -> BatchSampler | None:
-    """Return batches of all rows, each once, for a loader with a DistributedSampler, which repeats some rows.
-
-    None if the loader does not build its batches with torch's standard BatchSampler.
+    The random streams of every sample are keyed by its position, as in hexloop's own loaders.
     """
-    sampler = distributed_sampler(loader)
-    if sampler is None or type(loader.batch_sampler) is not BatchSampler or not reads_by_index(loader):
-        return None
-    whole: DistributedSampler[Any] = DistributedSampler(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
-    whole.set_epoch(sampler.epoch)
-    return BatchSampler(whole, loader.batch_sampler.batch_size, drop_last=False)
+
+    @cached_property
+    def _own_loader(self) -> OwnRowsLoader:
+        return OwnRowsLoader(self.loader)
+
+    def shares_from(self, epoch: int, position: int) -> Shares:
+        """Yield this rank's shares of the batches after the first `position` rows, which are not read."""
+        if position == 0:
+            self._epoch_start_states = self.sharing.from_rank_zero(self._generator_states())
+        with preserved_rng_states():
+            self._restore_generators(self._epoch_start_states)
+        self._set_epoch(epoch)
+        self._current = epoch, False
+        return self._fetched(epoch, position)
+
+    def _fetched(self, epoch: int, position: int) -> Shares:
+        sharing = self.sharing
+        sampler = self.loader.batch_sampler if sharing.batch_sampler is None else sharing.batch_sampler
+        batches = keyed_reading(lambda: iter(sampler), sharing.seed, epoch, 0, len)
+        skip_rows(batches, position, self._progress, len)
+        noted: deque[tuple[int, bool]] = deque()
+        self._own_loader.assigned.lists = self._own_lists(self._compared(batches), epoch, position, noted)
+        for batch in self._own_loader:
+            samples, counts = noted.popleft()
+            yield Share(batch if counts else as_padding(batch), samples)
+
+    def _own_lists(
+        self, batches: Iterator[list[Any]], epoch: int, position: int, noted: deque[tuple[int, bool]]
+    ) -> Iterator[list[Any]]:
+        """Yield this rank's keyed indices of each batch. `noted` gets the batch's samples and whether they count."""
+        sharing, size = self.sharing, self.sharing.world_size
+        while group := list(islice(batches, 1 if sharing.splits else size)):
+            if len(group) < size and self.drops_last and not sharing.splits:
+                return
+            rows = list(chain.from_iterable(group))
+            if sharing.splits:
+                mine = rank_slice(range(len(rows)), sharing.rank, size)
+            else:
+                mine = range(*(sum(map(len, group[:count])) for count in (sharing.rank, sharing.rank + 1)))
+            noted.append((len(rows), bool(mine)))
+            mine = mine or range(1)
+            yield keyed_indices(rows[mine.start : mine.stop], sharing.seed, epoch, position + mine.start)
+            position += len(rows)
+
+
+class AssignedIndices(Sampler[list[Any]]):
+    """A batch sampler whose lists of indices are set before each pass."""
+
+    lists: Iterator[list[Any]]
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self.lists
+
+
+class OwnRowsLoader(DataLoader[Any]):
+    """A loader of this rank's rows, otherwise like `loader`. Its workers ignore `SIGNALS`."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.assigned = AssignedIndices()
+        names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+        options = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers")}
+        options["generator"] = torch.Generator()
+        super().__init__(KeyedDataset(loader.dataset), batch_sampler=self.assigned, **options)
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)

@@ -20,23 +20,27 @@ from typing import Any, NamedTuple
 
 import torch
 from attrs import frozen
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, ReadPosition, encode_state, is_stateful
+from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, encode_state, is_stateful
 from hexloop.adapters.batches.torch.order import OrderedBatchSampler
-from hexloop.adapters.batches.torch.random_streams import KeyedDataset
-from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks, shares_of
-from hexloop.domain.order import Shard
+from hexloop.adapters.batches.torch.random_streams import KeyedDataset, loader_and_samplers
+from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks
 
 
 class ResumableLoader(DataLoader[Any]):
     """A loader that knows its read position, and can end the workers that it keeps between epochs.
 
     It has its own generator for the base seeds of workers, so that reading data does not advance torch's generator.
+    samples: how many are read for a batch. seekable: see `ReadCursor`.
     """
 
-    cursor: ReadCursor
+    def __init__(self, dataset: Any, samples: int, seekable: bool, **options: Any) -> None:
+        workers = options.get("num_workers", 0)
+        keeps_readers = workers == 0 or options.get("persistent_workers", False)
+        self.cursor = ReadCursor(samples, max(workers, 1), keeps_readers, seekable)
+        super().__init__(dataset, generator=torch.Generator(), **options)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers == 0:
@@ -59,10 +63,6 @@ class ResumableLoader(DataLoader[Any]):
             position.states = [self.local_state()]
         return encode_state(self.user_dataset, position.document())
 
-    def resume_from(self, document: dict[str, Any]) -> None:
-        """Start the next epoch at a position that `position_state` returned, decoded."""
-        self.cursor.saved = ReadPosition(**document)
-
     @property
     def user_dataset(self) -> Any:
         """The dataset that the user passed."""
@@ -81,87 +81,100 @@ class OrderedLoader(ResumableLoader):
     """
 
     def __init__(self, dataset: Any, batch_sampler: OrderedBatchSampler, **options: Any) -> None:
-        workers = options.get("num_workers", 0)
-        self._with_state = workers > 0 and isinstance(dataset, KeyedDataset) and is_stateful(dataset.dataset)
+        has_workers = options.get("num_workers", 0) > 0
+        self.order = batch_sampler
+        self._with_state = has_workers and isinstance(dataset, KeyedDataset) and is_stateful(dataset.dataset)
         if self._with_state:
             collate = ShareCollate(options["collate_fn"], batch_sampler.batch_size)
             options["collate_fn"] = WorkerCollate(collate, stateful=True)
-        self.cursor = ReadCursor(
-            batch_sampler.batch_size,
-            max(workers, 1),
-            keeps_readers=workers == 0 or options.get("persistent_workers", False),
-            seekable=not self._with_state,
-        )
-        super().__init__(dataset, batch_sampler=batch_sampler, generator=torch.Generator(), **options)
-
-    @property
-    def shard(self) -> Shard:
-        """This rank's part of every batch."""
-        sampler = self.batch_sampler
-        assert isinstance(sampler, OrderedBatchSampler)
-        return sampler.shard
+        size, seekable = batch_sampler.batch_size, not self._with_state
+        super().__init__(dataset, size, seekable, batch_sampler=batch_sampler, **options)
 
     def __iter__(self) -> Any:
         if self._with_state:
             return (each.shares.batches[0] for each in super().__iter__() if each.samples)
-        return self._batches(self.batch_sampler)
+        return self._batches()
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """Yield the batches of `epoch` from the sample at `position`, or from the position set by `resume_from`.
+        """Yield the batches of `epoch` from the sample at `position`, or from the saved position of the cursor.
 
         Without workers the samples are fetched directly, without the cost per batch of torch's iterator.
         """
-        sampler = self.batch_sampler
-        assert isinstance(sampler, OrderedBatchSampler)
-        start = self.cursor.start(epoch, position)
-        current = start.position
+        current, _ = self.cursor.start(epoch, position)
         empty_batches = (current.last + 1) % self.cursor.readers if self._with_state else 0
-        sampler.seek(epoch, current.samples, empty_batches)
+        self.order.seek(epoch, current.samples, empty_batches)
         self.generator.manual_seed(epoch)
         if self._with_state:
-            states = current.plain_states if start.loads else [None] * self.cursor.readers
-            self.worker_init_fn = WorkerStateLoader(states)
-            yield from self._batches_with_state(current)
+            self.worker_init_fn = WorkerStateLoader(current.plain_states)
+            each: WorkerBatch
+            for each in super().__iter__():
+                if each.samples:
+                    current.note(each.worker, each.samples * self.order.shard.world_size, each.state)
+                    yield each.shares.batches[0]
             return
-        if start.loads:
-            load_state(self.user_dataset, current.states[0], "data")
-        size = sampler.batch_size
-        for batch in self._batches(sampler):
+        load_state(self.user_dataset, current.states[0], "data")
+        size = self.order.batch_size
+        for batch in self._batches():
             current.samples += size  # too many after a shorter last batch, after which nothing is read
             yield batch
 
     def parts_from(self, epoch: int, position: int) -> SharesOfRanks:
         """Yield this rank's share, alone, of each batch of `epoch` from the sample at `position`."""
-        sampler, length = self.batch_sampler, len(self.dataset)  # type: ignore[arg-type]
-        assert isinstance(sampler, OrderedBatchSampler)
-        size = sampler.batch_size
+        length, size = len(self.dataset), self.order.batch_size  # type: ignore[arg-type]
         with closing(self.batches_from(epoch, position)) as batches:
             for first, batch in zip(range(position, length, size), batches, strict=False):
                 samples = min(size, length - first)
-                counts = samples == size or bool(self.shard.of(range(samples), size))
-                yield shares_of([batch], [counts], samples)
+                counts = samples == size or bool(self.order.shard.of(range(samples), size))
+                yield CollatedShares([batch], [counts]).by_rank(samples)
 
-    def _batches(self, sampler: Any) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         if self.num_workers > 0 or self.pin_memory:
             yield from super().__iter__()
             return
         dataset, collate = self.dataset, self.collate_fn
         fetch = getattr(dataset, "__getitems__", None)
-        for indices in sampler:
+        for indices in self.order:
             yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
 
-    def _batches_with_state(self, current: ReadPosition) -> Iterator[Any]:
-        each: WorkerBatch
-        ranks = self.shard.world_size
-        for each in super().__iter__():
-            if each.samples:
-                current.note(each.worker, each.samples * ranks, each.state)
-                yield each.shares.batches[0]
+
+# What kind of loader or dataset it is
 
 
 def is_iterable(dataset: Any) -> bool:
     """Return whether the dataset can only be read from the start."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+def reads_by_index(loader: Any) -> bool:
+    """Return whether the loader is torch's own DataLoader with a batch sampler that chooses rows by index."""
+    return type(loader) is DataLoader and loader.batch_sampler is not None and not is_iterable(loader.dataset)
+
+
+def is_sharded_already(loader: Any) -> bool:
+    """Return whether each rank's loader returns that rank's batches: with a DistributedSampler, or from accelerate."""
+    prepared = any(kind.__module__.startswith("accelerate.") for kind in type(loader).__mro__)
+    return prepared or distributed_sampler(loader) is not None
+
+
+def distributed_sampler(loader: Any) -> DistributedSampler[Any] | None:
+    """Return the sampler by which the loader reads only a part of the data; None if there is none."""
+    for sampler in loader_and_samplers(loader):
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            return sampler
+    return None
+
+
+def unsharded_batches(loader: Any) -> BatchSampler | None:
+    """Return batches of all rows, each once, for a loader with a DistributedSampler, which repeats some rows.
+
+    None if the loader does not build its batches with torch's standard BatchSampler.
+    """
+    sampler = distributed_sampler(loader)
+    if sampler is None or type(loader.batch_sampler) is not BatchSampler or not reads_by_index(loader):
+        return None
+    whole: DistributedSampler[Any] = DistributedSampler(sampler.dataset, 1, 0, sampler.shuffle, sampler.seed)
+    whole.set_epoch(sampler.epoch)
+    return BatchSampler(whole, loader.batch_sampler.batch_size, drop_last=False)
 
 
 # What workers return, and how they start
@@ -181,11 +194,8 @@ class WorkerBatch(NamedTuple):
     shares: CollatedShares
 
 
-class Skipped:
-    """Stands for a row that is skipped."""
-
-
-SKIPPED = Skipped()
+SKIPPED = object()
+"""Stands for a row that is skipped."""
 
 
 @frozen
@@ -200,7 +210,7 @@ class WorkerCollate:
         info: Any = get_worker_info()
         kept = [row for row in rows if row is not SKIPPED]
         if not kept:
-            return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], [], None))
+            return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], []))
         dataset = info.dataset.dataset  # the user's, wrapped by OrderedLoader or StreamLoader
         shares = self.collate(kept, getattr(info.dataset, "last_key", None))
         state = encode_state(dataset, {"data": dataset.state_dict()}) if self.stateful else None
@@ -272,16 +282,9 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
     def _worker_init_fn(self, initialize: Callable[[int], Any] | None) -> None:
         self._shield = SignalShield(initialize)
 
-    def end(self) -> None:
-        """End the workers."""
-        self._shutdown_workers()
-
 
 def _exit_with_main_process() -> None:
-    """Let this worker of a fork server exit when the main process dies.
-
-    torch's workers exit with their parent process, but theirs is the fork server, which runs as long as any worker.
-    """
+    """Exit with the main process. torch's workers exit with their parent; a fork server, which is one, lives on."""
     main = multiprocessing.parent_process()
     if main is None or main.pid == os.getppid():
         return
@@ -300,7 +303,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def _end(reference: weakref.ref[ShieldedIterator]) -> None:
     iterator = reference()
     if iterator is not None:
-        iterator.end()
+        iterator._shutdown_workers()
 
 
 @contextmanager

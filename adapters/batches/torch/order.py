@@ -65,11 +65,6 @@ class VectorisedPermutation(KeyedPermutation):
         return cells
 
 
-def indices(seed: int, epoch: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
-    """Return the indices at positions `start` to `stop` - 1 of a shuffled epoch; see VectorisedPermutation."""
-    return VectorisedPermutation(seed, epoch, length).indices(start, stop)
-
-
 def _scramble(network: FeistelNetwork, cells: Words) -> Words:
     rows, columns = network.rows, network.columns
     row = cells // columns
@@ -166,10 +161,7 @@ class OrderedBatchSampler(Sampler[list[Any]]):
 
 
 class IndexSampler(Sampler[int]):
-    """The single indices of an epoch, for users who build their own sampler on the run's order.
-
-    The order is what `make_order(epoch)` returns for the epoch set by `set_epoch`.
-    """
+    """The indices of the epoch set by `set_epoch`, in the order `make_order(epoch)`, for samplers that users build."""
 
     def __init__(self, make_order: Callable[[int], Order]) -> None:
         self._make_order = make_order

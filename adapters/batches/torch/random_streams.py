@@ -1,20 +1,22 @@
-"""The random streams of Python, numpy and torch while data are read: seeded per sample, saved, restored."""
+"""The random streams of Python, numpy and torch while data are read: seeded per sample, saved, restored, compared."""
 
 from __future__ import annotations
 
 import base64
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from hexloop.domain.order.permutation import sample_keys
+from hexloop.domain.order.permutation import sample_key, sample_keys
 from hexloop.domain.random_states import refuse_invalid_numpy_state, refuse_invalid_python_state
 
 # Streams keyed by position: random augmentation depends on neither the worker nor the rank that reads a sample
@@ -77,6 +79,23 @@ def keyed_indices(indices: list[int], seed: int, epoch: int, start: int) -> list
     return list(map(KeyedIndex, indices, sample_keys(seed, epoch, count(start))))
 
 
+def keyed_reading(
+    start: Callable[[], Iterator[Any]], seed: int, epoch: int, rows: int, count: Callable[[Any], int]
+) -> Iterator[Any]:
+    """Yield batches, each read with streams keyed by its epoch and first row, the same on all ranks."""
+
+    def keyed(read: Callable[[], Any]) -> Any:
+        with preserved_rng_states():
+            seed_streams(sample_key(seed, epoch, rows))
+            return read()
+
+    end = object()
+    batches = keyed(start)
+    while (batch := keyed(lambda: next(batches, end))) is not end:
+        rows += count(batch)
+        yield batch
+
+
 # Saving and restoring
 
 
@@ -117,12 +136,16 @@ def preserved_rng_states() -> Iterator[None]:
         torch.set_rng_state(kept[2])
 
 
+def loader_and_samplers(loader: Any) -> list[Any]:
+    """Return the loader, its sampler, its batch sampler and the sampler of that; None for each that there is not."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
 def loader_generators(loader: Any) -> list[torch.Generator]:
     """Return the generators of a loader and its samplers, each once, in an order that is the same on every rank."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found: dict[int, torch.Generator] = {}
-    for holder in holders:
+    for holder in loader_and_samplers(loader):
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator) and generator is not torch.default_generator:
             found[id(generator)] = generator
@@ -134,16 +157,32 @@ def encode_rng_state(state: torch.Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
-def decode_rng_state(text: str) -> torch.Tensor:
-    """Return the generator state that `encode_rng_state` encoded."""
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
-
-
-def decode_valid_rng_state(text: str, generator: torch.Generator) -> torch.Tensor:
-    """The state that a text holds. Raises ValueError if it is not a state of such a generator, which is not changed."""
+def decode_rng_state(text: str, generator: torch.Generator) -> torch.Tensor:
+    """Return the encoded state. Raises ValueError if it is not a state of such a generator, which is not changed."""
     try:
-        state = decode_rng_state(text)
+        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
         torch.Generator(generator.device).set_state(state)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"The saved random states of the data loader are invalid: {error!r}.") from error
     return state
+
+
+def random_fingerprint(device: str) -> str:
+    """Return 16 hexadecimal digits (xxh3-64) of the random streams of Python, numpy, torch's CPU and `device`.
+
+    The streams are those in a checkpoint, but they are not converted to a document: this takes microseconds, and is
+    done with every log.
+    """
+    digest = xxhash.xxh3_64()
+    _, words, gauss = random.getstate()
+    digest.update(array("Q", words))
+    digest.update(repr(gauss).encode())
+    state: Any = np.random.get_state(legacy=True)
+    digest.update(state[1].data)
+    digest.update(repr(state[2:]).encode())
+    digest.update(torch.get_rng_state().numpy().data)
+    if device.startswith("cuda"):
+        digest.update(torch.cuda.get_rng_state(device).numpy().data)
+    elif device == "mps":
+        digest.update(torch.mps.get_rng_state().numpy().data)
+    return digest.hexdigest()

@@ -6,7 +6,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +13,18 @@ import torch.distributed as dist
 from attrs import define, frozen
 from torch import Tensor
 
-from hexloop.adapters.batches.torch.data_state import NAMES, DataState, decode_state, encode_state, tensor_from_bytes
+from hexloop.adapters.batches.torch.data_state import (
+    NAMES,
+    NO_BYTES,
+    DataState,
+    decode_state,
+    encode_state,
+    tensor_from_bytes,
+)
 from hexloop.adapters.batches.torch.random_streams import seed_streams
+from hexloop.adapters.batches.torch.structure import row_count, slice_rows
 from hexloop.domain.errors import DataError
-from hexloop.domain.order import ALL, Shard
+from hexloop.domain.order import ALL, Shard, rank_slice
 from hexloop.ports.batches import Padding
 
 RANK_KEY_FACTOR = 0x9E3779B97F4A7C15
@@ -49,7 +56,12 @@ class CollatedShares(NamedTuple):
 
     batches: list[Any]
     counted: list[bool]
-    first_row: Any
+    first_row: Any = None
+
+    def by_rank(self, samples: int) -> tuple[Share, ...]:
+        """Return the shares of the ranks in a batch of `samples`. Raises DataError; see `as_padding`."""
+        shares = zip(self.batches, self.counted, strict=True)
+        return tuple(Share(batch if counts else as_padding(batch), samples, self.first_row) for batch, counts in shares)
 
 
 @define
@@ -79,16 +91,6 @@ class ShareCollate:
         return CollatedShares(batches, counted, first_row)
 
 
-def shares_of(
-    batches: Sequence[Any], counted: Sequence[bool], samples: int, first_row: Any = None
-) -> tuple[Share, ...]:
-    """Return the shares of a batch of `samples`, by rank. Raises DataError; see `as_padding`."""
-    return tuple(
-        Share(batch if counts else as_padding(batch), samples, first_row)
-        for batch, counts in zip(batches, counted, strict=True)
-    )
-
-
 def as_padding(batch: Any) -> Padding:
     """Return the batch as Padding, which is not counted. Raises DataError if it is not a mapping."""
     if not isinstance(batch, Mapping):
@@ -98,6 +100,14 @@ def as_padding(batch: Any) -> Padding:
             "or set dataloader_drop_last=True."
         )
     return Padding(batch)
+
+
+def split(batch: Any, world_size: int) -> tuple[Share, ...]:
+    """Split a collated batch: its rows in order, distributed as evenly as possible."""
+    rows = row_count(batch)
+    slices = [rank_slice(range(rows), rank, world_size) for rank in range(world_size)]
+    batches = [slice_rows(batch, mine or range(1), rows) for mine in slices]
+    return CollatedShares(batches, [bool(mine) for mine in slices]).by_rank(rows)
 
 
 class SampleCounts:
@@ -129,13 +139,8 @@ class SampleCounts:
 # Sent by rank 0, which reads for all ranks (dispatch_batches), as JSON and the bytes of tensors
 
 
-class DispatchMessage(IntEnum):
-    """The kind of a message of rank 0."""
-
-    BATCH = 0
-    PADDING = 1
-    END = 2
-    FAILURE = 3
+Message = tuple[dict[str, Any], list[Tensor]]
+"""A JSON document and the bytes of its tensors. An empty document: there are no more batches."""
 
 
 @frozen
@@ -159,49 +164,50 @@ class Dispatcher:
     def _send(self, parts: SharesOfRanks) -> Shares:
         with closing(parts):
             while True:
+                messages: list[Message] = [({}, [])] * (self.world_size - 1)
                 try:
                     shares = next(parts, None)
-                    messages = [] if shares is None else [_encode(share) for share in shares[1:]]
+                    if shares is not None:
+                        messages = [_encode(share) for share in shares[1:]]
                 except Exception as error:
-                    failure = _json_bytes({"failure": f"{type(error).__name__}: {error}"})
-                    self._send_all([(DispatchMessage.FAILURE, 0, failure, [])] * (self.world_size - 1))
+                    failure = {"failure": f"{type(error).__name__}: {error}"}
+                    self._send_all([(failure, [])] * (self.world_size - 1))
                     raise
-                if shares is None:
-                    self._send_all([(DispatchMessage.END, 0, _json_bytes(None), [])] * (self.world_size - 1))
-                    return
                 self._send_all(messages)
+                if shares is None:
+                    return
                 yield shares[0]
 
     def _receive(self) -> Shares:
         while True:
-            header = torch.zeros(4, dtype=torch.int64)
-            dist.recv(header, 0, self.group)
-            kind, samples, length, size = header.tolist()
-            document, data = torch.empty(length, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+            lengths = torch.zeros(2, dtype=torch.int64)
+            dist.recv(lengths, 0, self.group)
+            document, data = (torch.empty(length, dtype=torch.uint8) for length in lengths.tolist())
             dist.recv(document, 0, self.group)
-            if size:
+            if len(data):
                 dist.recv(data, 0, self.group)
             content = json.loads(document.numpy().tobytes())
-            if kind == DispatchMessage.END:
+            if not content:
                 return
-            if kind == DispatchMessage.FAILURE:
+            if "failure" in content:
                 failure = content["failure"]
                 raise DataError(f"Rank 0, which reads the data for all ranks (dispatch_batches), failed: {failure}")
             batch = _decode(content, data)
-            yield Share(as_padding(batch) if kind == DispatchMessage.PADDING else batch, samples)
+            yield Share(as_padding(batch) if content["padding"] else batch, content["samples"])
 
-    def _send_all(self, messages: list[tuple[DispatchMessage, int, Tensor, list[Tensor]]]) -> None:
-        for rank, (kind, samples, document, tensors) in enumerate(messages, 1):
-            data = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.uint8)
-            dist.send(torch.tensor([kind, samples, len(document), len(data)]), rank, self.group)
+    def _send_all(self, messages: list[Message]) -> None:
+        for rank, (content, tensors) in enumerate(messages, 1):
+            document = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+            data = torch.cat(tensors) if tensors else NO_BYTES
+            dist.send(torch.tensor([len(document), len(data)]), rank, self.group)
             dist.send(document, rank, self.group)
             if len(data):
                 dist.send(data, rank, self.group)
 
 
-def _encode(share: Share) -> tuple[DispatchMessage, int, Tensor, list[Tensor]]:
+def _encode(share: Share) -> Message:
     try:
-        state = encode_state(share.batch, _plain(share.batch))
+        state = encode_state(share.batch, share.batch, (Mapping,))
     except DataError as error:
         raise DataError(
             f"You chose dispatch_batches=True, but a batch of type {type(share.batch).__name__} cannot be sent to the "
@@ -209,9 +215,9 @@ def _encode(share: Share) -> tuple[DispatchMessage, int, Tensor, list[Tensor]]:
             "let the data_collator leave them out, or let every process read."
         ) from error
     described = {name: [NAMES[tensor.dtype], *tensor.shape] for name, tensor in state.tensors.items()}
-    document = _json_bytes({"document": state.document, "tensors": described})
-    kind = DispatchMessage.PADDING if isinstance(share.batch, Padding) else DispatchMessage.BATCH
-    return kind, share.samples, document, [each.reshape(-1).view(torch.uint8) for each in state.tensors.values()]
+    padding = isinstance(share.batch, Padding)
+    content = {"samples": share.samples, "padding": padding, "document": state.document, "tensors": described}
+    return content, [each.reshape(-1).view(torch.uint8) for each in state.tensors.values()]
 
 
 def _decode(content: dict[str, Any], data: Tensor) -> Any:
@@ -219,16 +225,3 @@ def _decode(content: dict[str, Any], data: Tensor) -> Any:
     for name, (dtype, *shape) in content["tensors"].items():
         tensors[name], at = tensor_from_bytes(data, at, dtype, shape)
     return decode_state(DataState(content["document"], tensors))
-
-
-def _plain(value: Any) -> Any:
-    """Return mappings of any type as dictionaries, which the encoding requires."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
-    return value
-
-
-def _json_bytes(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from hexloop.adapters.batches.torch.data_state import (
-    Progress,
-    ReadCursor,
-    ReadPosition,
-    ReadStart,
-    is_stateful,
-    no_progress,
-)
+from hexloop.adapters.batches.torch.data_state import Progress, ReadPosition, is_stateful, no_progress
 from hexloop.adapters.batches.torch.loader import (
     SKIPPED,
     ResumableLoader,
@@ -36,7 +29,7 @@ from hexloop.adapters.batches.torch.random_streams import (
     rng_states,
     seed_streams,
 )
-from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding, shares_of
+from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding
 from hexloop.domain.order import ALL, Shard
 from hexloop.domain.order.permutation import sample_key
 
@@ -66,28 +59,17 @@ class StreamLoader(ResumableLoader):
         self.rows = KeyedRows(dataset, key_seed, workers)
         self.turns = shards[0].world_size if in_turns else 1
         self._ranks = [shard.rank for shard in shards]
-        self._collate_shares = ShareCollate(
-            collate_fn, batch_size, (ALL,) if in_turns else shards, first_row=shards[0].world_size > 1
-        )
+        several = shards[0].world_size > 1
+        self._collate_shares = ShareCollate(collate_fn, batch_size, (ALL,) if in_turns else shards, first_row=several)
         self._progress, self._stateful = progress, is_stateful(dataset)
         self._iterator_in_use: Any = None
         self._new_pass = False
-        self.cursor = ReadCursor(
-            batch_size,
-            max(workers, 1),
-            keeps_readers=workers == 0 or options.get("persistent_workers", False),
-            seekable=workers == 0,
-        )
-        super().__init__(
-            self.rows if workers else dataset,
-            batch_size=batch_size,
-            collate_fn=WorkerCollate(self._collate_shares, self._stateful) if workers else collate_fn,
-            generator=torch.Generator(),
-            **options,
-        )
+        if workers:
+            dataset, collate_fn = self.rows, WorkerCollate(self._collate_shares, self._stateful)
+        super().__init__(dataset, batch_size, workers == 0, batch_size=batch_size, collate_fn=collate_fn, **options)
 
     def __iter__(self) -> Any:
-        current = ReadPosition.at_start(0, self.cursor.batch_size, max(1, self.num_workers))
+        current = ReadPosition.after(0, 0, self.cursor.batch_size, max(1, self.num_workers))
         parts = self._from_workers(current) if self.num_workers else self._collated(current, iter(self.dataset))
         return (first.batch for first, *_ in self._in_turns(parts))
 
@@ -106,23 +88,22 @@ class StreamLoader(ResumableLoader):
         return states or None
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
-        """Yield the batches of `epoch` after its first `position` rows, or from the position set by `resume_from`."""
+        """Yield the batches of `epoch` after its first `position` rows, or from the saved position of the cursor."""
         with closing(self.parts_from(epoch, position)) as parts:
             for first, *_ in parts:
                 yield first.batch
 
     def parts_from(self, epoch: int, position: int) -> SharesOfRanks:
         """Yield the shares of the ranks that this process reads for; see `batches_from`."""
-        start = self.cursor.start(epoch, position)
-        current = start.position
+        current, new_pass = self.cursor.start(epoch, position)
         self.generator.manual_seed(epoch)
         self.rows.epoch.fill_(epoch)
         set_epoch(self.user_dataset, epoch)
         if self.num_workers:
-            self._prepare_workers(start)
+            self._prepare_workers(current, new_pass)
             yield from self._in_turns(self._from_workers(current))
         else:
-            yield from self._in_turns(self._collated(current, self._open(start)))
+            yield from self._in_turns(self._collated(current, self._open(current, new_pass)))
 
     def _in_turns(self, parts: Iterator[tuple[Share, ...]]) -> Iterator[tuple[Share, ...]]:
         """Yield the shares; if ranks take whole batches in turn, those of one batch per rank."""
@@ -137,10 +118,9 @@ class StreamLoader(ResumableLoader):
 
     # Without workers
 
-    def _open(self, start: ReadStart) -> Iterator[Any]:
+    def _open(self, current: ReadPosition, new_pass: bool) -> Iterator[Any]:
         """Return the rows from the start position."""
-        current = start.position
-        state = current.states[0] if start.loads else None
+        state = current.states[0]
         if state is None and current.samples:
             return self._skip_rows(current)
         if state is None:
@@ -151,7 +131,6 @@ class StreamLoader(ResumableLoader):
             if current.ended[0]:
                 self._new_pass = True
                 return iter(())
-            new_pass = start.new_pass
         rows = restarted(self.dataset, self._remember) if new_pass else self._begin(current.epoch)
         if state is not None and not new_pass:
             load_state(rows, state, "rows")
@@ -179,14 +158,11 @@ class StreamLoader(ResumableLoader):
                     self._progress(skipped, total)
         return rows
 
-    def _collated(self, current: ReadPosition, rows: Iterable[Any]) -> Iterator[tuple[Share, ...]]:
-        size, batch = self.cursor.batch_size, []
-        for row in rows:
-            batch.append(row)
-            if len(batch) == size:
-                current.note(0, size)
-                yield self._collate(batch)
-                batch = []
+    def _collated(self, current: ReadPosition, rows: Iterator[Any]) -> Iterator[tuple[Share, ...]]:
+        size = self.cursor.batch_size
+        while len(batch := list(islice(rows, size))) == size:
+            current.note(0, size)
+            yield self._collate(batch)
         current.ended[0] = True
         if batch and not self.drop_last:
             current.note(0, len(batch))
@@ -196,23 +172,22 @@ class StreamLoader(ResumableLoader):
         shares = self._collate_shares(rows, self.rows.last_key)
         if self.pin_memory:
             shares = pin_memory(shares)  # type: ignore[no-untyped-call]
-        return shares_of(shares.batches, shares.counted, len(rows), shares.first_row)
+        return shares.by_rank(len(rows))
 
     # With workers
 
-    def _prepare_workers(self, start: ReadStart) -> None:
+    def _prepare_workers(self, current: ReadPosition, new_pass: bool) -> None:
         """Tell workers that are about to start where to begin: at their states, or after the rows that each returned.
 
         A worker that has a state, and has returned a batch in the present round, first returns an empty one; rows are
         skipped in the same turns in which they were returned. Either way the next batch comes from the right worker.
         """
-        current, size = start.position, self.cursor.batch_size
-        states = current.plain_states if start.loads else [None] * self.num_workers
+        size, states = self.cursor.batch_size, current.plain_states
         returned = [count * size for count in current.counts]
         if any(state is not None for state in states):
             empty = [size if worker <= current.last else 0 for worker in range(self.num_workers)]
             self.rows.starts = [
-                WorkerStart(waits, 0, read, start.new_pass, ended)
+                WorkerStart(waits, 0, read, new_pass, ended)
                 for waits, read, ended in zip(empty, returned, current.ended, strict=True)
             ]
         else:
@@ -228,7 +203,7 @@ class StreamLoader(ResumableLoader):
                 self._progress(skipped, total)
             if each.samples:
                 current.note(each.worker, each.samples, each.state)
-                yield shares_of(each.shares.batches, each.shares.counted, each.samples, each.shares.first_row)
+                yield each.shares.by_rank(each.samples)
         current.ended = [True] * self.num_workers
 
 

@@ -1,13 +1,15 @@
-"""Functions of the structure of a batch (tensors in mappings, lists and tuples): move, copy, count and slice it."""
+"""Functions of batches (tensors in mappings, lists and tuples): move, copy, count, slice and fingerprint them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 Transfer = Callable[[Any], Any]
@@ -22,7 +24,7 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
     """
     target = torch.device(device)
     if target.type == "cpu":
-        return _unmoved
+        return lambda batch: batch
 
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):
@@ -36,10 +38,6 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
         return batch
 
     return move
-
-
-def _unmoved(batch: Any) -> Any:
-    return batch
 
 
 def shallow_copy(batch: Any) -> Any:
@@ -84,3 +82,38 @@ def slice_rows(batch: Any, wanted: range, rows: int) -> Any:
 def _mapping_like(batch: Mapping[str, Any], values: dict[str, Any]) -> Any:
     """Return the values in a mapping of the same type as `batch`, which must be constructible from a dictionary."""
     return values if type(batch) is dict else type(batch)(values)  # type: ignore[call-arg]
+
+
+def batch_fingerprint(batch: Any) -> str | None:
+    """Return 16 hexadecimal digits (xxh3-64) of the values, types and shapes in a nested batch.
+
+    None if a tensor is not in host memory: reading it would wait for its device.
+    """
+    digest = xxhash.xxh3_64()
+    for name, leaf in _leaves("", batch):
+        if isinstance(leaf, Tensor):
+            if leaf.device.type != "cpu":
+                return None
+            digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
+            digest.update(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(leaf, np.ndarray) and leaf.dtype != object:
+            digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
+            digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+        else:
+            plain = leaf is None or isinstance(leaf, str | bytes | int | float)
+            digest.update(f"{name} {repr(leaf) if plain else type(leaf).__name__}\n".encode())
+    return digest.hexdigest()
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested value, in an order that does not depend on the insertion order of its mappings."""
+    inner: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        inner = sorted(value.items(), key=lambda item: str(item[0]))
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    else:
+        yield name, value
+        return
+    for key, each in inner:
+        yield from _leaves(f"{name}/{key}", each)

@@ -1,5 +1,369 @@
-"""Collectives over torch.distributed."""
+"""Collectives over torch.distributed, on the host, whose errors name the missing ranks, and the choice of back end."""
 
-from hexloop.adapters.collectives.torch.collectives import TorchCollectives
+from __future__ import annotations
 
-__all__ = ["TorchCollectives"]
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
+from hexloop.domain.errors import CollectiveError
+from hexloop.ports.collectives import Json, Pending, Reduction
+
+OPERATIONS = {
+    Reduction.SUM: dist.ReduceOp.SUM,
+    Reduction.MAXIMUM: dist.ReduceOp.MAX,
+    Reduction.MINIMUM: dist.ReduceOp.MIN,
+}
+
+REDUCERS: dict[Reduction, Callable[[Iterable[float]], float]] = {
+    Reduction.SUM: sum,
+    Reduction.MAXIMUM: max,
+    Reduction.MINIMUM: min,
+}
+
+LEAVE_TIMEOUT = 5.0
+"""Seconds that a process waits at its end for the others to reach theirs."""
+
+
+class TorchCollectives:
+    """Collectives adapter on the host, over a process group of its own, so that it overlaps with the training step.
+
+    The default group of torch.distributed must exist. Construction is collective. Objects are sent as JSON.
+
+    timeout: seconds after which a process stops waiting for the others.
+    monitor: shared with the collectives of other threads.
+    through_memory: reduce few numbers through shared memory if all processes are on one machine.
+    """
+
+    def __init__(self, timeout: float, monitor: PeerMonitor | None = None, through_memory: bool = True) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._timeout = timeout
+        self._failed = False
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._monitor = monitor or PeerMonitor(self.rank, self.world_size, self._draw_name())
+        self._connect()
+        self._mailbox: Mailbox | None = None
+        if through_memory:
+            self._mailbox = shared_mailbox(self.gather, self.rank, self.world_size, timeout, self._monitor.has_failure)
+
+    def apart(self) -> TorchCollectives:
+        """Return the collectives of the same processes for another thread; see `Collectives.apart`."""
+        return TorchCollectives(self._timeout, self._monitor, through_memory=False)
+
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Pending:
+        """Start a reduction; see `Collectives.start_reduction`."""
+        if self._mailbox is not None and len(values) <= CAPACITY:
+            try:
+                message = self._mailbox.post(values)
+            except RuntimeError as error:
+                raise self._monitor.explanation(_description(reduction, len(values)), error) from error
+            return MailboxPending(self._mailbox, message, reduction, self._monitor)
+        numbers, operation = torch.tensor(values, dtype=torch.float64), _description(reduction, len(values))
+        with self._monitor.explaining(operation):
+            work = dist.all_reduce(numbers, OPERATIONS[reduction], self._group, async_op=True)
+        return TorchPending(work, numbers, self._monitor, operation)
+
+    def gather(self, value: Json) -> list[Json]:
+        """Return every rank's value, by rank. Raises CollectiveError."""
+        sent = _bytes_of(value)
+        with self._monitor.explaining("a gather"):
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+            dist.all_gather(lengths, torch.tensor([len(sent)]), self._group)
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(sent)] = sent
+            received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(received, padded, self._group)
+        return [_value_of(each[: int(length)]) for each, length in zip(received, lengths, strict=True)]
+
+    def broadcast(self, value: Json, source: int = 0) -> Json:
+        """Return the value of rank `source`. Raises CollectiveError, or ValueError if there is no such rank."""
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"source={source} is not a rank; ranks are 0 to {self.world_size - 1}.")
+        sent = _bytes_of(value) if self.rank == source else torch.zeros(0, dtype=torch.uint8)
+        with self._monitor.explaining(f"a broadcast from rank {source}"):
+            length = torch.tensor([len(sent)])
+            dist.broadcast(length, source, self._group)
+            received = sent if self.rank == source else torch.zeros(int(length), dtype=torch.uint8)
+            dist.broadcast(received, source, self._group)
+        return _value_of(received)
+
+    def barrier(self, name: str) -> None:
+        """Wait for all ranks. Raises CollectiveError, naming those that never arrived."""
+        with self._monitor.explaining(f"the barrier {name!r}"):
+            dist.all_reduce(torch.zeros(1), group=self._group)
+
+    def tell_failure(self, cause: str) -> None:
+        """Report to the other ranks why this one ends; see `Collectives.tell_failure`.
+
+        They raise it when the connections of this rank close, or after the timeout. Rank 0 waits a few seconds for all
+        ranks to receive it, because it usually hosts the store.
+        """
+        self._failed = True
+        self._monitor.report_failure(cause)
+
+    def leave(self) -> bool:
+        """Wait a few seconds for all ranks, then release the group; return whether all arrived.
+
+        Never raises. A rank that failed leaves at once: the others wait for it in another operation.
+        """
+        all_arrived = False
+        with suppress(Exception):
+            if not self._failed:
+                ending = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
+                all_arrived = ending.wait(timedelta(seconds=LEAVE_TIMEOUT))
+                self._monitor.close()
+        self._group = None
+        if self._mailbox is not None:
+            self._mailbox.close()
+        return all_arrived
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return the cause of an error of torch after another process was lost; see `Collectives.explain`."""
+        text = str(error).lower()
+        lost = isinstance(error, dist.DistError) or any(name in text for name in ("gloo", "nccl", "processgroup"))
+        if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError) or not lost:
+            return error
+        return self._monitor.explanation("the other ranks in a training step", error)
+
+    def _draw_name(self) -> str:
+        """Draw a name, equal on all ranks and new each time, because a launcher's store outlives the ranks."""
+        drawn = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
+        dist.broadcast(drawn, 0, self._group)
+        return bytes(drawn.tolist()).hex()
+
+    def _connect(self) -> None:
+        """Connect now: a connection that is created at its first use does not notice an earlier death of its peer."""
+        self.barrier("connection")
+        self.gather(None)
+        self.broadcast(None)
+
+
+class MailboxPending:
+    """Pending adapter for numbers in a mailbox."""
+
+    def __init__(self, mailbox: Mailbox, message: PostedMessage, reduction: Reduction, monitor: PeerMonitor) -> None:
+        self._mailbox = mailbox
+        self._message = message
+        self._reduction = reduction
+        self._monitor = monitor
+
+    def result(self) -> tuple[float, ...]:
+        """Return the reduced numbers; can be called repeatedly."""
+        try:
+            rows = self._mailbox.collect(self._message)
+        except RuntimeError as error:
+            raise self._monitor.explanation(_description(self._reduction, len(self._message.values)), error) from error
+        return tuple(map(REDUCERS[self._reduction], zip(*rows, strict=True)))
+
+
+class TorchPending:
+    """Pending adapter for torch's Work."""
+
+    def __init__(self, work: Any, numbers: Tensor, monitor: PeerMonitor, operation: str) -> None:
+        self._work = work
+        self._numbers = numbers
+        self._monitor = monitor
+        self._operation = operation
+
+    def result(self) -> tuple[float, ...]:
+        """Return the reduced numbers; can be called repeatedly."""
+        if self._work is not None:
+            with self._monitor.explaining(self._operation):
+                self._work.wait()
+            self._work = None
+        return tuple(self._numbers.tolist())
+
+
+def _description(reduction: Reduction, numbers: int) -> str:
+    return f"the {reduction.value} of {numbers} numbers"
+
+
+def _bytes_of(value: Json) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value_of(data: Tensor) -> Json:
+    received: Json = json.loads(data.numpy().tobytes())
+    return received
+
+
+# Which ranks are missing when an operation fails, and why
+
+PATIENCE = 3.0
+"""Seconds for the live ranks to report that the operation failed for them too."""
+
+FOREVER = timedelta(days=365)
+
+
+class PeerMonitor:
+    """Finds out why a collective operation failed, through the store in which the processes met.
+
+    Every rank whose operation fails reports to the store; a rank that does not report is missing. A rank that fails by
+    itself reports the cause. Each rank receives it at once, in a thread that waits at the store for nothing else,
+    before the failing rank takes the store down with it (usually rank 0 hosts it). Nothing is sent while all is well.
+
+    world: names this world among those that have used the same store.
+    """
+
+    def __init__(self, rank: int, world_size: int, world: str) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._causes: dict[int, str] = {}
+        # The timeout of a store object is shared by all its users, so use separate connections if possible.
+        shared, prefix = dist.distributed_c10d._get_default_store(), f"hexloop/{world}"
+        self._store: Any = PrefixStore(prefix, _connection(shared) or shared)
+        listening = (_connection(shared), prefix)
+        self._listener = Thread(target=self._listen, args=listening, name="hexloop peer monitor", daemon=True)
+        self._listener.start()
+
+    @contextmanager
+    def explaining(self, operation: str) -> Iterator[None]:
+        """Convert torch's error to one that names the missing ranks, or the failed rank and its cause."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CollectiveError):
+                raise
+            raise self.explanation(operation, error) from error
+
+    def has_failure(self) -> bool:
+        """Return whether another rank has reported a failure."""
+        return bool(self._causes)
+
+    def explanation(self, operation: str, error: RuntimeError) -> CollectiveError:
+        """Return the cause of torch's error, after the other ranks have had time to report."""
+        causes, missing = (self._causes, []) if self._causes else self._find_missing()
+        self._wait_for_receipts({*causes, *missing})
+        return CollectiveError(self._message(operation, causes, missing, error), missing or causes)
+
+    def report_failure(self, cause: str) -> None:
+        """Report why this rank ends. The rank that hosts the store waits until all have received it."""
+        with suppress(Exception):  # the store is closed
+            self._store.set(f"cause/{self._rank}", cause[:2000])
+            self._announce_end([self._rank, cause[:2000]])
+
+    def close(self) -> None:
+        """Stop listening: all ranks have finished."""
+        if self._rank == 0:
+            self._announce_end(None)
+        self._listener.join(PATIENCE)
+
+    def _announce_end(self, failed: list[Any] | None) -> None:
+        """Report to all ranks which rank failed and why, or that none did. The first report counts."""
+        self._store.compare_set("ended", "", json.dumps(failed))
+        self._wait_for_receipts({self._rank})
+
+    def _listen(self, connection: Any, prefix: str) -> None:
+        if connection is None:
+            return
+        with suppress(RuntimeError):  # the host of the store has exited
+            store = PrefixStore(prefix, connection)
+            store.wait(["ended"], FOREVER)
+            failed = json.loads(store.get("ended"))
+            if failed is not None and failed[0] != self._rank:
+                self._causes = {failed[0]: failed[1]}
+            store.set(f"received/{self._rank}", "")
+
+    def _find_missing(self) -> tuple[dict[int, str], list[int]]:
+        """Return the ranks that failed by themselves, with their causes, and the ranks that do not report."""
+        causes: dict[int, str] = {}
+        missing = set(range(self._world_size)) - {self._rank}
+        try:
+            self._store.set(f"present/{self._rank}", "")
+            until = time.monotonic() + PATIENCE
+            while missing and time.monotonic() < until:
+                for rank in sorted(missing):
+                    if self._store.check([f"cause/{rank}"]):
+                        causes[rank] = self._store.get(f"cause/{rank}").decode()
+                    if rank in causes or self._store.check([f"present/{rank}"]):
+                        missing.discard(rank)
+                if causes:
+                    break
+                time.sleep(0.05)
+        except RuntimeError:  # the host of the store has exited
+            return causes, sorted(missing)
+        return causes, [] if causes else sorted(missing)
+
+    def _wait_for_receipts(self, gone: set[int]) -> None:
+        """On rank 0, which usually hosts the store, wait until the live ranks have received its reports."""
+        with suppress(RuntimeError):
+            self._store.set(f"received/{self._rank}", "")
+            waiting = set(range(self._world_size)) - gone if self._rank == 0 else set()
+            until = time.monotonic() + PATIENCE
+            while waiting and time.monotonic() < until:
+                waiting = {rank for rank in waiting if not self._store.check([f"received/{rank}"])}
+                time.sleep(0.05)
+
+    def _message(self, operation: str, causes: dict[int, str], missing: list[int], error: RuntimeError) -> str:
+        if causes:
+            rank, cause = next(iter(causes.items()))
+            return f"Rank {self._rank} waited for {operation}, but rank {rank} failed: {cause}"
+        if missing:
+            numbers = ", ".join(map(str, missing))
+            who = f"rank {numbers} never arrived" if len(missing) == 1 else f"ranks {numbers} never arrived"
+            return (
+                f"Rank {self._rank} waited for {operation}, but {who}: dead, stuck, or disconnected. Look at its last "
+                f"log lines; a longer ddp_timeout gives slow ranks more time. (torch reports: {_first_line(error)})"
+            )
+        return f"{operation} failed on all ranks: {_first_line(error)}"
+
+
+def _connection(store: Any) -> Any:
+    """Return another connection to the store; None if it is of a kind without connections."""
+    inner = store
+    while isinstance(inner, PrefixStore):
+        inner = inner.underlying_store
+    if isinstance(inner, TCPStore):
+        with suppress(RuntimeError):
+            return TCPStore(inner.host, inner.port, is_master=False, timeout=timedelta(seconds=PATIENCE * 2))
+    return None
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+# Back ends, and the end of a process
+
+DEVICE_ONLY_BACKENDS = frozenset({"nccl", "xccl", "hccl", "cncl", "mccl"})
+"""Back ends that carry only one kind of device's tensors. The others carry host tensors as well."""
+
+
+def backend_of(kind: str, chosen: str | None, with_host: bool) -> str:
+    """Return the back end for a kind of device: `chosen`, or else the usual one.
+
+    with_host: host tensors are sent too; they use gloo if the back end of the device does not carry them.
+    """
+    backend = chosen or {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
+    return f"cpu:gloo,{kind}:{backend}" if with_host and kind != "cpu" and backend in DEVICE_ONLY_BACKENDS else backend
+
+
+def is_built_in(backend: str) -> bool:
+    """Return whether this build of torch has every back end that `backend` names."""
+    return all(dist.is_backend_available(each.rpartition(":")[2]) for each in backend.split(","))
+
+
+def leave_all(groups: list[TorchCollectives], backend: str) -> None:
+    """Leave the groups together and in order: gloo may abort a process whose peers leave at another time.
+
+    backend: that of the default group. NCCL waits for pending work before it leaves, which never ends without the
+    peers; if it is not destroyed, it drops the work when the process exits.
+    """
+    ends = [collectives.leave() for collectives in groups]
+    groups.clear()
+    if (ends and all(ends)) or "nccl" not in backend:
+        with suppress(Exception):  # a peer that left earlier has closed the connection
+            dist.destroy_process_group()

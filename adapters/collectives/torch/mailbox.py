@@ -92,9 +92,8 @@ class Mailbox:
     def post(self, values: Sequence[float]) -> PostedMessage:
         """Post as many numbers as every other process does, at most `CAPACITY`. Raises RuntimeError like `collect`."""
         number = self._posted
-        message = PostedMessage(
-            number, tuple(map(float, values)), _MESSAGE_BYTES * (number % UNREAD), _layout(len(values))
-        )
+        offset = _MESSAGE_BYTES * (number % UNREAD)
+        message = PostedMessage(number, tuple(map(float, values)), offset, _layout(len(values)))
         if number - UNREAD >= self._read_by_all:
             self._make_room(number - UNREAD)
         payload = message.layout.pack(number, *values, 0)[: -_CHECKSUM.size]

@@ -47,13 +47,14 @@ class TensorRanks:
         JSON. Raises DataError if JSON cannot represent them.
         """
         leaves = list(_leaves(values))
-        own = [_vector(leaf).contiguous() for leaf in leaves if isinstance(leaf, NUMERIC)]
+        tensors = [torch.as_tensor(leaf) for leaf in leaves if isinstance(leaf, NUMERIC)]
+        own = [tensor.reshape(tensor.shape or (1,)).contiguous() for tensor in tensors]
         shapes = self._shapes(own, rows)
-        tensors = [self._gather_padded(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)]
+        gathered = [self._gather_padded(leaf, [sizes[at] for sizes, _ in shapes]) for at, leaf in enumerate(own)]
         objects = self._objects([leaf for leaf in leaves if not isinstance(leaf, NUMERIC)])
         found = []
         for rank, (_, count) in enumerate(shapes):
-            numeric, other = iter([each[rank] for each in tensors]), iter(objects[rank])
+            numeric, other = iter([each[rank] for each in gathered]), iter(objects[rank])
             everything = (next(numeric if isinstance(leaf, NUMERIC) else other) for leaf in leaves)
             found.append((_rebuilt(values, everything), count))
         return found
@@ -110,12 +111,6 @@ class TensorRanks:
         received = self.each(pad(own, (0, max(lengths) - len(sent))))
         trimmed = (each[:length] for each, length in zip(received, lengths, strict=True))
         return [json.loads(each.cpu().numpy().tobytes()) for each in trimmed]
-
-
-def _vector(leaf: Any) -> Tensor:
-    """Return a tensor with at least one dimension."""
-    tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
-    return tensor.reshape(-1) if tensor.ndim == 0 else tensor
 
 
 def _is_list_of_objects(values: Any) -> bool:

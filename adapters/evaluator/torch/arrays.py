@@ -7,7 +7,7 @@ import mmap
 import os
 import sys
 import tempfile
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from attrs import frozen
@@ -118,20 +118,8 @@ def _pad_into(target: Array, rows: Array) -> None:
 # Where the arrays are stored
 
 
-class ArrayStore(Protocol):
-    """Allocates arrays, which take no memory until they are written."""
-
-    def allocate_result(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """Return an array for a result. Raises DataError or StorageFullError if there is not enough space."""
-        ...
-
-    def allocate_block(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """Return an array for temporary rows, whose memory is freed as soon as the array is."""
-        ...
-
-
 class MemoryArrays:
-    """Arrays in the memory of the process."""
+    """Arrays in the memory of the process, which take none until they are written."""
 
     def allocate_result(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """Return an ordinary array. Raises DataError if the system refuses that much memory."""
@@ -145,7 +133,7 @@ class MemoryArrays:
             ) from error
 
     def allocate_block(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """Return an array on pages of its own: an allocator would keep the memory of freed blocks."""
+        """Return an array for temporary rows, on pages of its own: an allocator would keep the memory of freed ones."""
         size = max(_bytes(shape, dtype), 1)
         if sys.platform == "win32":
             pages = mmap.mmap(-1, size)
@@ -175,9 +163,10 @@ class FileArrays:
             ) from error
         return mapped
 
-    def allocate_block(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """See `allocate_result`."""
-        return self.allocate_result(shape, dtype)
+    allocate_block = allocate_result
+
+
+ArrayStore: TypeAlias = MemoryArrays | FileArrays
 
 
 def _reserve(file: int, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +13,13 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.evaluator.torch.arrays import Array, FileArrays, MemoryArrays
-from hexloop.adapters.evaluator.torch.outputs import EvalPrediction
 from hexloop.adapters.evaluator.torch.predictions import (
     BatchCollector,
     Collector,
+    EvalPrediction,
     JoinedCollector,
-    mapping_like,
-    sequence_like,
+    map_tensors,
+    to_array,
 )
 from hexloop.domain.errors import ConfigurationError
 from hexloop.ports.batches import Padding
@@ -63,23 +64,21 @@ class PredictionStep:
                 logits = _predictions(_forward(self.wrap(model), inputs), set(ignored), skip_first=False)
         if prediction_loss_only:
             return loss, None, None
-        logits = tuple(map(_detached, logits))
+        logits = map_tensors(Tensor.detach, logits)
         return loss, logits[0] if len(logits) == 1 else logits, labels
 
     def _labels(self, inputs: Any) -> Any:
-        """Return the labels; None if one is missing, so that there is no loss either.
-
-        Of several unnamed tensors the last one is the labels.
-        """
+        """Return the labels (of unnamed tensors the last); None if one is missing, so that there is no loss either."""
         if not isinstance(inputs, Mapping):
-            return _detached(inputs[-1]) if isinstance(inputs, tuple | list) and len(inputs) > 1 else None
+            has_labels = isinstance(inputs, tuple | list) and len(inputs) > 1
+            return map_tensors(Tensor.detach, inputs[-1]) if has_labels else None
         if not self.label_names:
             asked = inputs.get("return_loss")
             return () if (self.loss_without_labels if asked is None else asked) else None
         found = tuple(inputs.get(name) for name in self.label_names)
         if any(value is None for value in found):
             return None
-        labels = tuple(map(_detached, found))
+        labels = map_tensors(Tensor.detach, found)
         return labels[0] if len(labels) == 1 else labels
 
 
@@ -91,24 +90,12 @@ def _forward(model: Callable[..., Any], inputs: Any) -> Any:
 
 def _predictions(outputs: Any, ignored: set[str], skip_first: bool) -> tuple[Any, ...]:
     """Return the model's outputs except its loss, in order. `skip_first`: the first element of a tuple is the loss."""
-    if isinstance(outputs, Mapping):
-        return tuple(value for name, value in outputs.items() if name not in ignored)
     if isinstance(outputs, Tensor):
         return (outputs,)
     if isinstance(outputs, tuple | list):
         return tuple(outputs[1:] if skip_first else outputs)
-    return tuple(value for name, value in vars(outputs).items() if name not in ignored)
-
-
-def _detached(values: Any) -> Any:
-    """Return the values, in the same structure, without their graphs."""
-    if isinstance(values, Tensor):
-        return values.detach()
-    if isinstance(values, Mapping):
-        return mapping_like(values, {name: _detached(value) for name, value in values.items()})
-    if isinstance(values, tuple | list):
-        return sequence_like(values, list(map(_detached, values)))
-    return values
+    named = outputs if isinstance(outputs, Mapping) else vars(outputs)
+    return tuple(value for name, value in named.items() if name not in ignored)
 
 
 # Several ranks
@@ -171,7 +158,6 @@ class BatchLosses:
     def __init__(self) -> None:
         self._losses = JoinedCollector()
         self._rows = array("q")
-        self._found: Array | None = None
 
     def __bool__(self) -> bool:
         return len(self._rows) > 0
@@ -187,11 +173,11 @@ class BatchLosses:
 
     def by_row(self) -> Array:
         """Return the loss of each row's batch, of shape (samples,)."""
-        return np.repeat(self._by_batch(), self._rows)
+        return np.repeat(self._by_batch, self._rows)
 
     def in_batches(self) -> list[Array]:
         """Return the same as `by_row`, with one array per batch."""
-        return [np.repeat(loss, rows) for loss, rows in zip(self._by_batch(), self._rows, strict=True)]
+        return [np.repeat(loss, rows) for loss, rows in zip(self._by_batch, self._rows, strict=True)]
 
     def mean(self, finite_only: bool) -> float:
         """Return the mean over all rows; with `finite_only` over those with a finite loss, if there are any."""
@@ -201,11 +187,10 @@ class BatchLosses:
             losses = losses[finite]
         return float(losses.mean())
 
+    @cached_property
     def _by_batch(self) -> Array:
-        if self._found is None:
-            found: Any = self._losses.result()
-            self._found = found
-        return self._found
+        found: Array = self._losses.result()
+        return found
 
 
 @define
@@ -245,10 +230,6 @@ class EvaluationOptions:
         return JoinedCollector(store, self.expected_rows, waits=self.accumulation_steps is not None)
 
 
-def _unchanged(logits: Any, labels: Any) -> Any:
-    return logits
-
-
 @define
 class TorchEvaluator:
     """Implements the Evaluator port. After `metrics`, `predictions`, `label_ids` and `samples` can be read.
@@ -263,7 +244,7 @@ class TorchEvaluator:
     transfer: Callable[[Any], Any]
     count_rows: Callable[[Any], int]
     compute_metrics: Callable[..., dict[str, Any]] | None = None
-    preprocess_logits: Callable[[Any, Any], Any] = _unchanged
+    preprocess_logits: Callable[[Any, Any], Any] = lambda logits, _labels: logits
     options: EvaluationOptions = field(factory=EvaluationOptions)
     ranks: RankGatherer = field(factory=SingleRank)
     modes: Modes | None = None
@@ -316,6 +297,11 @@ class TorchEvaluator:
         """Return the user's metrics and the mean loss over all samples, all with the prefix. Call it once."""
         self.predictions, self.label_ids = self._logits.result(), self._labels.result()
         measured = self._compute_held(last=True) if self.options.by_batch else self._compute()
+        if not isinstance(measured, dict):
+            raise ConfigurationError(
+                f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
+                "numbers."
+            )
         named = {name: _plain(value) for name, value in measured.items()}
         prefix = f"{self.options.prefix}_"
         if self._losses:
@@ -349,17 +335,11 @@ class TorchEvaluator:
             self._losses.add(loss, rows)
         if self.options.by_batch:
             self._measure(inputs, loss, logits, labels, rows)
+            inputs = inputs.get(self.options.main_input) if isinstance(inputs, Mapping) else inputs
         if self.options.keep or not self.options.by_batch:
-            self._keep(inputs, logits, labels, rows)
-
-    def _keep(self, inputs: Any, logits: Any, labels: Any, rows: int) -> None:
-        if logits is not None:
-            self._logits.add(logits, rows)
-        if labels is not None:
-            self._labels.add(labels, rows)
-        main = inputs.get(self.options.main_input) if self.options.by_batch and isinstance(inputs, Mapping) else inputs
-        if main is not None:
-            self._inputs.add(main, rows)
+            for collector, value in ((self._logits, logits), (self._labels, labels), (self._inputs, inputs)):
+                if value is not None:
+                    collector.add(value, rows)
 
     def _measure(self, inputs: Any, loss: Tensor | None, logits: Any, labels: Any, rows: int) -> None:
         """Compute the metrics of the previous batch, which was not the last, and hold this one."""
@@ -371,37 +351,24 @@ class TorchEvaluator:
             by_row = loss.reshape(1).repeat(max(rows, 1))
         self._held = EvalPrediction(logits, labels, inputs, by_row)
 
-    def _compute_held(self, last: bool) -> dict[str, Any]:
+    def _compute_held(self, last: bool) -> object:
         held, self._held = self._held, None
-        if held is None or self.compute_metrics is None:
-            return {}
-        measured = self.compute_metrics(held, compute_result=last)
-        return _checked(measured) if last else {}
+        return {} if held is None or self.compute_metrics is None else self.compute_metrics(held, compute_result=last)
 
-    def _compute(self) -> dict[str, Any]:
+    def _compute(self) -> object:
         if self.compute_metrics is None or self.predictions is None or self.label_ids is None:
             return {}
         losses: Any = None
         if "loss" in self.options.include and self._losses:
             losses = self._losses.by_row() if self.options.concatenate else self._losses.in_batches()
         found = EvalPrediction(self.predictions, self.label_ids, self._inputs.result(), losses)
-        return _checked(self.compute_metrics(found))
-
-
-def _checked(measured: Any) -> dict[str, Any]:
-    if not isinstance(measured, dict):
-        raise ConfigurationError(
-            f"compute_metrics returned {type(measured).__name__}, but it must return a dictionary from names to "
-            "numbers."
-        )
-    return measured
+        return self.compute_metrics(found)
 
 
 def _plain(value: Any) -> Any:
     """Convert nested scalars and arrays of numpy and torch to plain numbers and lists."""
     if isinstance(value, Tensor):
-        value = value.detach().float() if value.dtype == torch.bfloat16 else value.detach()
-        value = value.cpu().numpy()
+        value = to_array(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.item() if value.size == 1 else value.tolist()
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""Collects the predictions and labels of many batches into arrays."""
+"""The results of an evaluation, and the collection of predictions and labels of many batches into arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,55 @@ MOST_BYTES = 1 << 26
 
 MOST_TENSORS = 4096
 """The number of tensors that may wait on the device, however small; each takes an allocation."""
+
+
+class EvalPrediction:
+    """The argument of `compute_metrics`: arrays of shape (samples, ...), or tuples and dictionaries of them.
+
+    predictions: the model's outputs except its loss. label_ids: the labels. inputs, losses: present if
+    `include_for_metrics` asks for them. Uneven second dimensions are padded with -100. Unpacks as
+    `(predictions, label_ids[, inputs][, losses])`.
+    """
+
+    def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Predictions and labels, and inputs and losses if there are any."""
+        further = tuple(value for value in (self.inputs, self.losses) if value is not None)
+        return (self.predictions, self.label_ids, *further)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements)
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self.elements):
+            raise IndexError(f"Index {index} is out of range: EvalPrediction has {len(self.elements)} elements.")
+        return self.elements[index]
+
+
+class EvalLoopOutput(NamedTuple):
+    """The result of `Trainer.evaluation_loop`."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+    num_samples: int | None
+
+
+class PredictionOutput(NamedTuple):
+    """The result of `Trainer.predict`."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float] | None
+
+
+# Collecting
 
 
 class Collector(Protocol):
@@ -69,10 +118,9 @@ class JoinedCollector:
         if isinstance(value, Tensor | NUMBERS):
             rows = len(value) if isinstance(value, Tensor | np.ndarray) and value.ndim else 1
             return _Tensors(RowBuffer(self._store, self._expected if rows == samples else 0), self._waits)
-        if isinstance(value, Mapping):
-            return _Named({name: self._parts_for(each, samples) for name, each in value.items()}, value)
-        if isinstance(value, tuple | list) and not _is_row_of_objects(value):
-            return _Several([self._parts_for(each, samples) for each in value], value)
+        if isinstance(value, Mapping) or (isinstance(value, tuple | list) and not _is_row_of_objects(value)):
+            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+            return _Nested({name: self._parts_for(each, samples) for name, each in parts}, value)
         return _Objects()
 
 
@@ -90,7 +138,7 @@ class BatchCollector:
     def to_host(self) -> None:
         """Convert what was added since the last call to arrays."""
         for index in range(self._moved, len(self._batches)):
-            self._batches[index] = to_arrays(self._batches[index])
+            self._batches[index] = map_tensors(to_array, self._batches[index])
         self._moved = len(self._batches)
 
     def result(self) -> Any:
@@ -133,34 +181,18 @@ class _Tensors:
         return self._rows.joined()
 
 
-class _Several:
-    """A tuple or a list."""
-
-    def __init__(self, parts: list[Collector], like: Any) -> None:
-        self._parts, self._like = parts, like
-
-    def add(self, batch: Any, samples: int) -> None:
-        if type(batch) is not type(self._like) or len(batch) != len(self._parts):
-            raise _mismatch(batch, self._like)
-        for part, value in zip(self._parts, batch, strict=True):
-            part.add(value, samples)
-
-    def to_host(self) -> None:
-        for part in self._parts:
-            part.to_host()
-
-    def result(self) -> Any:
-        return sequence_like(self._like, [part.result() for part in self._parts])
-
-
-class _Named:
-    """A mapping."""
+class _Nested:
+    """A mapping, a tuple or a list; the parts of the latter are named by their indices."""
 
     def __init__(self, parts: dict[Any, Collector], like: Any) -> None:
         self._parts, self._like = parts, like
 
     def add(self, batch: Any, samples: int) -> None:
-        if not isinstance(batch, Mapping) or batch.keys() != self._parts.keys():
+        if isinstance(self._like, Mapping):
+            fits = isinstance(batch, Mapping) and batch.keys() == self._parts.keys()
+        else:
+            fits = type(batch) is type(self._like) and len(batch) == len(self._parts)
+        if not fits:
             raise _mismatch(batch, self._like)
         for name, part in self._parts.items():
             part.add(batch[name], samples)
@@ -170,7 +202,9 @@ class _Named:
             part.to_host()
 
     def result(self) -> Any:
-        return mapping_like(self._like, {name: part.result() for name, part in self._parts.items()})
+        found = {name: part.result() for name, part in self._parts.items()}
+        is_mapping = isinstance(self._like, Mapping)
+        return mapping_like(self._like, found) if is_mapping else sequence_like(self._like, list(found.values()))
 
 
 class _Objects:
@@ -192,15 +226,15 @@ class _Objects:
         return None if all(each is None for each in self._found) else self._found
 
 
-def to_arrays(batch: Any) -> Any:
-    """Return the batch with its tensors converted to arrays with at least one dimension."""
-    if isinstance(batch, Tensor):
-        return to_array(batch)
-    if isinstance(batch, Mapping):
-        return mapping_like(batch, {name: to_arrays(value) for name, value in batch.items()})
-    if isinstance(batch, tuple | list):
-        return sequence_like(batch, list(map(to_arrays, batch)))
-    return batch
+def map_tensors(change: Callable[[Tensor], Any], values: Any) -> Any:
+    """Return the values, in the same structure, with `change` applied to each tensor."""
+    if isinstance(values, Tensor):
+        return change(values)
+    if isinstance(values, Mapping):
+        return mapping_like(values, {name: map_tensors(change, value) for name, value in values.items()})
+    if isinstance(values, tuple | list):
+        return sequence_like(values, [map_tensors(change, value) for value in values])
+    return values
 
 
 def to_array(tensor: Tensor) -> Array:

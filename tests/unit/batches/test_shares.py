@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from hexloop.adapters.batches.torch.batches import ShardedBatches
-from hexloop.adapters.batches.torch.external import (
+from hexloop.adapters.batches.torch.batches import (
+    ShardedBatches,
+    SharingOptions,
+)
+from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
+from hexloop.adapters.batches.torch.loader import (
     distributed_sampler,
     is_sharded_already,
     reads_by_index,
     unsharded_batches,
-)
-from hexloop.adapters.batches.torch.external_shares import (
-    ExternalShares,
-    PresplitBatches,
-    SampledShares,
-    SharingOptions,
 )
 from hexloop.adapters.batches.torch.shares import SampleCounts, as_padding
 from hexloop.adapters.batches.torch.stream import StreamLoader
@@ -155,7 +153,7 @@ def test_a_stream_is_distributed_row_by_row(count: int, size: int, world: int, i
         return StreamLoader(Stream(count), own, collate, key_seed=1, shards=shards, in_turns=in_turns)
 
     start = 0 if in_turns else min(position * together, count // together * together)
-    shared = [ShardedBatches(made([rank]), as_it_is) for rank in range(world)]
+    shared = [ShardedBatches(made([rank]), SharingOptions(rank, world), as_it_is) for rank in range(world)]
     steps = epoch_of(shared, 0, start)
     assert joined(steps) == list(range(start, count))
     if start == 0:
@@ -215,10 +213,10 @@ def test_a_distributed_sampler_is_detected() -> None:
     assert sorted(rows) == list(range(10))
     assert rows[::4] == list(samplers[0])[: len(rows[::4])]
 
-    given_shares = PresplitBatches(loaders[1], 4, as_it_is)
+    given_shares = ExternalBatches(loaders[1], as_it_is, world_size=4)
     first, second = list(given_shares.epoch(0, 0))
     assert (given_shares.rows(first), given_shares.rows(second)) == (8, 4)
-    assert [ids(batch) for batch in PresplitBatches(loaders[1], 4, as_it_is).epoch(0, 8)] == [ids(second)]
+    assert [ids(batch) for batch in ExternalBatches(loaders[1], as_it_is, world_size=4).epoch(0, 8)] == [ids(second)]
 
 
 def test_only_torchs_own_loaders_are_read_by_index() -> None:
