@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
-from typing import Any, SupportsFloat, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from attrs import define, field, frozen
-from torch import Tensor
 
 from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import Modes
@@ -97,14 +96,13 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
         accumulation = getattr(parts.args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
         kind = SynchronisingLearner if accumulation.get("sync_each_batch") else StandardLearner
         standard = kind(trainable, parts.adapters.precision, parallelism, before, after)
-    learner: Any = standard
-    window, group = WindowState(), windows
+    learner: Learner[Any, Any] = standard
+    group: Windows = windows
+    window = WindowState()
     if parts.hooks.training_step.overridden:
-        training_step = parts.hooks.training_step.method
-        learner = OverriddenTrainingStep(standard, wrapped, training_step, trainable.enter_training_mode, window)
+        learner = _with_training_step(parts, standard, trainable, wrapped, window)
     if parts.hooks.get_batch_samples.overridden:
-        learner = OverriddenBatchSamples(learner, parts.hooks.get_batch_samples.method, parts.args.device, window)
-        group = learner.windows
+        learner, group = _with_batch_samples(parts, learner, window)
     return RunLearner(standard, learner, group, window, modes)
 
 
@@ -203,84 +201,72 @@ def reduced_precision(parts: TrainerParts, wrapped: Any) -> Iterator[None]:
             wrapped.forward = own
 
 
-class OverriddenTrainingStep:
-    """A learner whose micro-step is the user's `training_step(model, inputs[, num_items_in_batch])`.
+class LearnerMethods:
+    """The methods of a learner, some of which call hooks of the user's instead."""
 
-    If the user's method calls the one that it overrides, that is the micro-step of `standard`.
-    enter_training_mode: called before each micro-step.
-    """
-
-    def __init__(
-        self,
-        standard: Learner[Any, Tensor],
-        model: Any,
-        training_step: Callable[..., Tensor],
-        enter_training_mode: Callable[[], None],
-        window: WindowState,
-    ) -> None:
-        self._takes_count = takes_argument(training_step, "num_items_in_batch")
-        self._training_step = training_step
-        self._enter_training_mode = enter_training_mode
-        self._model = model
-        self._window = window
-        self.standard = standard
-        self.update = standard.update
-        self.set_learning_rates = standard.set_learning_rates
-
-    def count_items(self, window: Sequence[Any]) -> object:
-        """Return the standard learner's count, resolved."""
-        self._window.length = len(window)
-        return resolved_count(self.standard.count_items(window))
-
-    def micro_step(self, batch: Any, window_items: Any, last_of_window: bool) -> Tensor:
-        """Call the user's step with a copy of the batch's mapping, because it may remove entries."""
-        inputs = shallow_copy(batch)
-        self._window.last_of_window = last_of_window
-        self._enter_training_mode()
-        if self._takes_count:
-            return self._training_step(self._model, inputs, num_items_in_batch=window_items).detach()
-        return self._training_step(self._model, inputs).detach()
-
-    # Bound in __init__ to the standard learner's own methods.
-    update: Callable[[float], tuple[SupportsFloat | None, bool]]
-    set_learning_rates: Callable[[Sequence[float]], None]
-
-
-class OverriddenBatchSamples:
-    """A learner whose windows, and the item count of each, come from the user's `get_batch_samples`.
-
-    If that returns no count, `learner` counts.
-    """
-
-    def __init__(
-        self, learner: Learner[Any, Tensor], get_batch_samples: Callable[..., Any], device: Any, window: WindowState
-    ) -> None:
-        self.learner = learner
+    def __init__(self, learner: Learner[Any, Any]) -> None:
+        self.count_items = learner.count_items
         self.micro_step = learner.micro_step
         self.update = learner.update
         self.set_learning_rates = learner.set_learning_rates
-        takes_device = "device" in inspect.signature(get_batch_samples).parameters
-        self._get = partial(get_batch_samples, device=device) if takes_device else get_batch_samples
-        self._count: object = None
-        self._window = window
 
-    def windows(self, batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
-        """Yield the user's windows of an epoch."""
+
+def _with_training_step(
+    parts: TrainerParts, standard: Learner[Any, Any], trainable: TorchTrainable, model: Any, place: WindowState
+) -> LearnerMethods:
+    """Return a learner whose micro-step is the user's `training_step(model, inputs[, num_items_in_batch])`.
+
+    If the user's method calls the one that it overrides, that is the micro-step of `standard`.
+    """
+    learner, training_step = LearnerMethods(standard), parts.hooks.training_step.method
+    takes_count = takes_argument(training_step, "num_items_in_batch")
+
+    def count_items(window: Sequence[Any]) -> object:
+        place.length = len(window)
+        return resolved_count(standard.count_items(window))
+
+    def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
+        inputs = shallow_copy(batch)  # the user's step may remove entries
+        place.last_of_window = last_of_window
+        trainable.enter_training_mode()
+        if takes_count:
+            return training_step(model, inputs, num_items_in_batch=window_items).detach()
+        return training_step(model, inputs).detach()
+
+    learner.count_items, learner.micro_step = count_items, micro_step
+    return learner
+
+
+def _with_batch_samples(
+    parts: TrainerParts, inner: Learner[Any, Any], place: WindowState
+) -> tuple[LearnerMethods, Windows]:
+    """Return a learner and its windows, each of which, with its item count, comes from the user's `get_batch_samples`.
+
+    If that returns no count, `inner` counts.
+    """
+    learner, get = LearnerMethods(inner), parts.hooks.get_batch_samples.method
+    if "device" in inspect.signature(get).parameters:
+        get = partial(get, device=parts.args.device)
+    count: object = None
+
+    def windows_of_user(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        nonlocal count
         with closing(batches):
             while True:
-                window, self._count = self._get(batches, accumulation)
-                if not window:
+                samples, count = get(batches, accumulation)
+                if not samples:
                     return
-                yield list(window)
+                yield list(samples)
 
-    def count_items(self, window: Sequence[Any]) -> object:
-        """Return the user's count of the current window, or the learner's."""
-        self._window.length = len(window)
-        return self.learner.count_items(window) if self._count is None else self._count
+    def count_items(window: Sequence[Any]) -> object:
+        place.length = len(window)
+        return inner.count_items(window) if count is None else count
+
+    learner.count_items = count_items
+    return learner, windows_of_user
 
 
 # Counters
-
 
 Counter: TypeAlias = TokenCounter | OperationCounter | OperationMeter
 

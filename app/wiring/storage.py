@@ -84,8 +84,7 @@ def storage_for(location: str | os.PathLike[str], digest: str = "xxh3-128") -> S
     if plugin is not None:
         storage: Storage = plugin(location)
         return storage
-    problem = _problem_of_fsspec(scheme)
-    if problem:
+    if problem := _problem_of_fsspec(scheme):
         raise ConfigurationError(f"{location} cannot be used: {problem}")
     from hexloop.adapters.storage.fsspec import FsspecStorage
 
