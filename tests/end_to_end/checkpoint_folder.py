@@ -1,4 +1,4 @@
-"""A small checkpoint on a disk, and what becomes of one that was changed."""
+"""A small checkpoint on disk, and how damaged copies of it are refused."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NAME = f"checkpoint-{STEP}"
 
 
 def make_checkpoint(folder: Path) -> Path:
-    """A checkpoint of the small model after two steps with AdamW; gives its folder."""
+    """Save a checkpoint of the small model after two steps with AdamW; return its folder."""
     small_trainer(folder / "made", max_steps=STEP, save_strategy="steps", save_steps=STEP).train()
     return folder / "made" / NAME
 
 
 def copy_of(checkpoint: Path, folder: Path) -> Path:
-    """The checkpoint again, in a folder of its own."""
+    """Copy the checkpoint to a folder of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(checkpoint, folder / NAME, symlinks=True)
     return folder / NAME
 
 
 def refused_by_verify(checkpoint: Path) -> str:
-    """The error with which verification refuses the checkpoint."""
+    """Return the error raised when verification refuses the checkpoint."""
     with pytest.raises(HexloopError) as raised:
         verify(LocalStorage(checkpoint.parent), checkpoint.name)
     return str(raised.value)

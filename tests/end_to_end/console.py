@@ -1,4 +1,4 @@
-"""The console script, as users start it."""
+"""The console script, started as users start it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ ENVIRONMENT: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def script() -> str:
-    """The path of `hexloop` in the environment that the tests run in."""
+    """Return the path of `hexloop` in the environment of the tests."""
     found = shutil.which("hexloop", path=str(Path(sys.executable).parent))
     assert found is not None
     return found
 
 
 def hexloop(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Start `hexloop` with `words` in `folder`, and wait for its end."""
+    """Run `hexloop` with `words` in `folder`, and wait for its end."""
     return subprocess.run(
         [script(), *map(str, words)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
 
 
 def started(*words: str | Path, folder: Path) -> subprocess.Popen[str]:
-    """Start `hexloop` in a process group of its own, as a shell does, so that a Ctrl-C can be sent to all of it."""
+    """Start `hexloop` in a process group of its own, as a shell does, so that it can receive Ctrl-C as a group."""
     return subprocess.Popen(
         [script(), *map(str, words)],
         cwd=folder,

@@ -2,9 +2,9 @@
 
     python tests/end_to_end/pages.py PAGE
 
-Blocks with a title are files, written to the present folder; the other python blocks run one after the other, as one
-module; then `hexloop train` runs with every recipe that the page gave a title, launchers run its scripts, and each
-recording of `hexloop checkpoints` is regenerated: a block of text that begins with the command.
+Blocks with a title are files, which are written to the current folder; the other Python blocks run in order, as one
+module. Then `hexloop train` runs with every recipe that has a title, launchers run its scripts, and each recorded
+output of `hexloop checkpoints` is compared: a block of text that starts with the command.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ BLOCK = re.compile(r"^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<code>.*?)^```
 SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 RECORDED = "$ hexloop checkpoints "
 CHANGING = re.compile(r"\b[0-9a-f]{8}\b|-?\d[\d.e-]*( (s|min|h)\b)?")
-"""What differs between two recordings: the names of runs, numbers, the units of ages."""
+"""What differs between two recordings: run names, numbers, and units of ages."""
 LAUNCHERS = {
     "hexloop launch": [sys.executable, "-m", "hexloop", "launch"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
-"""What runs a launcher, by its words; they end in one of the page's files."""
+"""Launchers, by their command; their last argument is one of the page's files."""
 TITLE = re.compile(r'title="(?P<title>[^"]+)"')
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its title if it is a file, the line of the page on which it begins, its code."""
+    """A fenced block: its language, its title if it is a file, the line on which it starts, and its code."""
 
     language: str
     title: str | None
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page in order, with the files of the repository that they include."""
+    """Return the blocks of a page in order, with included files resolved."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
@@ -57,12 +57,12 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def commands_of(block: Block) -> list[list[str]]:
-    """The words of each command of a shell block, without comments."""
+    """Return the arguments of each command of a shell block, without comments."""
     return [words for line in block.code.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def run(page: Path) -> None:
-    """Run what the page shows."""
+    """Run the code of the page."""
     module = types.ModuleType("page")
     sys.modules["page"] = module
     blocks = blocks_of(page)
@@ -88,7 +88,7 @@ def run(page: Path) -> None:
 
 
 def record(block: Block) -> None:
-    """Run the command of a recording; all that it prints, but for what is new each time, is what the page shows."""
+    """Run the command of a recording; the page must show its output, apart from values that change."""
     from hexloop.app.command_line import main
 
     command, _, recorded = block.code.partition("\n")
@@ -99,7 +99,7 @@ def record(block: Block) -> None:
 
 
 def unchanging(text: str) -> list[list[str]]:
-    """The words of each line, with a mark for what changes."""
+    """Return the words of each line, with a placeholder for values that change."""
     return [CHANGING.sub("#", line).split() for line in text.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""What a hook written for transformers finds under `trainer.accelerator`."""
+"""`trainer.accelerator` as code written for transformers uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
 class OwnStep(Trainer):
-    """Overrides the step as scripts for transformers do."""
+    """Overrides training_step as scripts for transformers do."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         with self.accelerator.autocast():
@@ -23,16 +23,16 @@ class OwnStep(Trainer):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"bf16": True}])
-def test_a_step_through_the_accelerator_trains_as_the_standard_one(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """Forward under its autocast and its backward give the weights of the step that is not overridden."""
+def test_a_step_through_the_accelerator_matches_the_standard_step(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """Its autocast and backward give the same weights as the standard step."""
     standard = small_trainer(tmp_path / "standard", **arguments)
     overridden = small_trainer(tmp_path / "overridden", OwnStep, **arguments)
     standard.train(), overridden.train()
     assert same_weights(weights(overridden), weights(standard))
 
 
-def test_the_accelerator_knows_where_it_is(tmp_path: Path) -> None:
-    """One process on the processor: its numbers, and what it is handed comes back."""
+def test_the_accelerator_reports_process_and_device(tmp_path: Path) -> None:
+    """One process on the CPU: the indices are 0, and prepared objects are returned unchanged."""
     trainer = small_trainer(tmp_path)
     accelerator, ones = trainer.accelerator, torch.ones(2)
     assert (accelerator.process_index, accelerator.num_processes, accelerator.is_main_process) == (0, 1, True)

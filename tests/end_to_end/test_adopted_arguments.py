@@ -1,4 +1,4 @@
-"""A Trainer takes transformers' own arguments."""
+"""A Trainer accepts transformers' TrainingArguments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def trained(args: Any) -> hexloop.Trainer:
     return trainer
 
 
-def test_the_run_is_that_of_hexloop_s_arguments(tmp_path: Path) -> None:
-    """Weights and history are those of the same keywords; the Trainer's arguments are hexloop's."""
+def test_the_run_matches_one_with_hexloop_s_arguments(tmp_path: Path) -> None:
+    """Weights and history are those of the same keyword arguments; `trainer.args` is hexloop's class."""
     theirs = trained(transformers.TrainingArguments(str(tmp_path / "theirs"), **GIVEN))
     ours = trained(hexloop.TrainingArguments(str(tmp_path / "ours"), **GIVEN))
 
@@ -32,7 +32,7 @@ def test_the_run_is_that_of_hexloop_s_arguments(tmp_path: Path) -> None:
     assert history(theirs) == history(ours)
 
 
-def test_what_is_no_arguments_is_refused() -> None:
-    """A Trainer given anything else says what it takes."""
+def test_other_types_of_arguments_are_refused() -> None:
+    """The error says which types a Trainer accepts."""
     with pytest.raises(hexloop.ConfigurationError, match="a Trainer takes TrainingArguments"):
         hexloop.Trainer(net(), "out")  # type: ignore[arg-type]

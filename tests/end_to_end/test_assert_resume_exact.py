@@ -1,4 +1,4 @@
-"""`assert_resume_exact` passes runs that resume exactly, and says of others where they part."""
+"""`assert_resume_exact` accepts runs that resume exactly, and reports where others diverge."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pure_trainer(folder: str) -> Trainer:
 
 
 class Impure(Noisy):
-    """Its augmentation draws from a generator that no checkpoint knows of."""
+    """Its augmentation draws from a generator that checkpoints do not contain."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -69,13 +69,13 @@ SHARED = np.random.default_rng(3)
 
 
 def unsteady_fakes(folder: str) -> Any:
-    """Two runs of this job in one process are never the same."""
+    """A job whose runs differ within one process."""
     rows = [(features, target + float(SHARED.normal())) for features, target in LINE]
     return simulated_run(rows, batch_size=2, storage=LocalStorage(folder))
 
 
-def test_a_run_of_fakes_that_resumes_exactly_passes() -> None:
-    """At every step, in this process."""
+def test_fakes_that_resume_exactly_pass() -> None:
+    """Resumed at every step, in this process."""
     assert_resume_exact(pure_fakes, stops=[*range(1, 18), (2, 3), (5, 11, 12)], fresh_process=False)
 
 
@@ -84,8 +84,8 @@ def test_a_trainer_that_resumes_exactly_passes() -> None:
     assert_resume_exact(pure_trainer, stops=[5])
 
 
-def test_an_impurity_of_a_trainer_is_found() -> None:
-    """The message names the step, what parted there, the tensor, by how much, and what to do."""
+def test_unsaved_state_of_a_trainer_is_reported() -> None:
+    """The message names the step, the first difference, the tensor, its size, and what to do."""
     with pytest.raises(AssertionError) as raised:
         assert_resume_exact(impure_trainer, stops=[5], fresh_process=False)
     text = str(raised.value)
@@ -98,20 +98,20 @@ def test_an_impurity_of_a_trainer_is_found() -> None:
     assert "state_dict" in text
 
 
-def test_an_impurity_is_found_at_a_step_that_is_drawn() -> None:
-    """Without steps of the caller's a few are drawn; in a new process, with fakes."""
+def test_unsaved_state_is_found_at_a_random_step() -> None:
+    """If the caller gives no steps, a few are drawn; in a new process, with fakes."""
     with pytest.raises(AssertionError, match=r"from step \d on: the batch differs; .*At the end model: "):
         assert_resume_exact(impure_fakes)
 
 
-def test_a_job_that_is_never_the_same_is_told_from_one_that_resumes_differently() -> None:
-    """Its runs part at the first step, before anything was cut."""
+def test_a_nondeterministic_job_is_reported_as_such() -> None:
+    """Its uninterrupted runs already differ at the first step."""
     with pytest.raises(AssertionError, match=r"The job is not deterministic: two runs .* differ at step 1, before any"):
         assert_resume_exact(unsteady_fakes, stops=[9], fresh_process=False)
 
 
-def test_a_function_within_a_function_runs_in_this_process() -> None:
-    """A new process cannot import it: one that is asked for is refused."""
+def test_a_nested_function_runs_in_this_process() -> None:
+    """A new process cannot import it; asking for one is refused."""
 
     def job(folder: str) -> Any:
         return pure_fakes(folder)
@@ -123,13 +123,13 @@ def test_a_function_within_a_function_runs_in_this_process() -> None:
 
 @pytest.mark.parametrize("stops", [[0], [18], [3, (4, 18)], []])
 def test_steps_that_the_run_does_not_have_are_refused(stops: Any) -> None:
-    """A run of 18 steps can be cut after the first seventeen."""
+    """A run of 18 steps can be interrupted after steps 1 to 17."""
     with pytest.raises(ValueError, match="The job takes 18 steps"):
         assert_resume_exact(pure_fakes, stops=stops)
 
 
 def test_a_run_that_saves_nothing_is_refused() -> None:
-    """There would be nothing to resume from."""
+    """There is nothing to resume from."""
     with pytest.raises(ValueError, match="use a CheckpointStore on the folder"):
         assert_resume_exact(lambda folder: simulated_run(LINE), stops=[1])
 
@@ -144,6 +144,6 @@ assert_resume_exact(lambda folder: simulated_run(LINE, storage=LocalStorage(fold
 
 
 def test_fakes_need_no_framework() -> None:
-    """All of it runs where torch and numpy cannot be imported."""
+    """It works where torch and numpy cannot be imported."""
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

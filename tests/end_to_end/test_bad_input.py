@@ -1,4 +1,4 @@
-"""Bad input gets one clear error: before the first step where data are not needed to know, else on the first batch."""
+"""Bad input raises one clear error: before the first step if it can be known, otherwise on the first batch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
 def refused(make: Callable[[], Any]) -> tuple[str, ...]:
-    """The problems with which something is refused."""
+    """Return the problems of the error."""
     with pytest.raises(ConfigurationError) as raised:
         make()
     return raised.value.problems
 
 
 def problem_of(make: Callable[[], Any]) -> str:
-    """The one problem with which something is refused."""
+    """Return the only problem of the error."""
     (problem,) = refused(make)
     return problem
 
@@ -39,7 +39,7 @@ def train_and_count(trainer: Trainer, steps: list[int]) -> None:
 
 
 def refused_before_the_first_step(trainer: Trainer) -> tuple[str, ...]:
-    """The problems with which a run is refused; nothing was trained, and the Trainer is free for another run."""
+    """Return the problems of a refused run; nothing was trained, and the Trainer can be used again."""
     before, steps = weights(trainer), list[int]()
     problems = refused(lambda: train_and_count(trainer, steps))
     assert not steps
@@ -62,12 +62,12 @@ def refused_before_the_first_step(trainer: Trainer) -> tuple[str, ...]:
     ],
 )
 def test_contradictions_in_the_arguments_are_refused(given: dict[str, Any], words: str) -> None:
-    """Constructing the arguments says what was chosen."""
+    """Constructing the arguments reports the conflicting values."""
     assert any(words in problem for problem in refused(lambda: TrainingArguments(**given)))
 
 
-def test_a_name_that_is_no_argument_is_refused() -> None:
-    """The error names the nearest that is."""
+def test_an_unknown_argument_is_refused() -> None:
+    """The error suggests the closest argument."""
     assert "learning_rate" in problem_of(lambda: TrainingArguments(learnin_rate=0.1))  # type: ignore[call-arg]
 
 
@@ -75,20 +75,20 @@ def test_a_name_that_is_no_argument_is_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"model": net(), "model_init": net}])
-def test_there_is_one_way_to_a_model(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_exactly_one_source_of_a_model_is_required(tmp_path: Path, given: dict[str, Any]) -> None:
     """Neither a model nor a `model_init`, or both, is refused."""
     assert "model_init" in problem_of(lambda: Trainer(**given, loggers=[]))
 
 
 def test_a_precision_that_the_device_lacks_is_refused(tmp_path: Path) -> None:
-    """The error names precision and device, and what the device can do."""
+    """The error names the precision and the device, and lists what the device supports."""
     problem = problem_of(lambda: small_trainer(tmp_path, tf32=True))
 
     assert all(word in problem for word in ("tf32", "cpu", "fp32", "bf16"))
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the surroundings name a card and torch finds none, the error says so and what to do."""
+def test_a_missing_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the environment names a GPU that torch does not find, the error says so and how to fix it."""
     from hexloop.app.environment import Surroundings
 
     if torch.cuda.is_available():
@@ -100,8 +100,8 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
     assert "use_cpu=True" in problem
 
 
-def test_all_problems_of_the_construction_come_at_once(tmp_path: Path) -> None:
-    """A missing model, a precision and a tracker that are not there make one error of three."""
+def test_all_problems_of_the_construction_are_reported_at_once(tmp_path: Path) -> None:
+    """A missing model, an unsupported precision and a missing tracker are one error with three problems."""
     problems = refused(
         lambda: small_trainer(tmp_path, parts={"model": None, "loggers": None}, tf32=True, report_to="x")
     )
@@ -109,11 +109,11 @@ def test_all_problems_of_the_construction_come_at_once(tmp_path: Path) -> None:
     assert len(problems) == 3
 
 
-# Known before the run begins
+# Known before the run starts
 
 
 def test_training_without_data_is_refused(tmp_path: Path) -> None:
-    """No data set at all."""
+    """There is no dataset."""
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path, parts={"train_dataset": None}))
 
     assert "train_dataset" in problem
@@ -121,15 +121,15 @@ def test_training_without_data_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_empty_data_are_refused(tmp_path: Path, drop_last: bool) -> None:
-    """No sample, or fewer than one batch where smaller ones are dropped."""
+    """No sample, or fewer than a batch with drop_last."""
     parts = {"train_dataset": rows(3 if drop_last else 0)}
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path, parts=parts, dataloader_drop_last=drop_last))
 
     assert "empty" in problem
 
 
-def test_data_without_end_need_a_number_of_steps(tmp_path: Path) -> None:
-    """Epochs cannot be counted where the data have no length."""
+def test_data_without_a_length_need_max_steps(tmp_path: Path) -> None:
+    """Epochs cannot be counted for data without a length."""
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path, parts={"train_dataset": Stream(8)}))
 
     assert "max_steps" in problem
@@ -138,15 +138,15 @@ def test_data_without_end_need_a_number_of_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [None, [], {}, {"near": rows(2), "far": []}])
 @pytest.mark.parametrize("given", [{"eval_strategy": "epoch"}, {"eval_on_start": True}])
 def test_evaluation_without_data_is_refused(tmp_path: Path, data: Any, given: dict[str, Any]) -> None:
-    """Before the first step, and not when the first evaluation is due."""
+    """It is refused before the first step, not when the first evaluation is due."""
     trainer = small_trainer(tmp_path, parts={"eval_dataset": data}, **given)
     (problem,) = refused_before_the_first_step(trainer)
 
     assert "eval_dataset" in problem or "evaluation data is empty" in problem
 
 
-def test_data_that_cannot_be_looked_into_are_not_sorted_by_length(tmp_path: Path) -> None:
-    """Grouping by length is refused for data that come as a stream."""
+def test_iterable_data_cannot_be_grouped_by_length(tmp_path: Path) -> None:
+    """Grouping by length is refused for iterable datasets."""
     trainer = small_trainer(
         tmp_path, parts={"train_dataset": Stream(8)}, max_steps=2, train_sampling_strategy="group_by_length"
     )
@@ -155,8 +155,8 @@ def test_data_that_cannot_be_looked_into_are_not_sorted_by_length(tmp_path: Path
     assert "group_by_length" in problem
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
-    """A file stands where the output folder should be."""
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    """The output folder is a file."""
     (tmp_path / "taken").write_text("")
     trainer = small_trainer(tmp_path / "taken", save_strategy="epoch")
     (problem,) = refused_before_the_first_step(trainer)
@@ -166,14 +166,14 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
-    """Permissions are tried, not guessed."""
+    """Writing is tried; permission bits are not trusted."""
     tmp_path.chmod(0o500)
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path / "new", save_strategy="epoch"))
 
     assert "cannot be written to" in problem
 
 
-def test_recomputing_of_a_model_that_cannot_is_refused(tmp_path: Path) -> None:
+def test_gradient_checkpointing_of_an_unsupported_model_is_refused(tmp_path: Path) -> None:
     """Activation checkpointing needs a method of the model."""
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path, gradient_checkpointing=True))
 
@@ -187,17 +187,15 @@ def test_recomputing_of_a_model_that_cannot_is_refused(tmp_path: Path) -> None:
         ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}}, "power"),
     ],
 )
-def test_an_optimizer_or_schedule_that_cannot_be_made_is_refused(
-    tmp_path: Path, given: dict[str, Any], word: str
-) -> None:
-    """The error names what is not known, or the nearest that is."""
+def test_an_invalid_optimizer_or_schedule_is_refused(tmp_path: Path, given: dict[str, Any], word: str) -> None:
+    """The error names the unknown option and suggests the closest one."""
     (problem,) = refused_before_the_first_step(small_trainer(tmp_path, **given))
 
     assert word in problem
 
 
-def test_all_problems_of_a_run_come_at_once(tmp_path: Path) -> None:
-    """Folder, evaluation data, model, training data and schedule are looked at before any of them is complained of."""
+def test_all_problems_of_a_run_are_reported_at_once(tmp_path: Path) -> None:
+    """Folder, evaluation data, model, training data and schedule are all checked before an error is raised."""
     (tmp_path / "taken").write_text("")
     trainer = small_trainer(
         tmp_path / "taken", parts={"train_dataset": []}, save_strategy="epoch", eval_strategy="epoch",
@@ -209,8 +207,8 @@ def test_all_problems_of_a_run_come_at_once(tmp_path: Path) -> None:
     assert len(refused_before_the_first_step(trainer)) == 4
 
 
-def test_columns_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Where none of a data set's columns is the model's, the error names both sides."""
+def test_unusable_columns_are_refused(tmp_path: Path) -> None:
+    """If the model takes none of a dataset's columns, the error lists both."""
     from datasets import Dataset
 
     data = Dataset.from_dict({"text": ["a", "b"]})
@@ -221,7 +219,7 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_signals_are_refused_outside_the_main_thread(tmp_path: Path) -> None:
-    """Python hands signals to its main thread only; a run in another cannot be stopped by them."""
+    """Python delivers signals to its main thread only, so a run in another thread cannot be stopped by them."""
     import threading
 
     trainer = small_trainer(tmp_path, parts={"interrupts": SignalInterrupts()})
@@ -258,8 +256,8 @@ FIRST_BATCHES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", FIRST_BATCHES)
-def test_what_only_data_show_is_refused_on_the_first_batch(tmp_path: Path, name: str) -> None:
-    """DataError comes before the first update, and says what came and what should."""
+def test_problems_in_the_data_are_reported_on_the_first_batch(tmp_path: Path, name: str) -> None:
+    """DataError is raised before the first update, with the actual and the expected value."""
     parts, words = FIRST_BATCHES[name]
     trainer = small_trainer(tmp_path, parts=parts())
     before, steps = weights(trainer), list[int]()
@@ -271,7 +269,7 @@ def test_what_only_data_show_is_refused_on_the_first_batch(tmp_path: Path, name:
 
 
 def test_the_first_batch_is_trained_on(tmp_path: Path) -> None:
-    """It is looked at as it passes: no sample is read, and no forward made, for the check alone."""
+    """Checking it reads no additional sample and runs no additional forward pass."""
 
     class Reading(list[dict[str, Tensor]]):
         read = 0
@@ -289,8 +287,8 @@ def test_the_first_batch_is_trained_on(tmp_path: Path) -> None:
     assert len(calls) == 2
 
 
-def test_a_metric_that_is_not_measured_is_refused_at_the_first_evaluation(tmp_path: Path) -> None:
-    """The error names the metrics that there are."""
+def test_a_missing_metric_is_refused_at_the_first_evaluation(tmp_path: Path) -> None:
+    """The error lists the available metrics."""
     trainer = small_trainer(
         tmp_path, parts={"eval_dataset": rows(4)}, eval_strategy="steps", eval_steps=1, metric_for_best_model="f1"
     )
@@ -301,17 +299,17 @@ def test_a_metric_that_is_not_measured_is_refused_at_the_first_evaluation(tmp_pa
     assert trainer.state.global_step == 1
 
 
-# Checkpoints that are not there, or not this run's
+# Checkpoints that are missing, or belong to another run
 
 
-def test_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    """Asked to resume from the newest checkpoint of an empty folder, the error names the folder."""
+def test_resuming_from_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    """Resuming from the newest checkpoint of an empty folder names the folder."""
     with pytest.raises(HexloopError, match=str(tmp_path)):
         small_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """The error names those that are good."""
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The error lists the valid checkpoints."""
     small_trainer(tmp_path, save_strategy="epoch").train()
     with pytest.raises(HexloopError, match="checkpoint-4"):
         small_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))

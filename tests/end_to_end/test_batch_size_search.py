@@ -1,4 +1,4 @@
-"""With auto_find_batch_size a run that does not fit begins again with smaller batches, as if they never were larger."""
+"""With auto_find_batch_size, a run that does not fit restarts with smaller batches, as if it had started with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.end_to_end.small.trainers import history, same_weights, small_trainer
 
 
 class Hungry(Net):
-    """Has room for so many samples, from so many forward passes on."""
+    """Has memory for `room` samples, from a given forward pass on."""
 
     room = 5
     patience = 0
@@ -49,8 +49,8 @@ def fitting(folder: Path, size: int, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("given", [{}, {"gradient_accumulation_steps": 2}, {"optim": "sgd", "logging_steps": 2}])
-def test_the_run_is_that_of_the_size_that_fits(tmp_path: Path, given: dict[str, Any]) -> None:
-    """8, 7, 6 do not fit and 5 does: weights and history are those of a run with 5 from the start."""
+def test_the_run_matches_one_with_the_size_that_fits(tmp_path: Path, given: dict[str, Any]) -> None:
+    """8, 7 and 6 do not fit and 5 does: weights and history equal those of a run with 5 from the start."""
     found, plain = searching(tmp_path, hungry(), **given), fitting(tmp_path, 5, **given)
     found.train()
     plain.train()
@@ -60,8 +60,8 @@ def test_the_run_is_that_of_the_size_that_fits(tmp_path: Path, given: dict[str, 
     assert history(found) == history(plain)
 
 
-def test_what_was_learned_before_is_forgotten(tmp_path: Path) -> None:
-    """A run that has no room only after some steps begins again from the weights that it began with."""
+def test_steps_before_the_restart_are_discarded(tmp_path: Path) -> None:
+    """A run that fails after some steps restarts from its initial weights."""
     found = searching(tmp_path, hungry(room=6, patience=2), num_train_epochs=3)
     plain = fitting(tmp_path, 6, num_train_epochs=3)
     found.train()
@@ -72,7 +72,7 @@ def test_what_was_learned_before_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_size_that_fits_is_kept(tmp_path: Path) -> None:
-    """Where the first size fits, nothing is different."""
+    """If the first size fits, nothing changes."""
     found, plain = searching(tmp_path, hungry(room=8)), fitting(tmp_path, 8)
     found.train()
     plain.train()
@@ -101,7 +101,7 @@ def test_a_stream_reports_every_start(tmp_path: Path) -> None:
 
 
 def test_a_custom_optimizer_starts_fresh(tmp_path: Path) -> None:
-    """The moments of the steps that are forgotten are forgotten as well."""
+    """The moments of the discarded steps are discarded, too."""
     trained = []
     for model, size in ((hungry(room=6, patience=2), 8), (net(), 6)):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -120,8 +120,8 @@ def test_a_custom_optimizer_starts_fresh(tmp_path: Path) -> None:
     assert history(trained[0]) == history(trained[1])
 
 
-def test_a_resumed_run_keeps_the_size_that_was_found(tmp_path: Path) -> None:
-    """The checkpoint says which; the run ends as one that was never interrupted."""
+def test_a_resumed_run_keeps_the_size_found_before(tmp_path: Path) -> None:
+    """The checkpoint contains it; the result equals that of an uninterrupted run."""
     saving = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
     whole = searching(tmp_path / "whole", hungry(), **saving)
     whole.train()
@@ -133,8 +133,8 @@ def test_a_resumed_run_keeps_the_size_that_was_found(tmp_path: Path) -> None:
     assert history(again)[:-1] == history(whole)[:-1]
 
 
-def test_a_resumed_run_that_has_no_room_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """It begins again from there with smaller batches, at the same sample."""
+def test_a_resumed_run_out_of_memory_restarts_from_its_checkpoint(tmp_path: Path) -> None:
+    """It restarts from there with smaller batches, at the same sample."""
     saving = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 2}
     fitting(tmp_path, 8, **saving).train()
     seen: list[int] = []
@@ -154,8 +154,8 @@ def test_a_resumed_run_that_has_no_room_goes_on_from_its_checkpoint(tmp_path: Pa
     assert again.state.epoch == 2
 
 
-def test_the_newest_checkpoint_is_that_of_the_size_that_fits(tmp_path: Path) -> None:
-    """What was saved before the run began again is a past that was given up."""
+def test_the_newest_checkpoint_has_the_size_that_fits(tmp_path: Path) -> None:
+    """Checkpoints from before the restart are superseded."""
     saving = {"save_strategy": "steps", "save_steps": 1}
     found = searching(tmp_path, hungry(room=6, patience=1), num_train_epochs=2, **saving)
     found.train()
@@ -168,8 +168,8 @@ def test_the_newest_checkpoint_is_that_of_the_size_that_fits(tmp_path: Path) -> 
     assert history(again)[: found.state.global_step] == history(found)[: found.state.global_step]
 
 
-def test_no_room_for_one_sample_is_an_error(tmp_path: Path) -> None:
-    """It says what to change, and what the device said."""
+def test_a_batch_size_of_one_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    """It says what to change, and contains the device's message."""
     with pytest.raises(RunStateError, match="not enough memory for a batch of one sample") as raised:
         searching(tmp_path, hungry(room=0)).train()
 
@@ -177,7 +177,7 @@ def test_no_room_for_one_sample_is_an_error(tmp_path: Path) -> None:
 
 
 def test_other_errors_end_the_run(tmp_path: Path) -> None:
-    """Only want of memory makes batches smaller."""
+    """Only out-of-memory errors make batches smaller."""
 
     class Wrong(Net):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
@@ -187,8 +187,8 @@ def test_other_errors_end_the_run(tmp_path: Path) -> None:
         searching(tmp_path, net(kind=Wrong)).train()
 
 
-def test_an_evaluation_without_room_is_an_error(tmp_path: Path) -> None:
-    """Smaller training batches would not help it."""
+def test_an_evaluation_out_of_memory_is_an_error(tmp_path: Path) -> None:
+    """Smaller training batches would not help."""
 
     class HungryEvaluation(Net):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
@@ -206,8 +206,8 @@ def test_an_evaluation_without_room_is_an_error(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_the_device_says_what_want_of_memory_is(tmp_path: Path) -> None:
-    """An error that the device's adapter takes for one makes batches smaller, whatever its class."""
+def test_the_device_identifies_out_of_memory_errors(tmp_path: Path) -> None:
+    """An error that the device adapter identifies as out of memory makes batches smaller, whatever its class."""
 
     class Particular(CpuDevice):
         def is_out_of_memory(self, error: BaseException) -> bool:
@@ -230,7 +230,7 @@ def test_the_device_says_what_want_of_memory_is(tmp_path: Path) -> None:
 
 
 def test_callbacks_start_fresh(tmp_path: Path) -> None:
-    """What a stateful callback remembers of the forgotten steps is forgotten."""
+    """The state of callbacks from discarded steps is discarded."""
 
     class Counting(TrainerCallback):
         def __init__(self) -> None:

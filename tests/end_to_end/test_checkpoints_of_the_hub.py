@@ -1,4 +1,4 @@
-"""Checkpoints that stand in a model's repository of a hub: verified before anything of them is loaded, as any other."""
+"""Checkpoints in a model repository of a hub are verified before anything is loaded, like any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "lr_schedul
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of six steps that nothing cuts."""
+    """Return an uninterrupted run of six steps."""
     trainer = small_trainer(tmp_path_factory.mktemp("whole"), **SAVING, max_steps=6)
     trainer.train()
     return trainer
@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def hub(whole: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub that holds that run's folder, without its last checkpoint."""
+    """Return a hub that contains that run's folder, without its last checkpoint."""
     folder = Path(whole.args.output_dir)
     with hub_of("someone/model") as server:
         server.files = {
@@ -69,8 +69,8 @@ def test_a_version_can_be_named(hub: HubServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "run_state.json", "manifest.json"])
-def test_a_damaged_one_is_refused(hub: HubServer, tmp_path: Path, name: str) -> None:
-    """One flipped bit in any of its files: the error names the checkpoint that is good; nothing there is renamed."""
+def test_a_damaged_hub_checkpoint_is_refused(hub: HubServer, tmp_path: Path, name: str) -> None:
+    """One flipped bit in any file: the error names the valid checkpoint, and nothing is renamed on the hub."""
     flip_a_bit(hub, f"checkpoint-4/{name}")
     before = dict(hub.files)
     trainer = small_trainer(tmp_path, **SAVING, max_steps=6)
@@ -82,7 +82,7 @@ def test_a_damaged_one_is_refused(hub: HubServer, tmp_path: Path, name: str) -> 
 
 
 def test_the_command_line_reports_good_and_bad(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """`checkpoints verify` reads the hub's files through and says which checkpoint is damaged, and how."""
+    """`checkpoints verify` reads all files from the hub and reports which checkpoint is damaged, and how."""
     flip_a_bit(hub, "checkpoint-2/model.safetensors")
     assert main(["checkpoints", "verify", URL]) == 1
     said = capsys.readouterr().out
@@ -93,8 +93,8 @@ def test_the_command_line_reports_good_and_bad(hub: HubServer, capsys: pytest.Ca
         verify(storage_for(URL), "checkpoint-2")
 
 
-def test_a_hub_that_stumbles_is_asked_again(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that break and errors 5xx now and then: every byte is verified all the same."""
+def test_failed_hub_requests_are_retried(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken connections and 5xx errors are retried, and every byte is still verified."""
     asked: list[str] = []
 
     def plan(_: str, path: str) -> Any:
@@ -108,7 +108,7 @@ def test_a_hub_that_stumbles_is_asked_again(hub: HubServer, monkeypatch: pytest.
 
 
 def test_missing_or_forbidden_repositories_are_reported(hub: HubServer, tmp_path: Path) -> None:
-    """A model, a checkpoint, or the right to write that is missing; what is forbidden is not asked for again."""
+    """A missing model, checkpoint or permission; forbidden requests are not repeated."""
     for url in ("hf://someone/other/checkpoint-4", f"{URL}/checkpoint-5"):
         with pytest.raises(CheckpointError, match="cannot be used"):
             small_trainer(tmp_path, **SAVING, max_steps=6).train(resume_from_checkpoint=url)

@@ -1,4 +1,4 @@
-"""What code of a user's does to the model and to the batches in a run, and what of it training notices."""
+"""Effects of user code on the model and on batches during a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.end_to_end.small.trainers import history, same_weights, small_trainer
 
 
 class OwnEvaluation(Trainer):
-    """Evaluates by a loop of its own, and leaves the model as that left it."""
+    """Overrides evaluate, which leaves the model in evaluation mode."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.model.eval()
@@ -29,7 +29,7 @@ class OwnEvaluation(Trainer):
 
 
 class OwnStep(OwnEvaluation):
-    """Takes its steps itself, too."""
+    """Overrides training_step, too."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         loss: Tensor = self.compute_loss(model, inputs)
@@ -38,14 +38,14 @@ class OwnStep(OwnEvaluation):
 
 
 class Sampling(TrainerCallback):
-    """Lets the model answer after every log, as a callback that samples text does."""
+    """Puts the model into evaluation mode after every log, as a callback that samples text does."""
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["model"].eval()
 
 
 class Modes(TrainerCallback):
-    """Whether each module is in training mode before an update."""
+    """Records whether each module is in training mode before an update."""
 
     def __init__(self) -> None:
         self.seen: list[set[bool]] = []
@@ -79,7 +79,7 @@ class Wrapping(SingleProcess):
 def test_every_step_is_taken_in_training_mode(
     tmp_path: Path, kind: type[Trainer], callbacks: list[type[TrainerCallback]], way: str
 ) -> None:
-    """Code of the user's that leaves the model in evaluation mode changes no step, whatever wraps the model."""
+    """User code that leaves the model in evaluation mode affects no step, with or without a wrapper."""
     modes = Modes()
     parts = {"model": net(0.5), "eval_dataset": rows(4), "callbacks": [modes, *(each() for each in callbacks)]}
     given: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
@@ -95,14 +95,14 @@ def test_every_step_is_taken_in_training_mode(
 
 
 def plain_weights(folder: Path) -> dict[str, Tensor]:
-    """Those of a run in which the model is let alone."""
+    """Return the weights of a run without such code."""
     trainer = small_trainer(folder, parts={"model": net(0.5)})
     trainer.train()
     return weights(trainer)
 
 
-def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
-    """A callback may keep a part of the model in evaluation mode, through evaluations, too."""
+def test_a_module_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
+    """A callback may keep part of the model in evaluation mode, also across evaluations."""
     seen: list[bool] = []
 
     class Resting(TrainerCallback):
@@ -122,7 +122,7 @@ def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
 
 
 class Unfreezing(TrainerCallback):
-    """Trains the first layer too from the second epoch on, and writes down the norm of its gradient in each update."""
+    """Unfreezes the first layer in the second epoch, and records the norm of its gradient in each update."""
 
     def __init__(self) -> None:
         self.norms: list[float] = []
@@ -140,7 +140,7 @@ class Unfreezing(TrainerCallback):
 
 
 def unfreezing(folder: Path) -> tuple[Any, Unfreezing]:
-    """A Trainer whose optimizer has every parameter, and whose first layer is frozen at the beginning."""
+    """Return a Trainer whose optimizer has every parameter, and whose first layer is frozen at the start."""
     model, callback = net(), Unfreezing()
     model.layers[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -149,8 +149,8 @@ def unfreezing(folder: Path) -> tuple[Any, Unfreezing]:
     return small_trainer(folder, parts=parts, **given), callback
 
 
-def test_a_layer_that_is_unfrozen_in_a_run_is_clipped_and_cleared(tmp_path: Path) -> None:
-    """All gradients together have the norm that they are clipped to, and none is left after a step."""
+def test_a_layer_unfrozen_during_a_run_is_clipped_and_cleared(tmp_path: Path) -> None:
+    """All gradients together are clipped to the norm, and none remains after a step."""
     trainer, callback = unfreezing(tmp_path)
     trainer.train()
 
@@ -159,7 +159,7 @@ def test_a_layer_that_is_unfrozen_in_a_run_is_clipped_and_cleared(tmp_path: Path
 
 
 def test_a_run_that_unfreezes_a_layer_resumes_exactly(tmp_path: Path) -> None:
-    """From before it is trained, and from after it."""
+    """From before and from after it is unfrozen."""
     whole, _ = unfreezing(tmp_path / "whole")
     whole.train()
     for step in (4, 8):
@@ -172,7 +172,7 @@ def test_a_run_that_unfreezes_a_layer_resumes_exactly(tmp_path: Path) -> None:
 
 
 class Several(nn.Module):
-    """Three labels a row, so that rows and labels are of different number."""
+    """Three labels per row, so that the numbers of rows and labels differ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Several(nn.Module):
 
 
 class Kept(Trainer):
-    """Reads the very same batches in each epoch and each evaluation."""
+    """Reads the same batch objects in each epoch and each evaluation."""
 
     def get_train_dataloader(self) -> Any:
         return self.train_dataset
@@ -195,7 +195,7 @@ class Kept(Trainer):
 
 
 def emptied(model: Any, inputs: Any) -> tuple[Tensor, Any]:
-    """The loss and the outputs, which leave nothing in `inputs`."""
+    """Return the loss and the outputs after removing everything from `inputs`."""
     labels, x = inputs.pop("labels"), inputs.pop("x")
     outputs = model(x)
     return mse_loss(outputs["logits"], labels), outputs
@@ -237,8 +237,8 @@ def ready(seeds: range) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("kind", [EmptyingLoss, EmptyingStep, EmptyingPreparation, EmptyingAfterPreparation])
-def test_an_override_may_empty_the_batch_that_it_is_given(tmp_path: Path, kind: type[Trainer]) -> None:
-    """Losses, gradients, counts, evaluations and the next epoch are those of a Trainer that leaves it as it is."""
+def test_an_override_may_empty_its_batch(tmp_path: Path, kind: type[Trainer]) -> None:
+    """Losses, gradients, counts, evaluations and the next epoch equal those of an override that keeps it."""
     trained = []
     for each in (kind, Kept):
         parts = {"model": Several(), "train_dataset": ready(range(4)), "eval_dataset": ready(range(5, 7))}
@@ -258,7 +258,7 @@ class EmptyingOwn(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def test_a_run_whose_override_empties_its_batches_resumes_at_its_place(tmp_path: Path) -> None:
+def test_a_run_whose_override_empties_batches_resumes_at_its_position(tmp_path: Path) -> None:
     """No sample is trained on twice."""
     given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     whole = small_trainer(tmp_path, EmptyingOwn, **given)

@@ -1,4 +1,4 @@
-"""The console script as a process of its own: real signals, real exit codes."""
+"""The console script in a process of its own: real signals and exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ arguments:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a recipe that trains for a very long time."""
+    """Return a folder with a recipe that trains for a very long time."""
     Project(tmp_path).recipe(RECIPE)
     return tmp_path
 
@@ -77,7 +77,7 @@ def test_ctrl_c_reaches_the_loaders_workers_too_and_still_saves(folder: Path) ->
 
 
 def test_a_bad_recipe_exits_with_2_and_prints_nothing_else(tmp_path: Path) -> None:
-    """Everything that is wrong goes to standard error, as the documentation shows it; standard output stays empty."""
+    """All errors go to standard error, as documented; standard output stays empty."""
     Project(tmp_path).recipe("modle: {call: project.Line}\ntrain_dataset: {call: project.pionts, count: 3}\n")
     ended = hexloop("train", "recipe.yaml", folder=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")

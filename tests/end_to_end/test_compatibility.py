@@ -1,4 +1,4 @@
-"""A checkpoint of a run that was set up otherwise is refused with all that differs, or gone on from by name."""
+"""A checkpoint of a run with another setup is refused with all differences, or accepted by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAVED: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps":
 
 
 class Watched(Net):
-    """A model that writes down what it sees."""
+    """A model that records its inputs."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(dropout)
@@ -32,7 +32,7 @@ class Watched(Net):
 
 
 class Wider(Net):
-    """Another shape, another type, a tensor more and one fewer."""
+    """Another shape, another type, an additional tensor, and a missing one."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(dropout)
@@ -60,13 +60,13 @@ def resumed(folder: Path, parts: dict[str, Any] | None = None, **given: Any) -> 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run of three steps, four samples each, with AdamW and weight decay."""
+    """Return the folder of a run of three steps of four samples, with AdamW and weight decay."""
     small_trainer(tmp_path, weight_decay=0.1, **SAVED).train()
     return tmp_path
 
 
-def test_the_checkpoint_says_how_its_run_was_set_up(folder: Path) -> None:
-    """As a JSON document of its own, with a schema version."""
+def test_a_checkpoint_contains_the_setup_of_its_run(folder: Path) -> None:
+    """It is a JSON document of its own, with a schema version."""
     document = json.loads((folder / "checkpoint-3" / "run_setup.json").read_text())
     optimizer = document.pop("optimizer")
     assert document == {
@@ -82,7 +82,7 @@ def test_the_checkpoint_says_how_its_run_was_set_up(folder: Path) -> None:
     assert (optimizer["class"], optimizer["by_arguments"]) == ("AdamW", True)
 
 
-def test_an_optimizer_that_was_made_before_the_run_is_by_the_arguments(tmp_path: Path) -> None:
+def test_an_optimizer_created_before_the_run_uses_the_arguments(tmp_path: Path) -> None:
     """`create_optimizer` returns the optimizer that the run would have created."""
     trainer = small_trainer(tmp_path, **SAVED)
     trainer.create_optimizer()
@@ -93,7 +93,7 @@ def test_an_optimizer_that_was_made_before_the_run_is_by_the_arguments(tmp_path:
 
 
 def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
-    """Missing, unknown, of another shape, of another type: all in one sentence."""
+    """Missing and unknown tensors, other shapes and types are listed in one sentence."""
     told = refusal(folder, {"model": net(kind=Wider)}, weight_decay=0.1)
     for words in (
         "its model, a Net, differs",
@@ -107,7 +107,7 @@ def test_all_differences_of_a_model_are_listed(folder: Path) -> None:
 
 
 def test_all_differences_are_reported_at_once(folder: Path) -> None:
-    """Precision, optimizer, data and batch size make one error of four, each with the name that accepts it."""
+    """Precision, optimizer, data and batch size are one error with four parts, each with the name that accepts it."""
     told = refusal(folder, {"train_dataset": rows(20)}, bf16=True, optim="sgd", per_device_train_batch_size=8)
     assert "in 4 ways" in told
     for words, name in (
@@ -137,22 +137,22 @@ def test_another_optimizer_is_refused(folder: Path, given: dict[str, Any], words
 @pytest.mark.parametrize(
     "given", [{"learning_rate": 0.5}, {"optim": "adamw_torch"}, {"lr_scheduler_type": "constant"}, {"max_steps": 6}]
 )
-def test_what_a_run_may_change_is_not_refused(folder: Path, given: dict[str, Any]) -> None:
-    """The rate, its schedule, the length of the run, and the kernel that computes the same."""
+def test_allowed_changes_are_not_refused(folder: Path, given: dict[str, Any]) -> None:
+    """Learning rate, schedule, length of the run, and an equivalent implementation of the optimizer."""
     trainer = resumed(folder, **{"weight_decay": 0.1, "max_steps": 4, **given})
     assert trainer.state.global_step == given.get("max_steps", 4)
 
 
-def test_an_accepted_other_optimizer_starts_fresh(folder: Path) -> None:
-    """A warning says so; weights and step are the checkpoint's."""
+def test_an_accepted_change_of_optimizer_starts_fresh(folder: Path) -> None:
+    """A warning is given; weights and step come from the checkpoint."""
     with pytest.warns(UserWarning, match="optimizer starts without moments"):
         trainer = resumed(folder, optim="sgd", optim_args="momentum=0.9", max_steps=5, resume_despite=["optimizer"])
     assert trainer.state.global_step == 5
     assert type(trainer.optimizer).__name__ == "SGD"
 
 
-def test_other_options_are_this_runs_where_they_are_accepted(folder: Path) -> None:
-    """The moments are kept, and the options are those of the arguments."""
+def test_accepted_changes_of_options_apply(folder: Path) -> None:
+    """Moments are kept, and the options come from the arguments."""
     trainer = resumed(
         folder, weight_decay=0.2, adam_beta1=0.5, max_steps=4, resume_despite=["optimizer"]
     )  # fmt: skip
@@ -161,7 +161,7 @@ def test_other_options_are_this_runs_where_they_are_accepted(folder: Path) -> No
     assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {4}
 
 
-def test_another_precision_is_gone_on_with_where_it_is_accepted(folder: Path) -> None:
+def test_an_accepted_change_of_precision_applies(folder: Path) -> None:
     """A switch from float32 to fp16 starts with a fresh loss scale."""
     trainer = resumed(folder, weight_decay=0.1, fp16=True, max_steps=5, resume_despite=["precision"])
     assert trainer.state.global_step == 5
@@ -169,7 +169,7 @@ def test_another_precision_is_gone_on_with_where_it_is_accepted(folder: Path) ->
 
 @pytest.mark.parametrize(("size", "accumulation"), [(2, 1), (8, 1), (2, 3), (5, 1)])
 def test_another_batch_size_resumes_at_the_same_sample(tmp_path: Path, size: int, accumulation: int) -> None:
-    """Every sample of both epochs is trained on once an epoch, whatever the batches were before and are now."""
+    """Every sample of both epochs is trained on once per epoch, for any combination of batch sizes."""
     given: dict[str, Any] = {"num_train_epochs": 2, "train_sampling_strategy": "sequential", "weight_decay": 0.1}
     data = rows(30)
     first = small_trainer(
@@ -196,8 +196,8 @@ def test_another_batch_size_resumes_at_the_same_sample(tmp_path: Path, size: int
     assert left[-1] < left[3] / 2
 
 
-def test_a_changed_length_of_the_data_is_gone_on_with_where_it_is_accepted(folder: Path) -> None:
-    """The position counts samples, and the pass is as long as the new data."""
+def test_an_accepted_change_of_the_data_length_applies(folder: Path) -> None:
+    """The position counts samples, and the epoch has the new length."""
     trainer = resumed(
         folder, {"train_dataset": rows(32)}, weight_decay=0.1, max_steps=10, resume_despite=["data_length"]
     )
@@ -205,7 +205,7 @@ def test_a_changed_length_of_the_data_is_gone_on_with_where_it_is_accepted(folde
     assert trainer.state.epoch == pytest.approx(10 / 8)
 
 
-def test_a_name_that_is_none_of_the_differences_is_refused(tmp_path: Path) -> None:
-    """The error names those that there are."""
+def test_an_unknown_name_of_a_difference_is_refused(tmp_path: Path) -> None:
+    """The error lists the valid names."""
     with pytest.raises(ConfigurationError, match="batch_size"):
         arguments(tmp_path, resume_despite=["batchsize"])

@@ -1,4 +1,4 @@
-"""Tokens and floating-point operations are counted as the arguments say, and as the model can tell."""
+"""Counts of tokens and floating-point operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.end_to_end.small.models import Net, net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 PER_SAMPLE = 2 * (4 * 8 + 8 * 1) + 2 * (4 * 8 + 8 * 1 + 8 * 1)
-"""Two a multiplication: both layers forward, their weights' gradients, and those of what goes into the second."""
+"""Two per multiplication: both layers' forward, their weights' gradients, and the gradient of the second's input."""
 
 
 class Words(nn.Module):
@@ -49,38 +49,38 @@ def counted(folder: Path, how: Any, masked: bool = False, padding: int | None = 
     ("how", "expected"), [(True, 40), ("all", 40), (False, 0), ("no", 0), ("non_padding", 16)], ids=str
 )
 def test_tokens_are_counted_in_every_way(tmp_path: Path, how: Any, expected: int) -> None:
-    """True and False are "all" and "no"."""
+    """True and False mean "all" and "no"."""
     assert counted(tmp_path, how, masked=True) == expected
 
 
-def test_padding_is_what_the_processing_class_says(tmp_path: Path) -> None:
-    """Where no attention mask tells."""
+def test_the_processing_class_defines_padding(tmp_path: Path) -> None:
+    """It is used if there is no attention mask."""
     assert counted(tmp_path, "non_padding", padding=0) == 16
 
 
-def test_without_anybody_who_knows_all_tokens_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The logger warns once, and says what to give."""
+def test_without_a_padding_token_all_tokens_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The logger warns once, and says what to provide."""
     assert counted(tmp_path, "non_padding") == 40
     assert ["pad_token_id" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_without_the_main_input_none_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The logger warns once, and says what to give."""
+    """The logger warns once, and says what to provide."""
     small_trainer(tmp_path, include_num_input_tokens_seen="all").train()
 
     assert ["main_input_name" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_plain_model_is_measured(tmp_path: Path) -> None:
-    """By what torch's counter sees of the first micro-batch, for each sample that is trained on."""
+    """The counter of torch measures the first micro-batch, and every sample counts as much."""
     trainer = small_trainer(tmp_path, num_train_epochs=3)
     metrics = trainer.train().metrics
 
     assert metrics["total_flos"] == trainer.state.total_flos == 48 * PER_SAMPLE
 
 
-def test_a_model_that_can_say_is_asked(tmp_path: Path) -> None:
-    """About every micro-batch; and so is an overridden method of the Trainer, before it."""
+def test_a_model_with_its_own_count_is_used(tmp_path: Path) -> None:
+    """Its method is called with every micro-batch, and an overridden method of the Trainer takes precedence."""
 
     class Saying(Net):
         def floating_point_ops(self, inputs: Any) -> float:
@@ -96,8 +96,8 @@ def test_a_model_that_can_say_is_asked(tmp_path: Path) -> None:
     assert (told, overridden) == (160.0, 320.0)
 
 
-def test_operations_can_be_asked_for_without_a_run(tmp_path: Path) -> None:
-    """Three times a forward pass; no random number is drawn."""
+def test_operations_can_be_computed_without_a_run(tmp_path: Path) -> None:
+    """Three times the forward pass; no random number is drawn."""
     trainer = small_trainer(tmp_path, parts={"model": net(dropout=0.5)})
     batch = {name: torch.stack([row[name] for row in rows(4)]) for name in ("x", "labels")}
     before = torch.get_rng_state()
@@ -106,8 +106,8 @@ def test_operations_can_be_asked_for_without_a_run(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_checkpoints_and_resumed_runs_know_them(tmp_path: Path) -> None:
-    """A resumed run goes by what was measured before, and ends as one that was not interrupted."""
+def test_counts_are_checkpointed_and_resumed(tmp_path: Path) -> None:
+    """A resumed run uses the stored measurement, and finishes like an uninterrupted one."""
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 2}
     whole = small_trainer(tmp_path, **saving)
     whole.train()
@@ -118,8 +118,8 @@ def test_checkpoints_and_resumed_runs_know_them(tmp_path: Path) -> None:
     assert again.state.total_flos == 32 * PER_SAMPLE
 
 
-def test_they_are_up_to_date_when_they_are_stored(tmp_path: Path) -> None:
-    """In the middle of a run, by `store_flos`."""
+def test_stored_counts_are_up_to_date(tmp_path: Path) -> None:
+    """`store_flos` updates them during a run."""
     trainer = small_trainer(tmp_path)
     seen: list[float] = []
     for event in trainer.stream():
@@ -131,7 +131,7 @@ def test_they_are_up_to_date_when_they_are_stored(tmp_path: Path) -> None:
 
 
 def test_measuring_changes_nothing(tmp_path: Path) -> None:
-    """A model that can say is not measured, and has the same weights in the end."""
+    """A model with its own count is not measured, and finishes with the same weights."""
 
     class Saying(Net):
         def floating_point_ops(self, inputs: Any) -> float:

@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a checkpoint is noticed, and the checkpoint is not loaded."""
+"""Any change to any file of a checkpoint is detected, and the checkpoint is not loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_unusable(checkpoint: Path) -> None:
-    """Neither verification nor a resume by name takes it; no keeper is asked to load anything."""
+    """Verification and a resume by name both refuse it; nothing is loaded."""
     refused_by_verify(checkpoint)
     keeper = Keeper()
     store = CheckpointStore(LocalStorage(checkpoint.parent), CheckpointContents({"model": keeper}))
@@ -44,15 +44,15 @@ def files_of(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
-def test_the_undamaged_one_is_good(whole: Path) -> None:
-    """What the tests below damage is good before, and has many files."""
+def test_the_undamaged_checkpoint_is_valid(whole: Path) -> None:
+    """The checkpoint that the tests below damage is valid, and has many files."""
     verify(LocalStorage(whole.parent), NAME)
     assert len(files_of(whole)) >= 9
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.matrix)])
-def test_every_flipped_bit_is_noticed(whole: Path, tmp_path: Path, every: int) -> None:
-    """One bit, at each of a thousand places over all files, the manifest among them: none is good, and none loads."""
+def test_every_flipped_bit_is_detected(whole: Path, tmp_path: Path, every: int) -> None:
+    """One bit at each of a thousand positions over all files, the manifest included: all are refused."""
     checkpoint, draw = copy_of(whole, tmp_path / "flipped"), random.Random(5)
     files = files_of(checkpoint)
     chosen = [files[number % len(files)] for number in range(POSITIONS)]
@@ -69,8 +69,8 @@ def test_every_flipped_bit_is_noticed(whole: Path, tmp_path: Path, every: int) -
     verify(LocalStorage(checkpoint.parent), NAME)
 
 
-def test_every_truncation_is_noticed(whole: Path, tmp_path: Path) -> None:
-    """Each file, cut off at its beginning, in the middle, or by one byte, or with a byte too many."""
+def test_every_truncation_is_detected(whole: Path, tmp_path: Path) -> None:
+    """Each file, cut at its start, in the middle, or by one byte, or with an additional byte."""
     checkpoint = copy_of(whole, tmp_path / "cut")
     for path in files_of(checkpoint):
         good = path.read_bytes()
@@ -83,8 +83,8 @@ def test_every_truncation_is_noticed(whole: Path, tmp_path: Path) -> None:
         path.write_bytes(good)
 
 
-def test_every_missing_file_is_noticed(whole: Path, tmp_path: Path) -> None:
-    """The error of verification names it."""
+def test_every_missing_file_is_detected(whole: Path, tmp_path: Path) -> None:
+    """Verification names it."""
     for path in files_of(whole):
         checkpoint = copy_of(whole, tmp_path / "missing")
         (checkpoint / path.name).unlink()
@@ -93,8 +93,8 @@ def test_every_missing_file_is_noticed(whole: Path, tmp_path: Path) -> None:
         refused_by_resume(checkpoint, tmp_path / "output")
 
 
-def test_every_swapped_pair_is_noticed(whole: Path, tmp_path: Path) -> None:
-    """Two files that stand under each other's names, unless they hold the same."""
+def test_every_swapped_pair_is_detected(whole: Path, tmp_path: Path) -> None:
+    """Two files whose names are swapped, unless they have the same content."""
     checkpoint = copy_of(whole, tmp_path / "swapped")
     pairs = 0
     for one, other in combinations(files_of(checkpoint), 2):

@@ -1,4 +1,4 @@
-"""What a Trainer reads, in which order, and what an evaluation makes of it."""
+"""Data loading, sample order, and evaluation results of a Trainer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
 class Recorder:
-    """Collates as usual, and keeps what it was given."""
+    """Collates as usual, and records its input."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ class Recorder:
 
 
 def seen_in_training(trainer: Trainer) -> list[Tensor]:
-    """The inputs that the model is given, batch after batch."""
+    """Return the inputs of the model, batch by batch."""
     seen: list[Tensor] = []
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -59,7 +59,7 @@ def seen_in_training(trainer: Trainer) -> list[Tensor]:
 
 
 def test_keyed_samples_do_not_depend_on_workers(tmp_path: Path) -> None:
-    """With `keyed_data_randomness=True` no worker and two give the very same augmented samples, over two epochs."""
+    """With `keyed_data_randomness=True`, no workers and two give the same augmented samples, over two epochs."""
     runs = [
         seen_in_training(
             small_trainer(
@@ -75,8 +75,8 @@ def test_keyed_samples_do_not_depend_on_workers(tmp_path: Path) -> None:
     assert not torch.equal(runs[0][0], runs[0][3])
 
 
-def test_every_sample_comes_once_an_epoch(tmp_path: Path) -> None:
-    """Each epoch has all samples, each once, in an order of its own."""
+def test_every_sample_occurs_once_per_epoch(tmp_path: Path) -> None:
+    """Each epoch contains all samples once, in its own order."""
     data = [{"x": torch.full((4,), float(number)), "labels": torch.zeros(1)} for number in range(10)]
     seen = seen_in_training(small_trainer(tmp_path, parts={"train_dataset": data}, num_train_epochs=2))
     epochs = [[int(value) for batch in seen[start : start + 3] for value in batch[:, 0]] for start in (0, 3)]
@@ -87,8 +87,8 @@ def test_every_sample_comes_once_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("further", [{}, {"length_column_name": "long"}])
-def test_lengths_stand_together(tmp_path: Path, further: dict[str, Any]) -> None:
-    """Grouped by length, a batch's samples differ less in length than in random order, the longest batch first."""
+def test_group_by_length_batches_similar_lengths(tmp_path: Path, further: dict[str, Any]) -> None:
+    """Grouped by length, lengths within a batch vary less than in random order; the longest batch comes first."""
 
     class Lengths(nn.Module):
         def __init__(self) -> None:
@@ -124,8 +124,8 @@ def test_lengths_stand_together(tmp_path: Path, further: dict[str, Any]) -> None
 # Columns and collators
 
 
-def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> None:
-    """A `datasets.Dataset` with texts and further numbers trains as one with the model's columns alone."""
+def test_unused_columns_are_removed(tmp_path: Path) -> None:
+    """A `datasets.Dataset` with text and additional numbers trains like one with only the model's columns."""
     plain = {"x": [row["x"].tolist() for row in rows(8)], "labels": [row["labels"].tolist() for row in rows(8)]}
     data = HubDataset.from_dict({**plain, "text": ["words"] * 8, "number": list(range(8))})
     trainer = small_trainer(tmp_path, parts={"train_dataset": data, "eval_dataset": data}, eval_strategy="epoch")
@@ -136,8 +136,8 @@ def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> No
     assert same_weights(weights(trainer), weights(other))
 
 
-def test_nothing_is_left_out_where_that_is_not_wished(tmp_path: Path) -> None:
-    """With `remove_unused_columns=False` the collator gets all that the data set has."""
+def test_unused_columns_can_be_kept(tmp_path: Path) -> None:
+    """With `remove_unused_columns=False` the collator receives all columns."""
     recorder = Recorder()
     data = [{**row, "further": 1} for row in rows(4)]
 
@@ -154,7 +154,7 @@ def test_nothing_is_left_out_where_that_is_not_wished(tmp_path: Path) -> None:
 
 
 class PadsToLongest:
-    """As much of a tokenizer as padding needs."""
+    """The part of a tokenizer that padding needs."""
 
     def pad(self, features: list[dict[str, Any]], **options: Any) -> dict[str, Tensor]:
         longest = max(len(feature["input_ids"]) for feature in features)
@@ -182,7 +182,7 @@ def token_samples(count: int) -> list[dict[str, Any]]:
 
 
 def test_a_transformers_classifier_trains_and_loads_again(tmp_path: Path) -> None:
-    """Padded by its tokenizer it trains, and its checkpoint loads with `from_pretrained` to the same logits."""
+    """It trains with its tokenizer's padding, and `from_pretrained` loads its checkpoint with the same logits."""
     model = tiny_bert()
     trainer = small_trainer(
         tmp_path,
@@ -237,7 +237,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
 
 
 def measured(folder: Path, compute: Callable[..., dict[str, Any]], **given: Any) -> dict[str, Any]:
-    """The metrics of an evaluation on ten samples."""
+    """Return the metrics of an evaluation on ten samples."""
     parts = {"eval_dataset": rows(10), "compute_metrics": compute, **given.pop("parts", {})}
     metrics: dict[str, Any] = small_trainer(folder, parts=parts, **given).evaluate()
     return metrics
@@ -249,8 +249,8 @@ def squared_error(found: EvalPrediction) -> dict[str, Any]:
     return {"squared_error": ((predictions - labels) ** 2).mean()}
 
 
-def test_metrics_see_every_sample(tmp_path: Path) -> None:
-    """They are given arrays of all samples, and their numbers come under the prefix, beside the mean loss."""
+def test_metrics_receive_every_sample(tmp_path: Path) -> None:
+    """compute_metrics receives arrays of all samples; its values are logged with the prefix, next to the mean loss."""
     metrics = measured(tmp_path, squared_error)
 
     assert metrics["eval_squared_error"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
@@ -258,7 +258,7 @@ def test_metrics_see_every_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_predictions_may_leave_the_device_early(tmp_path: Path, steps: int) -> None:
+def test_predictions_may_be_moved_to_the_cpu_early(tmp_path: Path, steps: int) -> None:
     """With `eval_accumulation_steps` the metrics are the same."""
     metrics = measured(tmp_path, squared_error, eval_accumulation_steps=steps)
 
@@ -280,7 +280,7 @@ def test_metrics_may_be_computed_batch_by_batch(tmp_path: Path) -> None:
     assert metrics["eval_batches"] == 3
 
 
-def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
+def test_metrics_may_receive_inputs_and_losses(tmp_path: Path) -> None:
     """`include_for_metrics` adds them."""
 
     class Named(Net):
@@ -296,8 +296,8 @@ def test_metrics_may_see_inputs_and_losses(tmp_path: Path) -> None:
     assert metrics["eval_mean"] == pytest.approx(metrics["eval_loss"])
 
 
-def test_logits_may_be_worked_on_before_they_are_kept(tmp_path: Path) -> None:
-    """`preprocess_logits_for_metrics` is given logits and labels as tensors; its result is what metrics see."""
+def test_logits_can_be_preprocessed(tmp_path: Path) -> None:
+    """`preprocess_logits_for_metrics` receives logits and labels as tensors; metrics receive its result."""
 
     def compute(found: EvalPrediction) -> dict[str, float]:
         assert found.predictions.dtype == np.bool_
@@ -309,7 +309,7 @@ def test_logits_may_be_worked_on_before_they_are_kept(tmp_path: Path) -> None:
 
 
 def test_batches_may_be_kept_apart(tmp_path: Path) -> None:
-    """With `eval_do_concat_batches=False` metrics see lists of batches."""
+    """With `eval_do_concat_batches=False` metrics receive lists of batches."""
 
     def compute(found: EvalPrediction) -> dict[str, float]:
         return {"largest": max(len(batch) for batch in found.predictions), "batches": len(found.label_ids)}
@@ -320,7 +320,7 @@ def test_batches_may_be_kept_apart(tmp_path: Path) -> None:
 
 
 def test_only_the_loss_may_be_computed(tmp_path: Path) -> None:
-    """With `prediction_loss_only` metrics are not asked, and nothing is predicted."""
+    """With `prediction_loss_only`, metrics are not computed and predictions not returned."""
     trainer = small_trainer(
         tmp_path, parts={"eval_dataset": rows(10), "compute_metrics": squared_error}, prediction_loss_only=True
     )
@@ -331,7 +331,7 @@ def test_only_the_loss_may_be_computed(tmp_path: Path) -> None:
 
 
 class Uneven(nn.Module):
-    """Gives back its input of uneven width, twice, in a tuple within a tuple."""
+    """Returns inputs of different widths, twice, in nested tuples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Uneven(nn.Module):
 
 
 def test_uneven_and_nested_outputs_are_padded(tmp_path: Path) -> None:
-    """Batches of different widths come in one array, filled with -100, whatever they are nested in."""
+    """Batches of different widths are concatenated and padded with -100, at any depth."""
     data = [{"x": torch.ones(width), "labels": torch.ones(width)} for width in (2, 2, 5, 5)]
     trainer = small_trainer(tmp_path, parts={"model": Uneven()}, per_device_eval_batch_size=2)
     logits, nested = trainer.predict(data).predictions
@@ -354,7 +354,7 @@ def test_uneven_and_nested_outputs_are_padded(tmp_path: Path) -> None:
 
 
 def test_several_data_sets_are_evaluated_by_name(tmp_path: Path) -> None:
-    """A dictionary of them gives the metrics of each under its name, in a run and by hand."""
+    """A dictionary of datasets gives the metrics of each under its name, in a run and in a call."""
     sets = {"near": rows(4), "far": rows(6, seed=1)}
     trainer = small_trainer(
         tmp_path, parts={"eval_dataset": sets}, eval_strategy="epoch", metric_for_best_model="far_loss"
@@ -368,8 +368,8 @@ def test_several_data_sets_are_evaluated_by_name(tmp_path: Path) -> None:
     assert "eval_loss" not in logged
 
 
-def test_predictions_come_in_the_order_of_the_data(tmp_path: Path) -> None:
-    """`predict` gives a row for each sample, its label beside it, and metrics under "test_"."""
+def test_predictions_are_in_the_order_of_the_data(tmp_path: Path) -> None:
+    """`predict` returns a row for each sample, its label, and metrics with the prefix "test_"."""
     trainer = small_trainer(tmp_path, parts={"compute_metrics": lambda found: {"count": len(found[0])}})
     output = trainer.predict(rows(10))
 
@@ -378,11 +378,11 @@ def test_predictions_come_in_the_order_of_the_data(tmp_path: Path) -> None:
     assert {"test_loss", "test_runtime", "test_samples_per_second"} <= set(output.metrics)
 
 
-# The best model, and which checkpoints stay
+# The best model, and which checkpoints are kept
 
 
 class Worsening(Net):
-    """Its loss in evaluation is what the test says, one number an evaluation."""
+    """Its evaluation losses are the given numbers, one per evaluation."""
 
     losses = (3.0, 1.0, 2.0, 4.0, 5.0, 6.0)
     evaluations = 0
@@ -412,8 +412,8 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
-def test_a_run_may_end_with_the_best_weights(tmp_path: Path) -> None:
-    """They are those of the step whose evaluation was the best, and its checkpoint outlives rotation."""
+def test_a_run_can_load_the_best_weights_at_the_end(tmp_path: Path) -> None:
+    """They are those of the best evaluation's step, whose checkpoint rotation keeps."""
     trainer = small_trainer(tmp_path, parts=best_parts(), load_best_model_at_end=True, save_total_limit=2, **RHYTHM)
     at_best: dict[str, Tensor] = {}
     for event in trainer.stream():
@@ -428,22 +428,22 @@ def test_a_run_may_end_with_the_best_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_older_checkpoints_are_removed(tmp_path: Path, limit: int) -> None:
-    """No more than `save_total_limit` stay, the newest."""
+    """`save_total_limit` checkpoints are kept, the newest."""
     small_trainer(tmp_path, save_total_limit=limit, save_strategy="steps", save_steps=1).train()
 
     assert checkpoints(tmp_path) == [f"checkpoint-{step}" for step in range(5 - limit, 5)]
 
 
-def test_only_the_best_may_be_saved(tmp_path: Path) -> None:
-    """With `save_strategy="best"` there is a checkpoint for each evaluation that beat those before."""
+def test_save_strategy_best_saves_improvements_only(tmp_path: Path) -> None:
+    """With `save_strategy="best"` a checkpoint is saved for each evaluation that improves on all earlier ones."""
     given = {**RHYTHM, "save_strategy": "best"}
     small_trainer(tmp_path, parts=best_parts(), metric_for_best_model="loss", **given).train()
 
     assert checkpoints(tmp_path) == ["checkpoint-1", "checkpoint-2"]
 
 
-def test_training_stops_when_nothing_gets_better(tmp_path: Path) -> None:
-    """EarlyStoppingCallback ends the run after as many evaluations as its patience, with the best weights."""
+def test_early_stopping_ends_training(tmp_path: Path) -> None:
+    """EarlyStoppingCallback stops the run after `patience` evaluations without improvement, with the best weights."""
     parts = {**best_parts(), "callbacks": [EarlyStoppingCallback(2)]}
     trainer = small_trainer(tmp_path, parts=parts, load_best_model_at_end=True, **RHYTHM)
 
@@ -451,11 +451,11 @@ def test_training_stops_when_nothing_gets_better(tmp_path: Path) -> None:
     assert trainer.state.best_global_step == 2
 
 
-# Adapters that are brought
+# Injected adapters
 
 
 def test_adapters_may_be_injected(tmp_path: Path) -> None:
-    """Storage, clock, loggers and precision of the caller's are those that a run uses; the disk stays empty."""
+    """The run uses the given storage, clock, loggers and precision; nothing is written to the disk."""
     storage, clock, logger = MemoryStorage(), ManualClock(), RecordingLogger()
     trainer = small_trainer(
         tmp_path / "nothing here",
@@ -471,7 +471,7 @@ def test_adapters_may_be_injected(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing here").exists()
 
 
-def test_a_logger_that_fails_is_reported_once(tmp_path: Path) -> None:
+def test_a_failing_logger_is_reported_once(tmp_path: Path) -> None:
     """The run continues without it and warns once."""
     failing, sound = RecordingLogger(OSError("no route")), RecordingLogger()
     trainer = small_trainer(tmp_path, parts={"loggers": [failing, sound]})
@@ -484,7 +484,7 @@ def test_a_logger_that_fails_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:
-    """A checkpoint holds safetensors, JSON, and nothing else."""
+    """A checkpoint contains safetensors and JSON only."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         small_trainer(tmp_path, parts={"model": net(0.3)}, save_strategy="epoch", fp16=True).train()

@@ -1,4 +1,4 @@
-"""full_determinism and the seeds: what a run sets for itself, and puts back."""
+"""full_determinism and seeds: what a run sets, and restores."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def switches() -> list[Any]:
     ]
 
 
-def test_a_deterministic_run_sets_what_it_needs_and_puts_it_back(tmp_path: Path) -> None:
-    """Switches of torch, and variables that its libraries read; within the run, and only there."""
+def test_full_determinism_is_set_and_restored(tmp_path: Path) -> None:
+    """Flags of torch and environment variables are set during the run only."""
     before = switches()
     events = small_trainer(tmp_path, full_determinism=True).stream()
     next(events)
@@ -38,8 +38,8 @@ def test_a_deterministic_run_sets_what_it_needs_and_puts_it_back(tmp_path: Path)
 @pytest.mark.parametrize(
     ("other", "same"), [({"seed": 1}, False), ({"data_seed": 1}, False), ({"data_seed": 42}, True)]
 )
-def test_the_seeds_decide_the_run(tmp_path: Path, other: dict[str, Any], same: bool) -> None:
-    """The order of samples goes by data_seed, which is the seed where it is not given."""
+def test_seeds_determine_the_run(tmp_path: Path, other: dict[str, Any], same: bool) -> None:
+    """data_seed sets the order of samples; its default is seed."""
     one, another = small_trainer(tmp_path), small_trainer(tmp_path, **other)
     one.train()
     another.train()
@@ -48,7 +48,7 @@ def test_the_seeds_decide_the_run(tmp_path: Path, other: dict[str, Any], same: b
 
 
 def test_each_train_of_a_model_init_is_fresh(tmp_path: Path) -> None:
-    """Two runs of one Trainer are the same run twice, from one new model each."""
+    """Two runs of a Trainer give the same result, each with a new model."""
     made: list[Any] = []
 
     def model_init() -> Any:

@@ -332,7 +332,7 @@ def modes(library: Any, folder: Path, part: str) -> list[bool]:
     return seen
 
 
-def test_a_module_that_was_put_to_rest_stays_so(tmp_path: Path) -> None:
+def test_a_module_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
     """Transformers' is in training mode in the next step. A whole model that was put to rest is in both."""
     assert modes(hexloop, tmp_path, "first") == [False, False]
     assert modes(transformers, tmp_path, "first") == [True, True]
