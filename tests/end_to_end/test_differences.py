@@ -1,4 +1,4 @@
-"""Where hexloop's Trainer differs from transformers': what docs/differences.md says, on both sides."""
+"""Every difference from transformers in docs/differences.md, shown with both libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE_WINDOW = {
     "max_steps": 1,
     "learning_rate": 0.0,
 }
-"""Four micro-batches, and no change of the weights."""
+"""Four micro-batches with a learning rate of 0."""
 
 FIVE_STEPS = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 0.01, "optim": "sgd"}
 """Two epochs of five steps on 20 samples."""
@@ -42,11 +42,11 @@ BEST_OF_EVERY_STEP: dict[str, Any] = {
     "metric_for_best_model": "loss",
     "load_best_model_at_end": True,
 }
-"""An evaluation and a checkpoint each step, the best of which is kept."""
+"""An evaluation and a checkpoint at each step; the best checkpoint is kept."""
 
 
 def first_losses(folder: Path, model: nn.Module, data: Samples, **arguments: Any) -> tuple[float, float, float]:
-    """The loss of the first window: hexloop's, hexloop's with transformers' weighting, transformers'."""
+    """Return the first window's loss: hexloop, hexloop with transformers' weighting, transformers."""
     given = {**ONE_WINDOW, **arguments}
     exact = run_hexloop(folder / "exact", model, given, train_dataset=data)
     alike = run_hexloop(folder / "alike", model, {**given, "loss_weighting": "reference"}, train_dataset=data)
@@ -60,7 +60,7 @@ def micro_batches(data: Samples) -> list[dict[str, Tensor]]:
 
 
 def assert_both(losses: tuple[float, float, float], exact: float, reference: float) -> None:
-    """The numbers are as the documentation says, and are not the same."""
+    """The numbers match the documentation, and differ from each other."""
     assert losses[0] == pytest.approx(exact, rel=1e-5)
     assert losses[1] == pytest.approx(reference, rel=1e-5)
     assert losses[2] == pytest.approx(reference, rel=1e-5)
@@ -69,20 +69,20 @@ def assert_both(losses: tuple[float, float, float], exact: float, reference: flo
 
 @torch.no_grad()
 def means_and_counts(model: nn.Module, data: Samples) -> tuple[Tensor, Tensor]:
-    """The mean loss and the number of labels of each micro-batch."""
+    """Return the mean loss and the number of labels of each micro-batch."""
     batches = micro_batches(data)
     means = torch.stack([model(**batch)["loss"] for batch in batches])
     return means, torch.tensor([int((batch["labels"] != -100).sum()) for batch in batches])
 
 
-def test_ragged_labels_weigh_by_their_number(tmp_path: Path) -> None:
+def test_batches_are_weighted_by_their_number_of_labels(tmp_path: Path) -> None:
     """Transformers takes the mean of means, hexloop the mean over all labels."""
     model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
     means, counts = means_and_counts(model, data)
     assert_both(first_losses(tmp_path, model, data), float((means * counts).sum() / counts.sum()), float(means.mean()))
 
 
-def test_the_rows_of_a_small_last_batch_weigh_as_the_others(tmp_path: Path) -> None:
+def test_rows_of_a_small_last_batch_have_the_weight_of_others(tmp_path: Path) -> None:
     """Of 13 rows in batches of 4, transformers weights the last row like four."""
     model, data = make_model("convolution"), samples_for("convolution", 13)
     means, counts = means_and_counts(model, data)
@@ -99,8 +99,8 @@ class AnyKeyword(PlainGPT):
         return super().forward(input_ids, labels)
 
 
-def test_a_model_that_ignores_the_count_is_not_believed(tmp_path: Path) -> None:
-    """Transformers adds up the means of a model that takes any keyword; hexloop weighs them."""
+def test_a_model_that_ignores_the_count_is_weighted_correctly(tmp_path: Path) -> None:
+    """Transformers adds up the means of a model that accepts any keyword; hexloop weights them."""
     torch.manual_seed(0)
     model, data = AnyKeyword(), samples_for("plain GPT", 16)
     means, counts = means_and_counts(model, data)
@@ -108,12 +108,12 @@ def test_a_model_that_ignores_the_count_is_not_believed(tmp_path: Path) -> None:
 
 
 def smoothed_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The sum of the smoothed losses of all labels of a batch."""
+    """Return the sum of the smoothed losses of all labels of a batch."""
     logits = model(batch["input_ids"])["logits"]
     return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum", label_smoothing=0.1)
 
 
-def test_smoothed_losses_weigh_by_their_labels(tmp_path: Path) -> None:
+def test_smoothed_losses_are_weighted_by_their_labels(tmp_path: Path) -> None:
     """With label smoothing, too, transformers takes the mean of means."""
     model, data = make_model("plain GPT"), samples_for("plain GPT", 16)
     _, counts = means_and_counts(model, data)
@@ -124,8 +124,8 @@ def test_smoothed_losses_weigh_by_their_labels(tmp_path: Path) -> None:
     assert_both(losses, float((means * counts).sum() / counts.sum()), float(means.mean()))
 
 
-def test_labels_that_are_compared_with_nothing_are_not_counted(tmp_path: Path) -> None:
-    """GPT-2's loss leaves out each row's first label, which transformers counts all the same."""
+def test_labels_without_a_prediction_are_not_counted(tmp_path: Path) -> None:
+    """GPT-2's loss ignores the first label of each row, which transformers counts nevertheless."""
     model, data = make_model("GPT-2"), samples_for("GPT-2", 16)
     labels = data.columns["labels"]
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_labels_that_are_compared_with_nothing_are_not_counted(tmp_path: Path) -
     assert_both(first_losses(tmp_path, model, data), mean, mean * compared / counted)
 
 
-def test_a_loss_that_is_not_finite_is_logged_as_the_mean_of_the_others(tmp_path: Path) -> None:
+def test_non_finite_losses_are_excluded_from_the_logged_mean(tmp_path: Path) -> None:
     """Of the losses 1, 2, nan, 4, 5 hexloop logs 3; transformers replaces nan by 1."""
 
     def counted() -> Callable[..., Tensor]:
@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_is_logged_as_the_mean_of_the_others(tmp_path:
 
 
 def make_trainer(library: Any, folder: Path, outcome: Outcome, **given: Any) -> Any:
-    """A Trainer of either library on five steps an epoch, whose events go to `outcome`."""
+    """Return a Trainer of either library with five steps per epoch, whose events are added to `outcome`."""
     callbacks = given.pop("callbacks", [])
     arguments = library.TrainingArguments(output_dir=str(folder), **{**BOTH, **FIVE_STEPS, **given})
     data = samples_for("convolution", 20)
@@ -172,7 +172,7 @@ def make_trainer(library: Any, folder: Path, outcome: Outcome, **given: Any) -> 
 
 
 def resumed(library: Any, folder: Path, step: int, **given: Any) -> tuple[Any, Outcome, Any]:
-    """What a whole run gave, the events of one that is resumed from its checkpoint of `step`, and what that gave."""
+    """Return the uninterrupted result, the events after a resume from its checkpoint of `step`, and its result."""
     given = {"save_strategy": "steps", "save_steps": 1, **given}
     whole = make_trainer(library, folder, Outcome(), **given).train()
     outcome = Outcome()
@@ -180,8 +180,8 @@ def resumed(library: Any, folder: Path, step: int, **given: Any) -> tuple[Any, O
     return whole, outcome, outcome.trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
 
 
-def test_the_mean_loss_of_a_resumed_run_is_of_all_its_steps(tmp_path: Path) -> None:
-    """It is that of the run that was not interrupted; transformers' is of the steps since."""
+def test_the_mean_loss_of_a_resumed_run_includes_all_steps(tmp_path: Path) -> None:
+    """It equals that of the uninterrupted run; transformers averages the steps since the resume."""
     ours, _, ours_resumed = resumed(hexloop, tmp_path / "hexloop", 4)
     theirs, again, theirs_resumed = resumed(transformers, tmp_path / "reference", 4)
     assert ours_resumed.training_loss == pytest.approx(ours.training_loss, rel=1e-6)
@@ -190,8 +190,8 @@ def test_the_mean_loss_of_a_resumed_run_is_of_all_its_steps(tmp_path: Path) -> N
     assert theirs_resumed.training_loss != pytest.approx(theirs.training_loss, rel=1e-4)
 
 
-def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None:
-    """Resumed from the checkpoint of an epoch's last step, hexloop evaluates the epoch; transformers does not."""
+def test_actions_due_at_the_end_of_an_epoch_run_on_resume(tmp_path: Path) -> None:
+    """Resumed from the last checkpoint of an epoch, hexloop runs the evaluation that is due; transformers does not."""
     told = {"on_epoch_begin", "on_epoch_end", "on_evaluate", "on_step_begin"}
     seen = []
     for library in (hexloop, transformers):
@@ -201,7 +201,7 @@ def test_what_the_end_of_an_epoch_owes_is_done_on_resume(tmp_path: Path) -> None
     assert seen[1] == ["on_epoch_begin", "on_step_begin"]
 
 
-def test_callbacks_have_their_attributes_back(tmp_path: Path) -> None:
+def test_attributes_of_callbacks_are_restored(tmp_path: Path) -> None:
     """EarlyStoppingCallback continues counting after a resume; transformers' starts at 0 by default."""
     counters = []
     for library in (hexloop, transformers):
@@ -231,7 +231,7 @@ def test_callbacks_have_their_attributes_back(tmp_path: Path) -> None:
 
 
 def epochs_at_begin(library: Any, folder: Path) -> list[float]:
-    """What callbacks read when an epoch begins, the first of which a callback ended after its third step."""
+    """Return state.epoch at each on_epoch_begin, where a callback ends the first epoch after its third step."""
     outcome = Outcome()
 
     def end_epoch(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
@@ -243,7 +243,7 @@ def epochs_at_begin(library: Any, folder: Path) -> list[float]:
 
 
 def stopped_within_a_step(library: Any, folder: Path, event: str, switch: str) -> list[tuple[str, int]]:
-    """The events from step 1 on, in windows of two batches, where a callback sets a switch at an event of step 1."""
+    """Return the events from step 1 on, with windows of two batches; a callback sets a flag at an event of step 1."""
     outcome = Outcome()
 
     def stop(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
@@ -259,7 +259,7 @@ def stopped_within_a_step(library: Any, folder: Path, event: str, switch: str) -
 
 @pytest.mark.parametrize("event", ["on_step_begin", "on_substep_end"])
 @pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
-def test_a_step_that_was_begun_is_completed(event: str, switch: str, tmp_path: Path) -> None:
+def test_a_started_step_is_completed(event: str, switch: str, tmp_path: Path) -> None:
     """A stop within an accumulation window is handled after its update; transformers stops within the window."""
     ours = stopped_within_a_step(hexloop, tmp_path / "hexloop", event, switch)
     theirs = stopped_within_a_step(transformers, tmp_path / "reference", event, switch)
@@ -267,8 +267,8 @@ def test_a_step_that_was_begun_is_completed(event: str, switch: str, tmp_path: P
     assert theirs[:3] == [("on_step_begin", 1), ("on_substep_end", 1), ("on_epoch_end", 1)]
 
 
-def test_a_run_that_is_stopped_as_it_begins_takes_no_step(tmp_path: Path) -> None:
-    """Transformers computes one batch more."""
+def test_a_run_stopped_at_its_start_takes_no_step(tmp_path: Path) -> None:
+    """Transformers computes one more batch."""
 
     def stop(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         control.should_training_stop = True
@@ -281,7 +281,7 @@ def test_a_run_that_is_stopped_as_it_begins_takes_no_step(tmp_path: Path) -> Non
     assert steps == [0, 1]
 
 
-def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
+def test_max_steps_ends_the_run_without_the_flow_callback(tmp_path: Path) -> None:
     """Without a DefaultFlowCallback a run still ends at max_steps; in transformers it ends with that epoch."""
     steps = []
     for library in (hexloop, transformers):
@@ -292,7 +292,7 @@ def test_the_last_step_is_the_plan_s(tmp_path: Path) -> None:
     assert steps == [7, 10]
 
 
-def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
+def test_restored_callbacks_keep_their_order(tmp_path: Path) -> None:
     """Both rebuild callbacks from a checkpoint on request; transformers then calls them last."""
     orders, counts = [], []
     for library in (hexloop, transformers):
@@ -310,14 +310,14 @@ def test_restored_callbacks_keep_their_place(tmp_path: Path) -> None:
     assert counts[0] == counts[1] == (100, 5)
 
 
-def test_a_new_epoch_is_a_whole_number(tmp_path: Path) -> None:
-    """After an epoch that was cut short the next begins at 1.0 in hexloop, and at 0.6 in transformers."""
+def test_state_epoch_is_an_integer_at_the_start_of_an_epoch(tmp_path: Path) -> None:
+    """After an interrupted epoch the next starts at 1.0 in hexloop, and at 0.6 in transformers."""
     assert epochs_at_begin(hexloop, tmp_path / "hexloop") == [0.0, 1.0]
     assert epochs_at_begin(transformers, tmp_path / "reference") == [0, 0.6]
 
 
 def modes(library: Any, folder: Path, part: str) -> list[bool]:
-    """Whether the first layer was in training mode in each of two steps, before which `part` is put to rest."""
+    """Return whether the first layer was in training mode in each of two steps, after `part.eval()` before them."""
     seen: list[bool] = []
 
     class Resting(library.TrainerCallback):  # type: ignore[misc]
@@ -333,7 +333,7 @@ def modes(library: Any, folder: Path, part: str) -> list[bool]:
 
 
 def test_a_module_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
-    """Transformers' is in training mode in the next step. A whole model that was put to rest is in both."""
+    """In transformers it returns to training mode in the next step. A whole model does in both."""
     assert modes(hexloop, tmp_path, "first") == [False, False]
     assert modes(transformers, tmp_path, "first") == [True, True]
     assert modes(hexloop, tmp_path, "") == modes(transformers, tmp_path, "") == [True, True]
@@ -341,7 +341,7 @@ def test_a_module_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("weight_decay", "ours", "theirs"), [(0.0, 1, 2), (0.1, 2, 2)])
 def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path: Path) -> None:
-    """Without decay one group holds all parameters; transformers keeps two."""
+    """Without weight decay, one group contains all parameters; transformers keeps two."""
     groups = [
         len(make_trainer(library, tmp_path, Outcome(), weight_decay=weight_decay).create_optimizer().param_groups)
         for library in (hexloop, transformers)
@@ -368,7 +368,7 @@ def test_unknown_schedule_options_are_refused(tmp_path: Path) -> None:
     assert make_trainer(transformers, tmp_path, Outcome(), **given).train().global_step == 1
 
 
-def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
+def test_contradictory_arguments_are_refused(tmp_path: Path) -> None:
     """load_best_model_at_end without an evaluation is refused at once; transformers accepts it."""
     given: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "best", "metric_for_best_model": "loss"}
     with pytest.raises(ConfigurationError, match="only evaluation determines the best model"):
@@ -382,7 +382,7 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
 
 def test_arguments_are_checked_when_they_are_assigned() -> None:
-    """A value that cannot be is refused where it is set, and the one before stays."""
+    """An invalid value is refused on assignment, and the previous one is kept."""
     arguments = hexloop.TrainingArguments(max_steps=5)
     with pytest.raises(ConfigurationError, match="learning_rate"):
         arguments.learning_rate = math.nan
@@ -390,8 +390,8 @@ def test_arguments_are_checked_when_they_are_assigned() -> None:
 
 
 @pytest.mark.parametrize(("library", "kept"), [(hexloop, True), (transformers, False)], ids=["hexloop", "reference"])
-def test_printing_leaves_the_logs_alone(library: Any, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """Later callbacks find `total_flos` in the logs; printed it is by neither."""
+def test_printing_does_not_change_the_logs(library: Any, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Later callbacks find `total_flos` in the logs; neither library prints it."""
     logs = {"loss": 1.0, "total_flos": 2.0}
     library.PrinterCallback().on_log(None, library.TrainerState(), None, logs=logs)
     assert ("total_flos" in logs) == kept
@@ -399,7 +399,7 @@ def test_printing_leaves_the_logs_alone(library: Any, kept: bool, capsys: pytest
 
 
 @pytest.mark.parametrize(("library", "begins"), [(hexloop, 7), (transformers, 0)], ids=["hexloop", "reference"])
-def test_the_progress_bar_begins_where_the_run_does(library: Any, begins: int) -> None:
+def test_the_progress_bar_starts_at_the_resumed_step(library: Any, begins: int) -> None:
     """A run that is resumed at step 7 of 10 shows 7."""
     state = library.TrainerState()
     state.global_step, state.max_steps = 7, 10
@@ -409,8 +409,8 @@ def test_the_progress_bar_begins_where_the_run_does(library: Any, begins: int) -
     callback.training_bar.close()
 
 
-def test_loggers_silence_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With loggers of the caller's there is no progress bar and no printing."""
+def test_passing_loggers_replaces_all_default_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the caller passes loggers, there is no progress bar and nothing is printed."""
     trainer = hexloop.Trainer(
         model=make_model("convolution"),
         args=hexloop.TrainingArguments(output_dir=str(tmp_path), max_steps=2, logging_steps=1, use_cpu=True),
@@ -428,8 +428,8 @@ WAYS_TO_STOP: dict[str, Callable[[hexloop.Trainer], None]] = {
 
 
 @pytest.mark.parametrize(("way", "announced"), [("request_stop", False), ("should_training_stop", True)])
-def test_a_request_to_stop_leaves_the_end_of_the_epoch_for_later(way: str, announced: bool, tmp_path: Path) -> None:
-    """A stop by a callback announces the epoch's end, as transformers does; one that was asked for does not."""
+def test_a_requested_stop_does_not_end_the_epoch(way: str, announced: bool, tmp_path: Path) -> None:
+    """A stop by a callback ends the epoch, as in transformers; a requested stop does not."""
     outcome = Outcome()
     trainer = make_trainer(hexloop, tmp_path, outcome)
     stop = WAYS_TO_STOP[way]
@@ -440,7 +440,7 @@ def test_a_request_to_stop_leaves_the_end_of_the_epoch_for_later(way: str, annou
 
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:
-    """A checkpoint is safetensors and JSON where transformers' holds pickles."""
+    """A checkpoint contains safetensors and JSON where transformers' contains pickles."""
     endings = []
     for library in (hexloop, transformers):
         folder = tmp_path / library.__name__
@@ -451,8 +451,8 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
     assert {".bin", ".pt", ".pth"} <= endings[1]
 
 
-def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
-    """The first of three checkpoints meets a failing disk; the run ends where it should, and the others are there."""
+def test_a_failed_save_does_not_end_the_run(tmp_path: Path) -> None:
+    """The first of three checkpoints fails; the run finishes, and the other checkpoints exist."""
     failing_once = FaultyStorage(MemoryStorage(), [Fault(1, Effect.FAIL, operation="write")])
     trainer = hexloop.Trainer(
         model=make_model("convolution"),
@@ -467,7 +467,7 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 class Looking(hexloop.TrainerCallback):
-    """Records what is on disk when it is notified of a save."""
+    """Records the files on disk when it is notified of a save."""
 
     def __init__(self) -> None:
         self.found: list[list[str]] = []
@@ -476,7 +476,7 @@ class Looking(hexloop.TrainerCallback):
         self.found.append(sorted(path.name for path in Path(args.output_dir).glob("checkpoint-*")))
 
 
-def test_a_callback_that_listens_for_saves_finds_the_folder(tmp_path: Path) -> None:
+def test_on_save_finds_the_folder(tmp_path: Path) -> None:
     """Each save is on disk when `on_save` is called, although saves are otherwise written in the background."""
     looking = Looking()
     trainer = hexloop.Trainer(
@@ -491,7 +491,7 @@ def test_a_callback_that_listens_for_saves_finds_the_folder(tmp_path: Path) -> N
     assert looking.found == [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"]]
 
 
-def test_of_several_runs_none_is_guessed(tmp_path: Path) -> None:
+def test_the_run_to_resume_is_not_guessed(tmp_path: Path) -> None:
     """With two runs in one folder, resuming needs the checkpoint's name, and the error lists both."""
     given = {**BOTH, **FIVE_STEPS, "save_strategy": "steps", "num_train_epochs": 1}
     data = samples_for("convolution", 20)
@@ -507,8 +507,8 @@ def test_of_several_runs_none_is_guessed(tmp_path: Path) -> None:
     assert make(max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).global_step == 6
 
 
-def test_a_random_epoch_has_another_order(tmp_path: Path) -> None:
-    """Each sample comes once an epoch in both, in different orders; in sequence the orders are the same."""
+def test_random_orders_differ(tmp_path: Path) -> None:
+    """Each epoch contains every sample once in both, in different orders; sequential orders are equal."""
 
     def order(library: Any, strategy: str) -> list[int]:
         seen: list[int] = []
@@ -534,7 +534,7 @@ def test_a_random_epoch_has_another_order(tmp_path: Path) -> None:
     assert order(hexloop, "sequential") == order(transformers, "sequential") == list(range(20))
 
 
-def test_a_damaged_checkpoint_is_left_aside(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     """If the newest checkpoint is damaged, hexloop resumes from the previous one; transformers fails."""
     given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
     for library in (hexloop, transformers):
@@ -558,7 +558,7 @@ def test_a_damaged_checkpoint_is_left_aside(tmp_path: Path) -> None:
     ids=["hexloop", "reference"],
 )
 def test_checkpoints_of_another_run_are_not_deleted(library: Any, kept: set[str], tmp_path: Path) -> None:
-    """A run that keeps one checkpoint deletes its own, and not what stood in the folder before."""
+    """A run that keeps one checkpoint deletes its own, and no other run's."""
     given: dict[str, Any] = {"save_strategy": "steps"}
     make_trainer(library, tmp_path, Outcome(), max_steps=3, save_steps=3, **given).train()
     make_trainer(library, tmp_path, Outcome(), max_steps=10, save_steps=5, save_total_limit=1, **given).train()
@@ -566,7 +566,7 @@ def test_checkpoints_of_another_run_are_not_deleted(library: Any, kept: set[str]
 
 
 def first_sample_after(library: Any, folder: Path, accepted: list[str]) -> float:
-    """Which of the samples 0, 1, ... comes first after a resume at sample 8, with batches twice as large as before."""
+    """Return the first sample after a resume at sample 8, with batches twice as large as before."""
     pixels = torch.arange(20.0).repeat_interleave(64).view(20, 1, 8, 8) / 20
     data = Samples(pixels=pixels, labels=torch.zeros(20, dtype=torch.int64))
     seen: list[float] = []
@@ -595,7 +595,7 @@ def test_another_batch_size_is_refused_or_resumes_at_the_same_sample(tmp_path: P
     assert first_sample_after(hexloop, tmp_path / "accepted", ["batch_size"]) == 8
 
 
-def test_another_weight_decay_is_refused_or_in_force(tmp_path: Path) -> None:
+def test_another_weight_decay_is_refused_or_applied(tmp_path: Path) -> None:
     """Transformers resumes with the saved value; hexloop refuses, or resumes with the new one."""
     kept: dict[str, float] = {}
     for library in (hexloop, transformers):

@@ -1,4 +1,4 @@
-"""What the README and the site show is true: every block of Python runs, every command exists."""
+"""The code and commands in the README and the documentation work."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def name_of(path: Path) -> str:
 
 
 def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in `folder`, in which nothing of the repository can be imported but what is installed."""
+    """Run Python in `folder`, where only installed packages can be imported."""
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """The blocks of a page run from top to bottom, in an empty folder, without a warning."""
+    """The blocks of a page run in order, in an empty folder, without a warning."""
     ended = run_python(tmp_path, "-W", "error", ROOT / "tests/end_to_end/pages.py", page)
     assert ended.returncode == 0, ended.stderr[-5000:]
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=name_of)
 def test_an_example_that_is_a_test_passes(suite: Path, tmp_path: Path) -> None:
-    """It is run by pytest as in a project of one's own: beside the examples that it imports, with no configuration."""
+    """It runs as in a user's project: next to the examples that it imports, without configuration."""
     for example in suite.parent.glob("*.py"):
         shutil.copy(example, tmp_path)
     ended = run_python(tmp_path, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", suite.name)
@@ -55,7 +55,7 @@ def test_an_example_that_is_a_test_passes(suite: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_of_a_page_exists(page: Path) -> None:
-    """Make targets, commands with their options, recipes, examples and extras are all there."""
+    """Make targets, commands with their options, recipes, examples and extras exist."""
     blocks = blocks_of(page)
     assert {block.language for block in blocks} <= LANGUAGES, "of another language nobody knows whether it is true"
     titles = {block.title for block in blocks}
@@ -89,8 +89,8 @@ def check_command(words: list[str], titles: set[str | None]) -> None:
             raise AssertionError(f"nobody knows whether there is a command {words}")
 
 
-def test_a_block_that_is_wrong_is_found(tmp_path: Path) -> None:
-    """The checks above can fail: on an error in a page's Python, and on commands that are not there."""
+def test_wrong_blocks_are_detected(tmp_path: Path) -> None:
+    """The checks above fail on an error in a page's code, and on commands that do not exist."""
     page = tmp_path / "page.md"
     page.write_text("Text.\n\n```python\nright = 1\n```\n\n```python\nassert right == 2\n```\n")
     ended = run_python(tmp_path, ROOT / "tests/end_to_end/pages.py", page)
@@ -115,8 +115,8 @@ def test_a_block_that_is_wrong_is_found(tmp_path: Path) -> None:
             check_command(words, set())
 
 
-def test_no_page_links_to_a_file_that_is_not_there() -> None:
-    """The README's links lead to files of the repository; those of the site are checked where it is built."""
+def test_no_page_links_to_a_missing_file() -> None:
+    """Links in the README are checked here; the site's are checked by its build."""
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(targets) > 5
     assert [target for target in targets if not (ROOT / target).exists()] == []

@@ -1,4 +1,4 @@
-"""Driving a Trainer from outside: other threads, an event loop, signals that the caller asked for."""
+"""Controlling a Trainer from outside: other threads, an event loop, and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDLESS: dict[str, Any] = {"max_steps": 10**6, "num_train_epochs": 10**6, "loggi
 
 
 def start(trainer: Any, output: list[Any]) -> threading.Thread:
-    """Train in a thread, and wait until it has taken a step."""
+    """Train in a thread, and wait for the first step."""
     thread = threading.Thread(target=lambda: output.append(trainer.train()))
     thread.start()
     while trainer.state.global_step < 1:
@@ -31,8 +31,8 @@ def start(trainer: Any, output: list[Any]) -> threading.Thread:
     return thread
 
 
-def test_an_endless_run_ends_when_it_is_asked_to(tmp_path: Path) -> None:
-    """`request_stop` from another thread ends `train`, which gives its figures as usual."""
+def test_an_endless_run_can_be_stopped(tmp_path: Path) -> None:
+    """`request_stop` from another thread ends `train`, which returns its metrics as usual."""
     trainer, output = small_trainer(tmp_path, **ENDLESS), list[Any]()
     thread = start(trainer, output)
     trainer.request_stop("enough")
@@ -64,7 +64,7 @@ def test_a_run_in_a_thread_can_be_paused_saved_and_resumed(tmp_path: Path) -> No
 
 
 def test_a_stop_ends_a_pause(tmp_path: Path) -> None:
-    """A paused `train` that is asked to stop ends without being resumed."""
+    """A paused `train` that receives a stop request ends without being resumed."""
     trainer, output = small_trainer(tmp_path, **ENDLESS), list[Any]()
     thread = start(trainer, output)
     trainer.pause()
@@ -74,8 +74,8 @@ def test_a_stop_ends_a_pause(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_a_save_that_is_never_made_says_so(tmp_path: Path) -> None:
-    """Where the run is closed first, waiting on the handle raises."""
+def test_a_save_that_is_never_written_raises(tmp_path: Path) -> None:
+    """If the run is closed first, waiting on the handle raises."""
     trainer = small_trainer(tmp_path)
     events = trainer.stream()
     next(events)
@@ -86,8 +86,8 @@ def test_a_save_that_is_never_made_says_so(tmp_path: Path) -> None:
         request.wait(1)
 
 
-def test_several_who_ask_for_a_save_get_the_same(tmp_path: Path) -> None:
-    """Requests at one boundary are answered by one checkpoint."""
+def test_simultaneous_save_requests_share_a_checkpoint(tmp_path: Path) -> None:
+    """Requests at one boundary share one checkpoint."""
     trainer, requests, saved = small_trainer(tmp_path), list[Any](), 0
     for event in trainer.stream():
         if type(event) is StepEnded and event.step == 2:
@@ -99,7 +99,7 @@ def test_several_who_ask_for_a_save_get_the_same(tmp_path: Path) -> None:
 
 
 def test_requests_are_handled_between_evaluation_batches(tmp_path: Path) -> None:
-    """A save and a pause that are asked for within an evaluation do not wait for its end."""
+    """A save and a pause requested during an evaluation do not wait for its end."""
     trainer = small_trainer(tmp_path, eval_strategy="epoch", parts={"eval_dataset": rows(16)})
     kinds = []
     for event in trainer.stream():
@@ -117,15 +117,15 @@ def test_requests_are_handled_between_evaluation_batches(tmp_path: Path) -> None
 
 
 def test_a_request_before_the_run_is_not_lost(tmp_path: Path) -> None:
-    """A stop that is asked for before `train` ends it at the first boundary."""
+    """A stop requested before `train` ends it at the first boundary."""
     trainer = small_trainer(tmp_path)
     trainer.request_stop()
 
     assert trainer.train().global_step <= 1
 
 
-def test_requests_do_not_outlive_their_run(tmp_path: Path) -> None:
-    """What was asked of a run that has ended is not asked of the next."""
+def test_requests_end_with_their_run(tmp_path: Path) -> None:
+    """Requests to a run that has ended do not affect the next."""
     trainer = small_trainer(tmp_path)
     for event in trainer.stream():
         if type(event) is StepEnded and event.step == 4:
@@ -136,7 +136,7 @@ def test_requests_do_not_outlive_their_run(tmp_path: Path) -> None:
 
 
 def test_an_event_loop_may_drive_a_run(tmp_path: Path) -> None:
-    """A coroutine that takes each step in a worker thread, beside one that asks for the end, ends as it was asked."""
+    """A coroutine runs each step in a worker thread while another requests the end."""
     trainer = small_trainer(tmp_path, **ENDLESS)
 
     async def drive() -> int:
@@ -157,7 +157,7 @@ def test_an_event_loop_may_drive_a_run(tmp_path: Path) -> None:
 
 
 def test_an_injected_source_of_interrupts_stops_the_run(tmp_path: Path) -> None:
-    """It is listened to while the run lasts, and no longer."""
+    """It is used during the run only."""
     interrupts = ManualInterrupts()
     trainer = small_trainer(tmp_path, parts={"interrupts": interrupts})
     steps = 0
@@ -172,7 +172,7 @@ def test_an_injected_source_of_interrupts_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_a_run_that_asked_for_it(tmp_path: Path) -> None:
-    """With SignalInterrupts a SIGTERM ends the run at the next boundary, and the handler is put back."""
+    """With SignalInterrupts a SIGTERM ends the run at the next boundary, and the handler is restored."""
     before = signal.getsignal(signal.SIGTERM)
 
     class Killing(TrainerCallback):

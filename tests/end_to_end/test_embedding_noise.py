@@ -1,4 +1,4 @@
-"""NEFTune: noise on the input embeddings while a model trains, and at no other time."""
+"""NEFTune: noise on the input embeddings during training only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def noisy(folder: Path, alpha: float | None = ALPHA, **given: Any) -> Any:
 
 
 def test_noise_changes_the_training(tmp_path: Path) -> None:
-    """Each embedding is another than without."""
+    """The embeddings differ from those without noise."""
     with_noise, without = noisy(tmp_path), noisy(tmp_path, None)
     with_noise.train()
     without.train()
@@ -51,8 +51,8 @@ def test_noise_changes_the_training(tmp_path: Path) -> None:
     assert not same_weights(weights(with_noise), weights(without))
 
 
-def test_it_lies_within_its_bound(tmp_path: Path) -> None:
-    """Each number's noise is drawn uniformly within alpha / sqrt(length * size)."""
+def test_noise_is_within_its_bound(tmp_path: Path) -> None:
+    """The noise is uniform within alpha / sqrt(length * size)."""
     trainer, seen = noisy(tmp_path), []
     embeddings = trainer.model.get_input_embeddings()
 
@@ -75,8 +75,8 @@ def test_it_lies_within_its_bound(tmp_path: Path) -> None:
     assert len(set(noise.flatten().tolist())) > 0.9 * noise.numel()
 
 
-def test_it_matches_transformers(tmp_path: Path) -> None:
-    """From the same random stream the losses are the same."""
+def test_noise_matches_transformers(tmp_path: Path) -> None:
+    """With the same random numbers the losses are equal."""
     common: dict[str, Any] = {"max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
     ours = noisy(tmp_path, loss_weighting="reference", **common)
     args = ReferenceArguments(str(tmp_path), neftune_noise_alpha=ALPHA, **common, **DEFAULTS)
@@ -89,8 +89,8 @@ def test_it_matches_transformers(tmp_path: Path) -> None:
     assert told == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluation_has_none(tmp_path: Path) -> None:
-    """Neither within training nor afterwards."""
+def test_evaluation_has_no_noise(tmp_path: Path) -> None:
+    """Neither during training nor afterwards."""
     within = noisy(tmp_path, eval_strategy="epoch")
     within.train()
     logged = next(entry["eval_loss"] for entry in within.state.log_history if "eval_loss" in entry)
@@ -98,8 +98,8 @@ def test_evaluation_has_none(tmp_path: Path) -> None:
     assert within.evaluate()["eval_loss"] == logged
 
 
-def test_it_ends_with_the_run(tmp_path: Path) -> None:
-    """However the run ends, the model's forward in training mode is its own again, and nothing else of it changed."""
+def test_noise_ends_with_the_run(tmp_path: Path) -> None:
+    """However the run ends, the model's forward is restored, and nothing else has changed."""
     finished, cut_short = noisy(tmp_path), noisy(tmp_path)
     finished.train()
     events = cut_short.stream()
@@ -112,8 +112,8 @@ def test_it_ends_with_the_run(tmp_path: Path) -> None:
         assert vars(embeddings).keys() == vars(gpt().get_input_embeddings()).keys()
 
 
-def test_what_is_saved_knows_nothing_of_it(tmp_path: Path) -> None:
-    """A saved model holds the weights and no more."""
+def test_saved_models_do_not_contain_the_noise(tmp_path: Path) -> None:
+    """A saved model contains only the weights."""
     trainer = noisy(tmp_path)
     trainer.train()
     trainer.save_model(str(tmp_path / "model"))
@@ -125,7 +125,7 @@ def test_what_is_saved_knows_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_draws_the_same_noise(tmp_path: Path) -> None:
-    """A resumed run has bitwise the weights and logs of an uninterrupted run."""
+    """Weights and logs are bitwise equal to those of an uninterrupted run."""
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 2}
     whole = noisy(tmp_path, **saving)
     whole.train()
@@ -136,7 +136,7 @@ def test_a_resumed_run_draws_the_same_noise(tmp_path: Path) -> None:
     assert history(again) == history(whole)
 
 
-def test_a_model_that_hides_its_embeddings_is_refused(tmp_path: Path) -> None:
-    """The error says which method to give it."""
+def test_a_model_without_input_embeddings_is_refused(tmp_path: Path) -> None:
+    """The error names the method that it must define."""
     with pytest.raises(ConfigurationError, match="get_input_embeddings"):
         small_trainer(tmp_path, neftune_noise_alpha=ALPHA).train()

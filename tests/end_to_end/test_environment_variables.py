@@ -1,4 +1,4 @@
-"""What environment variables do to a run."""
+"""The effect of each environment variable on a run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ OBSERVATIONS: dict[str, Observation] = {
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_has_its_effect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each that is listed changes what a run does, or is refused."""
+    """Each variable in the list changes a run, or is refused."""
     for each in VARIABLES:
         monkeypatch.delenv(each, raising=False)
     OBSERVATIONS[name](tmp_path, monkeypatch)

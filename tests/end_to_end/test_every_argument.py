@@ -1,4 +1,4 @@
-"""Every argument of every release of transformers: what a user sees of it, or the way out."""
+"""The visible effect of every argument of every release of transformers, or its refusal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TABLE = Path(__file__).parents[1] / "reference" / "arguments.tsv"
 
 
 def names() -> list[str]:
-    """The arguments of the table of transformers' releases, in its order."""
+    """Return the arguments in the table of transformers' releases, in order."""
     lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
     return [row["name"] for row in csv.DictReader(lines, delimiter="\t")]
 
 
 def arguments_of(observe: object) -> str:
-    """The arguments whose effect is observed."""
+    """Return the arguments whose effect is tested."""
     return " ".join(name for name, each in EFFECTS.items() if each is observe)
 
 
@@ -46,14 +46,14 @@ def arguments_of(observe: object) -> str:
 def test_an_argument_has_its_effect(
     observe: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It changes what a run does, or is refused, or says that it changes nothing."""
+    """It changes the run, is refused, or is reported as without effect."""
     monkeypatch.setattr(logging.getLogger("hexloop"), "level", logging.NOTSET)
     monkeypatch.chdir(tmp_path)
     assert callable(observe)
     observe(Bench(tmp_path, monkeypatch, caplog))
 
 
-def test_every_argument_of_the_table_is_observed() -> None:
-    """The observations are those of the arguments of the table, each once, and of no others."""
+def test_every_argument_of_the_table_is_tested() -> None:
+    """Every argument of the table is tested once, and no other."""
     assert sorted(EFFECTS) == sorted(set(names()))
     assert len(names()) == len(set(names())) == 153

@@ -1,4 +1,4 @@
-"""Which run counts as finished when it is started again with resume_from_checkpoint="auto"."""
+"""Which runs count as finished when they are started again with resume_from_checkpoint="auto"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trainer_in(folder: Path, *callbacks: TrainerCallback, **given: Any) -> Any:
 
 
 class DiesAfter(TrainerCallback):
-    """Ends its run as a crash would, after a step."""
+    """Raises an error after a step, like a crash."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -38,16 +38,16 @@ def steps_of_another_start(folder: Path) -> list[int]:
     return [event.step for event in events if type(event) is StepEnded]
 
 
-def test_a_finished_run_trains_nothing_once_more(tmp_path: Path) -> None:
-    """Neither one that did all its steps, nor one that was gone on with from an earlier checkpoint to its end."""
+def test_a_finished_run_trains_nothing_when_restarted(tmp_path: Path) -> None:
+    """Neither after all its steps, nor after it was resumed from an earlier checkpoint and finished."""
     trainer_in(tmp_path).train()
     assert steps_of_another_start(tmp_path) == []
     trainer_in(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert steps_of_another_start(tmp_path) == []
 
 
-def test_a_run_that_ended_early_trains_nothing_once_more(tmp_path: Path) -> None:
-    """Though its last checkpoint says that steps are left."""
+def test_a_run_that_ended_early_trains_nothing_when_restarted(tmp_path: Path) -> None:
+    """Although its last checkpoint has steps left."""
 
     class Ends(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -57,7 +57,7 @@ def test_a_run_that_ended_early_trains_nothing_once_more(tmp_path: Path) -> None
     assert steps_of_another_start(tmp_path) == []
 
 
-def test_a_finished_run_that_is_gone_on_with_is_none_until_it_ends_again(tmp_path: Path) -> None:
+def test_a_resumed_finished_run_is_unfinished_until_it_ends(tmp_path: Path) -> None:
     """A run resumed from an earlier checkpoint and then killed resumes where it was killed and finishes."""
     whole = trainer_in(tmp_path)
     whole.train()
@@ -69,8 +69,8 @@ def test_a_finished_run_that_is_gone_on_with_is_none_until_it_ends_again(tmp_pat
     assert same_weights(weights(again), weights(whole))
 
 
-def test_a_finished_run_whose_last_checkpoint_rots_is_trained_to_its_end_again(tmp_path: Path) -> None:
-    """What is left of it is no finished run."""
+def test_a_finished_run_with_a_damaged_last_checkpoint_is_trained_again(tmp_path: Path) -> None:
+    """Without that checkpoint the run is not finished."""
     whole = trainer_in(tmp_path)
     whole.train()
     damaged = tmp_path / f"checkpoint-{STEPS}" / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Runs move between transformers' Trainer and hexloop's, in both directions, and resume exactly."""
+"""Runs move between transformers and hexloop, in both directions, and resume exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.end_to_end.parity.runs import BOTH
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
     "ignore::DeprecationWarning",
-    "ignore:The run that resumes from:UserWarning",  # its surroundings were another library's
+    "ignore:The run that resumes from:UserWarning",  # set by the other library
 )
 
 COUNT = 20
@@ -68,7 +68,7 @@ Named = pytest.mark.parametrize(
 
 
 def trained(library: Any, folder: Path, case: tuple[str, dict[str, Any]], resume: str | None = None) -> Any:
-    """A Trainer of either library that has trained the case's model, from a checkpoint or from the start."""
+    """Return a Trainer of either library that has trained the case's model, from a checkpoint or from the start."""
     name, given = case
     arguments = {**BOTH, **STEPS, **given}
     if library is hexloop:
@@ -98,7 +98,7 @@ def losses(trainer: Any) -> list[tuple[int, float]]:
 
 
 def assert_same_run(one: Any, other: Any) -> None:
-    """Losses, learning rates and weights agree."""
+    """Losses, learning rates and weights match."""
     assert [step for step, _ in losses(one)] == [step for step, _ in losses(other)]
     assert [loss for _, loss in losses(one)] == pytest.approx([loss for _, loss in losses(other)], abs=1e-6)
     for rates in ([entry["learning_rate"] for entry in each.state.log_history if "loss" in entry] for each in (one,)):
@@ -116,7 +116,7 @@ def imported(folder: Path, to: Path, **given: Any) -> str:
 
 @Named
 def test_hexloop_resumes_a_transformers_run(tmp_path: Path, name: str) -> None:
-    """Imported in the middle of the first or second epoch, the run ends like transformers' own."""
+    """Imported in the middle of the first or second epoch, the run finishes like transformers' own."""
     case = CASES[name]
     reference = trained(transformers, tmp_path / "reference", case)
     accumulation = case[1].get("gradient_accumulation_steps", 1)
@@ -131,7 +131,7 @@ def test_hexloop_resumes_a_transformers_run(tmp_path: Path, name: str) -> None:
 
 @Named
 def test_transformers_resumes_a_hexloop_run(tmp_path: Path, name: str) -> None:
-    """Exported in the middle of an epoch, the run ends in transformers like hexloop's own."""
+    """Exported in the middle of an epoch, the run finishes in transformers like hexloop's own."""
     case = CASES[name]
     ours = trained(hexloop, tmp_path / "ours", case)
     checkpoint = min((tmp_path / "ours").glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
@@ -143,8 +143,8 @@ def test_transformers_resumes_a_hexloop_run(tmp_path: Path, name: str) -> None:
     assert_same_run(trained(transformers, tmp_path / "reference", case, folder), ours)
 
 
-def test_older_files_are_read_too(tmp_path: Path) -> None:
-    """Weights in pytorch_model.bin, whole or in parts, and tied ones under two names, come to the same."""
+def test_older_formats_are_read(tmp_path: Path) -> None:
+    """Weights in pytorch_model.bin, in one file or shards, with tied weights under two names, give the same result."""
     case = CASES["tied weights and accumulation with a partial window"]
     trained(transformers, tmp_path / "reference", case)
     source = tmp_path / "reference" / "checkpoint-2"
@@ -174,8 +174,8 @@ def test_older_files_are_read_too(tmp_path: Path) -> None:
         assert all(torch.equal(loaded.state_dict()[name], state[name]) for name in state)
 
 
-def test_loss_scale_and_streams_come_along(tmp_path: Path) -> None:
-    """The scale of fp16, and the streams of python, numpy and torch, are those of the other library's files."""
+def test_loss_scale_and_random_states_are_imported(tmp_path: Path) -> None:
+    """The fp16 loss scale and the states of the Python, numpy and torch generators are read from its files."""
     import random
 
     import numpy as np
@@ -203,7 +203,7 @@ def test_loss_scale_and_streams_come_along(tmp_path: Path) -> None:
 
 
 def test_a_transformers_folder_is_not_resumed_automatically(tmp_path: Path) -> None:
-    """The error names the command that reads it, and nothing of it is loaded."""
+    """The error names the command that imports it, and nothing is loaded."""
     case = CASES["AdamW with one kind of parameters"]
     trained(transformers, tmp_path, case)
     folder = str(tmp_path / "checkpoint-3")
@@ -238,8 +238,8 @@ def test_the_command_line_moves_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert_same_run(trained(hexloop, tmp_path / "again", case, str(tmp_path / "back" / "checkpoint-3")), ours)
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    """Both refuse a folder that has a checkpoint of that step."""
+def test_import_and_export_overwrite_nothing(tmp_path: Path) -> None:
+    """Both refuse a folder that already contains a checkpoint of that step."""
     case = CASES["AdamW with one kind of parameters"]
     trained(hexloop, tmp_path / "ours", case)
     for move, folder in ((hexloop.export_checkpoint, "there"), (hexloop.import_checkpoint, "back")):
@@ -266,8 +266,8 @@ def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
     assert isinstance(ours.model, nn.Module)
 
 
-def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_path: Path) -> None:
-    """Its state does not hold it; where it does, another is refused."""
+def test_a_checkpoint_of_an_early_release_needs_its_batch_size(tmp_path: Path) -> None:
+    """Its state does not contain it; where it does, a different value is refused."""
     case = CASES["momentum"]
     reference = trained(transformers, tmp_path / "reference", case)
     source = tmp_path / "reference" / "checkpoint-3"
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_an_early_release_needs_to_be_told_its_batch_size(tmp_pa
 
 
 def test_a_checkpoint_is_no_larger_than_in_transformers(tmp_path: Path) -> None:
-    """At most a hundredth more, and 64 KB for what is text here and binary there."""
+    """At most one percent larger, plus 64 KB for data that are text here and binary there."""
     config = transformers.GPT2Config(vocab_size=512, n_positions=64, n_embd=128, n_layer=4, n_head=4)
     data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]
     sizes = {}

@@ -1,4 +1,4 @@
-"""What the stream of a Trainer promises, sentence by sentence, on torch."""
+"""The guarantees of a Trainer's event stream, with torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
 class BrokenError(Exception):
-    """What the tests raise in the middle of a run."""
+    """The error that the tests raise during a run."""
 
 
 def in_another_thread(function: Callable[[], Any]) -> Any:
-    """What the function gives, called in a thread of its own."""
+    """Return the function's result, called in a new thread."""
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(function()))
     thread.start()
@@ -45,7 +45,7 @@ def in_another_thread(function: Callable[[], Any]) -> Any:
 
 
 def test_next_may_come_from_another_thread_each_time(tmp_path: Path) -> None:
-    """A run whose every step is taken by a new thread ends with the weights of one that `train` drains."""
+    """A run whose every step runs in a new thread ends with the weights of `train`."""
     drained = small_trainer(tmp_path)
     drained.train()
     trainer = small_trainer(tmp_path, eval_strategy="epoch", parts={"eval_dataset": rows(8)})
@@ -57,8 +57,8 @@ def test_next_may_come_from_another_thread_each_time(tmp_path: Path) -> None:
     assert same_weights(weights(trainer), weights(drained))
 
 
-def test_nothing_is_open_between_two_events(tmp_path: Path) -> None:
-    """At every event gradients are on, autocast is off, and no inference mode is open, evaluation included."""
+def test_no_context_is_open_between_events(tmp_path: Path) -> None:
+    """At every event gradients are enabled, and autocast and inference mode are off, evaluation included."""
     trainer = small_trainer(
         tmp_path, bf16=True, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
         gradient_accumulation_steps=2, parts={"eval_dataset": rows(8)},
@@ -137,7 +137,7 @@ ENDINGS = [
 
 @pytest.mark.parametrize("end", ENDINGS)
 def test_the_trainer_cleans_up_and_survives_an_exception(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
-    """Loggers are finished once, interrupts no longer heard, no run is live, and the error is the one raised."""
+    """Loggers are finished once, interrupts are released, no run is active, and the error is the one raised."""
     logger, interrupts = RecordingLogger(), ManualInterrupts()
     trainer = small_trainer(tmp_path, parts={"loggers": [logger], "interrupts": interrupts})
 
@@ -162,8 +162,8 @@ def throw(events: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [close, throw])
-def test_a_stream_may_be_ended_at_every_event(tmp_path: Path, end: Callable[[Any], None]) -> None:
-    """However far the run is, ending its stream finishes the logger once and lets the next run begin."""
+def test_a_stream_can_be_closed_at_every_event(tmp_path: Path, end: Callable[[Any], None]) -> None:
+    """Closing the stream at any event finishes the logger once and lets the next run start."""
     logger = RecordingLogger()
     trainer = small_trainer(
         tmp_path, eval_strategy="epoch", save_strategy="epoch", gradient_accumulation_steps=2,
@@ -197,7 +197,7 @@ def test_an_unreferenced_stream_is_cleaned_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("ending", ["whole", "closed", "broken"])
 def test_workers_are_stopped(tmp_path: Path, ending: str, persistent: bool) -> None:
-    """After any ending no loader worker is left, also where workers are kept between epochs."""
+    """However a run ends, no loader worker remains, persistent ones included."""
     trainer = small_trainer(
         tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=persistent, num_train_epochs=2
     )
@@ -217,7 +217,7 @@ def test_workers_are_stopped(tmp_path: Path, ending: str, persistent: bool) -> N
 
 
 def test_an_interrupt_in_a_step_saves_nothing(tmp_path: Path) -> None:
-    """KeyboardInterrupt in the model goes through as it is, and no checkpoint is written on the way."""
+    """KeyboardInterrupt in the model propagates unchanged, and no checkpoint is written."""
 
     class Interrupted(Net):
         calls = 0
@@ -256,7 +256,7 @@ def test_a_paused_stream_returns_from_every_next(tmp_path: Path) -> None:
 
 
 def test_train_waits_while_it_is_paused(tmp_path: Path) -> None:
-    """`train` blocks at a pause and finishes once another thread resumes the run."""
+    """`train` blocks during a pause and finishes once another thread resumes the run."""
     trainer = small_trainer(tmp_path)
     standing = threading.Event()
 
@@ -280,8 +280,8 @@ def test_train_waits_while_it_is_paused(tmp_path: Path) -> None:
     assert outcome[0].global_step == 4
 
 
-def test_a_save_can_be_asked_for_and_waited_on(tmp_path: Path) -> None:
-    """`request_save` from another thread gives a handle whose `wait` returns the name of a folder that is there."""
+def test_a_save_can_be_requested_and_waited_for(tmp_path: Path) -> None:
+    """`request_save` from another thread returns a handle whose `wait` returns the name of an existing folder."""
     trainer = small_trainer(tmp_path)
     names: list[str] = []
 
@@ -302,7 +302,7 @@ def test_a_save_can_be_asked_for_and_waited_on(tmp_path: Path) -> None:
 
 
 def test_a_stop_is_handled_at_the_next_boundary(tmp_path: Path) -> None:
-    """After `request_stop` the step under way is the last, and TrainEnded says that the run was stopped."""
+    """After `request_stop` the current step is the last, and TrainEnded reports that the run was stopped."""
     trainer = small_trainer(tmp_path)
     steps, ended = 0, None
     for event in trainer.stream():
@@ -332,8 +332,8 @@ def test_a_stop_inside_an_evaluation_ends_it(tmp_path: Path) -> None:
     assert "eval_loss" not in {name for entry in trainer.state.log_history for name in entry}
 
 
-def test_an_interrupted_evaluation_is_done_again_on_resume(tmp_path: Path) -> None:
-    """A run that was saved and stopped within an evaluation evaluates first when it is resumed."""
+def test_an_interrupted_evaluation_is_repeated_on_resume(tmp_path: Path) -> None:
+    """A run that was saved and stopped during an evaluation repeats it first when resumed."""
     parts = {"eval_dataset": rows(16)}
     whole = small_trainer(tmp_path / "whole", eval_strategy="steps", eval_steps=2, parts={**parts, "model": net(0.3)})
     whole.train()
@@ -351,7 +351,7 @@ def test_an_interrupted_evaluation_is_done_again_on_resume(tmp_path: Path) -> No
 
 
 def use(trainer: Trainer, folder: Path) -> None:
-    """Everything that may be called at any time."""
+    """Call everything that may be called at any time."""
     assert "eval_loss" in trainer.evaluate()
     assert trainer.predict(rows(6)).predictions.shape == (6, 1)
     trainer.save_model(str(folder / "aside"))
@@ -359,7 +359,7 @@ def use(trainer: Trainer, folder: Path) -> None:
 
 
 def test_a_callback_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
-    """Doing all that in a callback changes nothing about the training."""
+    """Doing so in a callback has no effect on training."""
 
     class Using(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -375,7 +375,7 @@ def test_a_callback_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
 
 
 def test_a_consumer_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
-    """Doing all that between any two events changes nothing about the training."""
+    """Doing so between any two events has no effect on training."""
     alone = small_trainer(tmp_path, parts={"model": net(0.3)})
     alone.train()
     trainer = small_trainer(tmp_path, parts={"model": net(0.3), "eval_dataset": rows(8)})
@@ -386,7 +386,7 @@ def test_a_consumer_may_evaluate_predict_save_and_log(tmp_path: Path) -> None:
 
 
 def test_a_second_run_at_once_is_refused(tmp_path: Path) -> None:
-    """`train` and `stream` raise RunStateError while a run is live, and that run continues."""
+    """`train` and `stream` raise RunStateError while a run is active, and that run continues."""
     trainer = small_trainer(tmp_path)
     events = trainer.stream()
     next(events)
@@ -398,8 +398,8 @@ def test_a_second_run_at_once_is_refused(tmp_path: Path) -> None:
     assert [type(event) for event in events].count(StepEnded) == 4
 
 
-def test_of_two_streams_only_the_first_begins(tmp_path: Path) -> None:
-    """A stream that was made before another began is refused at its first `next`."""
+def test_of_two_streams_only_the_first_starts(tmp_path: Path) -> None:
+    """A stream created before another one started is refused at its first `next`."""
     trainer = small_trainer(tmp_path)
     one, other = trainer.stream(), trainer.stream()
     next(one)
@@ -431,8 +431,8 @@ def end_stopped(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("end", [end_whole, end_closed, end_broken, end_stopped])
-def test_a_second_run_starts_afresh_from_the_current_weights(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
-    """It equals the first run of a new Trainer that is given these weights: steps, losses, optimizer, history."""
+def test_a_second_run_starts_with_the_current_weights(tmp_path: Path, end: Callable[[Trainer], None]) -> None:
+    """It equals the first run of a new Trainer with these weights: steps, losses, optimizer, history."""
     trainer = small_trainer(tmp_path, parts={"model": net(0.3)})
     end(trainer)
     other = small_trainer(tmp_path, parts={"model": net(0.3)})
@@ -445,8 +445,8 @@ def test_a_second_run_starts_afresh_from_the_current_weights(tmp_path: Path, end
     assert len(trainer.state.log_history) == len(other.state.log_history)
 
 
-def test_a_run_may_live_in_a_worker_thread(tmp_path: Path) -> None:
-    """`train` in a thread gives what it gives in the main thread."""
+def test_a_run_may_use_a_worker_thread(tmp_path: Path) -> None:
+    """`train` in a thread gives the same result as in the main thread."""
     main, worker = small_trainer(tmp_path), small_trainer(tmp_path)
     output = in_another_thread(worker.train)
 
@@ -454,8 +454,8 @@ def test_a_run_may_live_in_a_worker_thread(tmp_path: Path) -> None:
     assert same_weights(weights(worker), weights(main))
 
 
-def test_a_run_that_cannot_begin_leaves_no_trace(tmp_path: Path) -> None:
-    """Where construction fails (no checkpoint to resume from), no run is live and the next one trains."""
+def test_a_run_that_cannot_start_can_be_repeated(tmp_path: Path) -> None:
+    """If construction fails (no checkpoint to resume from), no run is active and the next one trains."""
     trainer = small_trainer(tmp_path)
     for _ in range(2):
         with pytest.raises(Exception, match="resume_from_checkpoint=True"):
@@ -465,8 +465,8 @@ def test_a_run_that_cannot_begin_leaves_no_trace(tmp_path: Path) -> None:
     assert trainer.train().global_step == 4
 
 
-def test_an_exception_at_the_very_first_event_cleans_up(tmp_path: Path) -> None:
-    """A callback that fails as the run begins leaves nothing behind."""
+def test_an_exception_at_the_first_event_cleans_up(tmp_path: Path) -> None:
+    """A callback that fails in on_train_begin leaves no active run."""
 
     class Breaking(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -482,8 +482,8 @@ def test_an_exception_at_the_very_first_event_cleans_up(tmp_path: Path) -> None:
     assert trainer.train().global_step == 4
 
 
-def test_the_events_of_a_step_come_in_order(tmp_path: Path) -> None:
-    """The stream begins with TrainBegan, ends with TrainEnded, and counts the steps without a gap."""
+def test_events_are_in_order(tmp_path: Path) -> None:
+    """The stream starts with TrainBegan, ends with TrainEnded, and numbers the steps without a gap."""
     events: list[AnyEvent] = list(small_trainer(tmp_path).stream())
 
     assert type(events[0]) is TrainBegan

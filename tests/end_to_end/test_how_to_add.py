@@ -1,4 +1,4 @@
-"""The page "How to add" is true: each section is applied to a copy of the source, in which its check then runs."""
+"""The page "How to add": each section is applied to a copy of the source, where its check then runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def copy_source(folder: Path) -> Path:
 
 
 def apply(block: Block, package: Path) -> None:
-    """Write a new file, or apply a hunk of a diff, which must match the present file in exactly one place."""
+    """Write a new file, or apply a hunk of a diff, which must match the file in exactly one position."""
     assert block.title is not None
     file = package / block.title
     if block.language == "python":
@@ -54,7 +54,7 @@ def apply(block: Block, package: Path) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[str(block.title) for block in CHECKS])
-def test_a_section_does_what_it_says(check: Block, tmp_path: Path) -> None:
+def test_following_a_section_works(check: Block, tmp_path: Path) -> None:
     """The check of a section fails without the section's changes, and passes with them."""
     package = copy_source(tmp_path / "source")
     (tmp_path / "empty").mkdir()

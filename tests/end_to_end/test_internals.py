@@ -1,4 +1,4 @@
-"""A subclass's override of an internal method of transformers is called, or refused with what to use."""
+"""Overrides of transformers' internal methods are called, or refused with the alternative."""
 
 from __future__ import annotations
 
@@ -43,34 +43,34 @@ def trained(folder: Path, kind: type[Trainer] = Trainer, parts: dict[str, Any] |
 
 
 class Calling(Trainer):
-    """Notes the calls of its methods."""
+    """Records the calls of its methods."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.calls: list[str] = []
         super().__init__(*args, **kwargs)
 
 
-class InEverySeam(Calling):
-    """Overrides each, and does what it overrides."""
+class OverridingEveryMethod(Calling):
+    """Overrides each method and calls the standard one."""
 
 
 def _noting(name: str) -> Any:
     def call(self: Calling, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(name)
-        return getattr(super(InEverySeam, self), name)(*args, **kwargs)
+        return getattr(super(OverridingEveryMethod, self), name)(*args, **kwargs)
 
     return call
 
 
 for seam in INTERNAL_HOOKS:
-    setattr(InEverySeam, seam, _noting(seam))
+    setattr(OverridingEveryMethod, seam, _noting(seam))
 
 
-# Which there are
+# Which methods exist
 
 
-def test_every_internal_method_of_transformers_is_known() -> None:
-    """Each is a seam, or has a public way to the same end; nothing is both."""
+def test_every_internal_method_of_transformers_is_covered() -> None:
+    """Each can be overridden, or has a public alternative; none is both."""
     theirs = {
         name
         for name, value in vars(transformers.Trainer).items()
@@ -83,8 +83,8 @@ def test_every_internal_method_of_transformers_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(INSTEAD))
-def test_an_override_in_vain_is_refused(tmp_path: Path, name: str) -> None:
-    """At construction, by name, with what to use; though it is inherited from a class between."""
+def test_an_ineffective_override_is_refused(tmp_path: Path, name: str) -> None:
+    """At construction, by name and with the alternative, also if it is inherited from a base class."""
     between = type("Between", (Trainer,), {name: lambda self: None})
     with pytest.raises(ConfigurationError) as raised:
         small_trainer(tmp_path, type("Last", (between,), {}))
@@ -94,7 +94,7 @@ def test_an_override_in_vain_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_all_ineffective_overrides_are_reported_at_once(tmp_path: Path) -> None:
-    """Beside everything else that is wrong with the configuration."""
+    """Together with every other problem of the configuration."""
 
     class Several(Trainer):
         def _wrap_model(self) -> None: ...
@@ -106,8 +106,8 @@ def test_all_ineffective_overrides_are_reported_at_once(tmp_path: Path) -> None:
     assert len(raised.value.problems) == 3
 
 
-def test_to_ask_for_one_that_is_not_there_says_what_to_use(tmp_path: Path) -> None:
-    """As an AttributeError, so that asking whether it is there still works."""
+def test_reading_a_missing_method_names_the_alternative(tmp_path: Path) -> None:
+    """It is an AttributeError, so that hasattr still works."""
     trainer = small_trainer(tmp_path)
 
     with pytest.raises(AttributeError, match="has no attribute '_wrap_model': pass parallelism"):
@@ -117,11 +117,11 @@ def test_to_ask_for_one_that_is_not_there_says_what_to_use(tmp_path: Path) -> No
     assert not hasattr(trainer, "_get_output_dir")
 
 
-# Seams
+# Overrides
 
 
-def test_overrides_that_do_the_same_train_the_same(tmp_path: Path) -> None:
-    """All of them together: same weights, same history; and each was asked."""
+def test_overrides_that_call_the_standard_methods_change_nothing(tmp_path: Path) -> None:
+    """All together: weights and history are equal, and each override was called."""
     parts = {"eval_dataset": rows(6)}
     given: dict[str, Any] = {
         **SAVING,
@@ -131,7 +131,7 @@ def test_overrides_that_do_the_same_train_the_same(tmp_path: Path) -> None:
         "gradient_accumulation_steps": 2,
         "num_train_epochs": 2,
     }
-    trainer = trained(tmp_path / "all", InEverySeam, parts, **given)
+    trainer = trained(tmp_path / "all", OverridingEveryMethod, parts, **given)
     plain = trained(tmp_path / "none", parts=parts, **given)
     trainer.save_model(str(tmp_path / "model"))
 
@@ -152,16 +152,16 @@ class OfFour(Trainer):
 
 
 @pytest.mark.parametrize("kind", [Backwards, OfFour])
-def test_a_sampler_of_ones_own_decides_the_order(tmp_path: Path, kind: type[Trainer]) -> None:
-    """Whether the method takes the data set or not."""
+def test_an_overridden_sampler_sets_the_order(tmp_path: Path, kind: type[Trainer]) -> None:
+    """Whether or not the method takes the dataset as an argument."""
     own = trained(tmp_path, kind)
     expected = trained(tmp_path, parts={"train_dataset": rows(16)[::-1]}, train_sampling_strategy="sequential")
 
     assert same_weights(weights(own), weights(expected))
 
 
-def test_a_sampler_may_be_made_from_the_standard_one(tmp_path: Path) -> None:
-    """It gives the indices of the run's own order, each epoch's."""
+def test_a_sampler_may_wrap_the_standard_one(tmp_path: Path) -> None:
+    """The standard sampler yields the indices of the run's own order of each epoch."""
 
     class Wrapping(Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -185,8 +185,8 @@ def test_a_sampler_may_be_made_from_the_standard_one(tmp_path: Path) -> None:
     assert same_weights(weights(own), weights(plain))
 
 
-def test_no_sampler_leaves_the_order_as_it_is(tmp_path: Path) -> None:
-    """None says that there is nothing to say."""
+def test_returning_no_sampler_keeps_the_order(tmp_path: Path) -> None:
+    """None keeps the standard order."""
 
     class NoSampler(Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -195,8 +195,8 @@ def test_no_sampler_leaves_the_order_as_it_is(tmp_path: Path) -> None:
     assert same_weights(weights(trained(tmp_path, NoSampler)), weights(trained(tmp_path)))
 
 
-def test_an_evaluation_sampler_of_ones_own_decides_the_order(tmp_path: Path) -> None:
-    """Of evaluations and predictions."""
+def test_an_overridden_evaluation_sampler_sets_the_order(tmp_path: Path) -> None:
+    """It applies to evaluations and predictions."""
 
     class Half(Trainer):
         def _get_eval_sampler(self, eval_dataset: Any) -> Any:
@@ -213,8 +213,8 @@ class Halving(Trainer):
         return {**super()._prepare_inputs(inputs), "x": inputs["x"] / 2}
 
 
-def test_inputs_of_ones_own_are_trained_and_evaluated_on(tmp_path: Path) -> None:
-    """What `_prepare_inputs` makes of a batch is what the model sees, in steps and in predictions."""
+def test_overridden_prepare_inputs_is_used(tmp_path: Path) -> None:
+    """The model receives the result of `_prepare_inputs`, in steps and in predictions."""
     halved = [{**row, "x": row["x"] / 2} for row in rows(16)]
     own, expected = trained(tmp_path, Halving), trained(tmp_path, parts={"train_dataset": halved})
 
@@ -222,8 +222,8 @@ def test_inputs_of_ones_own_are_trained_and_evaluated_on(tmp_path: Path) -> None
     assert (own.predict(rows(4)).predictions == expected.predict(halved[:4]).predictions).all()
 
 
-def test_weights_of_ones_own_are_saved(tmp_path: Path) -> None:
-    """`_save` may hand on other weights, and write files beside them, which a checkpoint holds too."""
+def test_overridden_save_is_used(tmp_path: Path) -> None:
+    """`_save` may pass on other weights, and write further files, which checkpoints contain, too."""
 
     class Scaling(Trainer):
         def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -247,8 +247,8 @@ class Heard(TrainerCallback):
         self.steps.append(state.global_step)
 
 
-def test_checkpoints_of_ones_own_take_the_place_of_hexloop_s(tmp_path: Path) -> None:
-    """Callbacks hear of them all the same; the method may do without what it overrides."""
+def test_overridden_save_checkpoint_is_used(tmp_path: Path) -> None:
+    """Callbacks are notified all the same; the method does not have to call the standard one."""
 
     class Noting(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:  # type: ignore[override]
@@ -262,7 +262,7 @@ def test_checkpoints_of_ones_own_take_the_place_of_hexloop_s(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_is_published_before_its_own_method_continues(tmp_path: Path) -> None:
-    """What is written beside it then stays there."""
+    """Files that it writes next to the checkpoint afterwards stay there."""
 
     class Adding(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:  # type: ignore[override]
@@ -277,8 +277,8 @@ def test_a_checkpoint_is_published_before_its_own_method_continues(tmp_path: Pat
     assert same_weights(weights(again), weights(whole))
 
 
-def test_the_best_model_may_be_loaded_otherwise(tmp_path: Path) -> None:
-    """Without what it overrides, the run ends with its last weights."""
+def test_overridden_load_best_model_is_used(tmp_path: Path) -> None:
+    """Without calling the standard method, the run ends with its last weights."""
 
     class KeepingLast(Trainer):
         asked = 0
@@ -295,8 +295,8 @@ def test_the_best_model_may_be_loaded_otherwise(tmp_path: Path) -> None:
     assert same_weights(weights(own), weights(last))
 
 
-def test_what_is_due_is_done_where_the_method_does_it(tmp_path: Path) -> None:
-    """An override logs before and after; where it does not call what it overrides, nothing is logged or saved."""
+def test_overridden_maybe_log_save_evaluate_is_used(tmp_path: Path) -> None:
+    """An override can log before and after; if it does not call the standard method, nothing is logged or saved."""
 
     class Around(Trainer):
         def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, model: Any, trial: Any, *rest: Any) -> None:
@@ -322,8 +322,8 @@ def test_what_is_due_is_done_where_the_method_does_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["_save_checkpoint", "_load_best_model", "_maybe_log_save_evaluate"])
-def test_what_belongs_to_a_run_is_refused_without_one(tmp_path: Path, name: str) -> None:
-    """The error says what to call instead."""
+def test_methods_of_a_run_are_refused_without_one(tmp_path: Path, name: str) -> None:
+    """The error names what to call instead."""
     given: list[Any] = [None] * {"_save_checkpoint": 2, "_load_best_model": 0, "_maybe_log_save_evaluate": 6}[name]
     with pytest.raises(RunStateError, match="train"):
         getattr(small_trainer(tmp_path), name)(*given)

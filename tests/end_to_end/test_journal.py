@@ -1,4 +1,4 @@
-"""What a Trainer's run notes of itself."""
+"""The journal of a Trainer's run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
 def noted(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The notes of a kind in a run's journal."""
+    """Return the entries of a kind in a run's journal."""
     return [note for note in read(folder / "journal.jsonl") if note["kind"] == kind]
 
 
-def test_a_save_is_noted_in_all_its_phases_with_what_it_wrote(tmp_path: Path) -> None:
-    """Each phase once, in order, and the digests of the weights' files that the manifest has."""
+def test_every_phase_of_a_save_is_recorded(tmp_path: Path) -> None:
+    """Each phase occurs once, in order, with the digests of the weights' files in the manifest."""
     small_trainer(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=1, max_steps=4).train()
     saves = noted(tmp_path, "save")
     first = [note["phase"] for note in saves if note["checkpoint"] == "checkpoint-2"]
@@ -38,8 +38,8 @@ def test_a_save_is_noted_in_all_its_phases_with_what_it_wrote(tmp_path: Path) ->
     assert [note["step"] for note in noted(tmp_path, "ended")] == [4]
 
 
-def test_logs_are_noted_with_the_random_streams(tmp_path: Path) -> None:
-    """As they join the history, each with a fingerprint that is another after each step with dropout."""
+def test_logs_are_recorded_with_random_states(tmp_path: Path) -> None:
+    """Entries of the history, each with a fingerprint that changes after each step with dropout."""
     trainer = small_trainer(tmp_path, save_strategy="epoch", parts={"model": net(0.3)})
     trainer.train()
     logged = noted(tmp_path, "logged")
@@ -47,8 +47,8 @@ def test_logs_are_noted_with_the_random_streams(tmp_path: Path) -> None:
     assert len({note["random"] for note in logged[:-1]}) == 4
 
 
-def test_steps_are_noted_without_reading_a_loss_before_the_next_log(tmp_path: Path) -> None:
-    """Batches, rates and streams at once; the losses, of windows of two batches, when the log is due."""
+def test_steps_are_recorded_without_early_reads_of_losses(tmp_path: Path) -> None:
+    """Batches, rates and random states at each step; losses, for windows of two batches, when a log is due."""
     kinds: list[list[str]] = []
     journal = MemoryJournal()
 
@@ -75,7 +75,7 @@ def test_steps_are_noted_without_reading_a_loss_before_the_next_log(tmp_path: Pa
 
 
 def test_a_run_that_writes_nothing_keeps_no_journal(tmp_path: Path) -> None:
-    """Neither without checkpoints, nor with `off`, nor where they go to memory."""
+    """Neither without checkpoints, nor with `off`, nor with in-memory storage."""
     small_trainer(tmp_path / "no").train()
     small_trainer(tmp_path / "off", save_strategy="epoch", journal="off").train()
     small_trainer(tmp_path / "memory", save_strategy="epoch", parts={"storage": MemoryStorage()}).train()
@@ -85,7 +85,7 @@ def test_a_run_that_writes_nothing_keeps_no_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("journal", ["off", "events", "steps"])
-def test_noting_changes_nothing(tmp_path: Path, journal: str) -> None:
+def test_the_journal_does_not_change_the_run(tmp_path: Path, journal: str) -> None:
     """The weights are bitwise equal at every journal level."""
     parts = {"model": net(0.3), "train_dataset": Noisy(16)}
     plain = small_trainer(tmp_path / "plain", parts=parts)
@@ -95,7 +95,7 @@ def test_noting_changes_nothing(tmp_path: Path, journal: str) -> None:
     assert same_weights(weights(kept), weights(plain))
 
 
-def test_data_that_cannot_be_fingerprinted_end_no_run(tmp_path: Path) -> None:
+def test_data_without_a_fingerprint_do_not_end_the_run(tmp_path: Path) -> None:
     """A journal failure is reported once, and the run continues without a journal."""
 
     class Odd(dict[str, Tensor]):
@@ -123,7 +123,7 @@ def test_two_runs_in_one_folder_are_distinguished(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_depends_on_values_types_and_shapes() -> None:
-    """And not how a mapping was filled, nor how a tensor lies in memory."""
+    """It does not depend on the order in which a mapping was filled, or on a tensor's strides."""
     x = torch.arange(6.0).reshape(2, 3)
     same = [{"a": x, "b": [1, "t"]}, {"b": [1, "t"], "a": x.t().contiguous().t()}]
     others = [
@@ -141,8 +141,8 @@ def test_a_fingerprint_depends_on_values_types_and_shapes() -> None:
     assert batch_fingerprint({"a": x.to("meta")}) is None
 
 
-def test_each_random_stream_shows_in_the_fingerprint() -> None:
-    """A draw from any of the three changes it; asking for it does not."""
+def test_the_fingerprint_covers_each_random_generator() -> None:
+    """Drawing from any of the three changes it; computing it does not."""
     import random
 
     import numpy as np

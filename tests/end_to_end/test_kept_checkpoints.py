@@ -18,7 +18,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_released_checkpoint_loads_bit_identically(folder: Path, kind: str) -> None:
-    """Weights, moments, options, random streams, schedule, log and callbacks, in each process of the run."""
+    """Weights, moments, options, random states, schedule, log and callbacks, in each process of the run."""
     if kind == "zero2":
         pytest.importorskip("deepspeed")
     loaded = kept_checkpoints.in_processes("load", folder, kind)

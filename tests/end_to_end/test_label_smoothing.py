@@ -1,4 +1,4 @@
-"""label_smoothing_factor gives transformers' losses for every kind of model that it handles."""
+"""label_smoothing_factor gives transformers' losses for every kind of model that it supports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def both(
     kinds: tuple[Any, Any] = (hexloop.Trainer, transformers.Trainer),
     **given: Any,
 ) -> tuple[Any, Any]:
-    """Hexloop's Trainer and transformers', of the same model and data in the same order."""
+    """Return Trainers of both libraries with the same model and data in the same order."""
     common = {"label_smoothing_factor": 0.1, "train_sampling_strategy": "sequential", **given}
     args = transformers.TrainingArguments(str(folder), **{**DEFAULTS, **common})
     torch.manual_seed(2)
@@ -87,7 +87,7 @@ def both(
 @pytest.mark.parametrize("make", [decoder, classifier, tagger, translator])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_losses_match_transformers(tmp_path: Path, make: Any, accumulation: int) -> None:
-    """With labels of -100, which are shifted only for decoders."""
+    """With labels of -100, shifted only for decoders."""
     ours, theirs = both(
         tmp_path, make, samples(make), gradient_accumulation_steps=accumulation, per_device_train_batch_size=2
     )
@@ -95,8 +95,8 @@ def test_losses_match_transformers(tmp_path: Path, make: Any, accumulation: int)
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-5)
 
 
-def test_labels_of_several_names_are_trained_on_as_they_are(tmp_path: Path) -> None:
-    """As by transformers, but with a warning."""
+def test_several_label_names_are_not_smoothed(tmp_path: Path) -> None:
+    """As in transformers, but with a warning."""
     ours, theirs = both(tmp_path, reader, samples(reader))
     with pytest.warns(UserWarning, match="start_positions, end_positions belong to no single distribution"):
         told = losses(ours)
@@ -104,8 +104,8 @@ def test_labels_of_several_names_are_trained_on_as_they_are(tmp_path: Path) -> N
     assert told == pytest.approx(losses(theirs), rel=1e-5)
 
 
-def test_rows_with_several_labels_are_trained_on_as_they_are(tmp_path: Path) -> None:
-    """Multi-label classification, with a warning, as by transformers."""
+def test_multi_label_rows_are_not_smoothed(tmp_path: Path) -> None:
+    """Multi-label classification, with a warning, as in transformers."""
 
     def make() -> Any:
         return classifier(problem_type="multi_label_classification")
@@ -119,8 +119,8 @@ def test_rows_with_several_labels_are_trained_on_as_they_are(tmp_path: Path) -> 
     assert told == pytest.approx(losses(theirs), rel=1e-5)
 
 
-def test_every_decoder_of_transformers_is_known() -> None:
-    """By the names that its table of causal language models has."""
+def test_every_decoder_of_transformers_is_recognized() -> None:
+    """Every class in its table of causal language models."""
     listed = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     names = {name for each in listed for name in ([each] if isinstance(each, str) else each)}
 
@@ -128,8 +128,8 @@ def test_every_decoder_of_transformers_is_known() -> None:
     assert unknown == set()
 
 
-def test_smoothing_changes_what_is_learned(tmp_path: Path) -> None:
-    """The weights are others than without."""
+def test_smoothing_changes_the_weights(tmp_path: Path) -> None:
+    """The weights differ from those without smoothing."""
     smoothed, _ = both(tmp_path, classifier, samples(classifier))
     sharp, _ = both(tmp_path, classifier, samples(classifier), label_smoothing_factor=0.0)
     losses(smoothed)
@@ -139,7 +139,7 @@ def test_smoothing_changes_what_is_learned(tmp_path: Path) -> None:
 
 
 class BySmoother:
-    """Smooths labels itself, as overrides that were written for transformers do."""
+    """Smooths labels itself, as overrides written for transformers do."""
 
     label_smoother: Any
 
@@ -154,17 +154,17 @@ class BySmoother:
 
 
 class Ours(BySmoother, hexloop.Trainer):
-    """Of hexloop."""
+    """hexloop's Trainer."""
 
 
 class Theirs(BySmoother, transformers.Trainer):
-    """The transformers Trainer."""
+    """transformers' Trainer."""
 
 
 @pytest.mark.parametrize("make", [decoder, classifier, tagger])
 @pytest.mark.parametrize("factor", [0.0, 0.2])
 def test_an_override_may_call_the_smoother(tmp_path: Path, make: Any, factor: float) -> None:
-    """It gives transformers' losses, and is None in both where nothing is smoothed."""
+    """It gives transformers' losses, and is None in both libraries without smoothing."""
     data = samples(make)
     ours, theirs = both(tmp_path, make, data, label_smoothing_factor=factor, kinds=(Ours, Theirs))
 
@@ -172,15 +172,15 @@ def test_an_override_may_call_the_smoother(tmp_path: Path, make: Any, factor: fl
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-5)
 
 
-def test_nothing_smooths_several_labels_a_row(tmp_path: Path) -> None:
-    """An override finds None there, as with transformers."""
+def test_there_is_no_smoother_for_multi_label_rows(tmp_path: Path) -> None:
+    """An override finds None there, as in transformers."""
     parts = {"model": classifier(problem_type="multi_label_classification")}
 
     assert small_trainer(tmp_path, parts=parts, label_smoothing_factor=0.1).label_smoother is None
 
 
 def test_a_smoother_that_is_assigned_is_used(tmp_path: Path) -> None:
-    """Of both libraries' Trainers, and None turns smoothing off."""
+    """In both libraries; None turns smoothing off."""
     ours, theirs = both(tmp_path, classifier, samples(classifier))
     for trainer in (ours, theirs):
         trainer.label_smoother = lambda outputs, labels, **given: 0.0 * outputs["logits"].sum() + 2.0

@@ -1,4 +1,4 @@
-"""A run whose last save fails is unfinished; a program may exit with a run that was not closed."""
+"""A run whose last save fails is unfinished; a program may exit without closing a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class FailingAt(LocalStorage):
     failing = ""
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Fails in the checkpoint named."""
+        """Fail for the checkpoint named."""
         if self.failing in path:
             raise StorageError("The disk said no.")
         return super().write(path, chunks)
 
 
 def storage_failing_at(folder: Path, name: str) -> LocalStorage:
-    """A folder in which the checkpoint `name` cannot be written."""
+    """Return a folder in which the checkpoint `name` cannot be written."""
     storage = FailingAt(folder)
     storage.failing = name
     return storage
@@ -58,8 +58,8 @@ def test_a_run_whose_last_save_failed_resumes(tmp_path: Path) -> None:
     assert idle.outcome.exit_code == 0
 
 
-def test_a_save_that_failed_on_the_way_is_made_up_for(tmp_path: Path) -> None:
-    """A later checkpoint holds what it would have held, so that the run is done."""
+def test_a_failed_save_is_replaced_by_a_later_one(tmp_path: Path) -> None:
+    """A later checkpoint replaces it, so the run is finished."""
     trainer = small_trainer(tmp_path, parts={"storage": storage_failing_at(tmp_path, "point-4")}, **SAVES)
     with pytest.warns(UserWarning, match="checkpoint-4 was not saved"):
         trainer.train()
@@ -81,7 +81,7 @@ print("over")
 
 
 def test_a_program_may_exit_with_an_unclosed_run(tmp_path: Path) -> None:
-    """It ends in silence, and what it was saving is whole."""
+    """It exits silently, and the save in flight is complete."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path / "left"))],
         cwd=Path(__file__).parents[2],

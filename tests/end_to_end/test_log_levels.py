@@ -1,4 +1,4 @@
-"""How much each process says is what its log level lets through, on the logger `hexloop` and no other."""
+"""Log levels of the logger `hexloop` in each process; other loggers are not changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGER = logging.getLogger("hexloop")
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Puts the level and the handlers back."""
+    """Restore the level and the handlers."""
     level, handlers, root = LOGGER.level, list(LOGGER.handlers), logging.getLogger().level
     LOGGER.setLevel(logging.NOTSET)
     yield
@@ -48,7 +48,7 @@ REPLICA = Surroundings(world_size=4, process_index=3, local_process_index=1)
     ],
 )
 def test_the_level_of_a_process(surroundings: Surroundings, arguments: dict[str, object], level: int) -> None:
-    """The first process of each machine, or of all, has log_level, the others log_level_replica; passive is neither."""
+    """The main process of each node, or of all, uses log_level, others log_level_replica; passive changes nothing."""
     given = TrainingArguments("out", use_cpu=True, **arguments)  # type: ignore[arg-type]
     given.surroundings = surroundings
     set_log_level(given)
@@ -72,13 +72,13 @@ SCRIPT = """
 
 
 def said(folder: Path, level: str, *more: str) -> str:
-    """What a script says on standard error."""
+    """Return a script's standard error."""
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), level, *more]
     return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
-def test_what_is_asked_for_is_said(tmp_path: Path) -> None:
-    """On standard error where the application handles no messages; else where it wants them, and once."""
+def test_messages_at_the_log_level_are_printed(tmp_path: Path) -> None:
+    """On standard error if the application has no handlers; otherwise through its handlers, and once."""
     assert said(tmp_path, "info") == "[INFO] hexloop.part: of interest\n"
     assert said(tmp_path, "warning") == ""
     assert said(tmp_path, "passive") == ""

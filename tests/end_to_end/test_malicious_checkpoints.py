@@ -1,4 +1,4 @@
-"""Folders that mean harm are refused with a clear error; nothing of them runs, and nothing is written elsewhere."""
+"""Malicious folders are refused with a clear error; no code of theirs runs, and nothing is written elsewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def bomb(trap: Path) -> bytes:
 
 
 def zipped(pickled: bytes, path: Path) -> None:
-    """The pickle in the archive that torch makes."""
+    """The pickle in torch's archive format."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + pickled)
         archive.writestr("archive/version", b"3\n")
@@ -62,7 +62,7 @@ def zipped(pickled: bytes, path: Path) -> None:
 
 
 def reseal(checkpoint: Path, **sizes: int) -> None:
-    """Make the manifest say what the files are now, so that only their contents are wrong."""
+    """Update the manifest's sizes and digests, so that only the files' contents are wrong."""
     storage, path = LocalStorage(checkpoint.parent), checkpoint / "manifest.json"
     manifest = Manifest.from_json(path.read_bytes())
     files = {
@@ -73,7 +73,7 @@ def reseal(checkpoint: Path, **sizes: int) -> None:
 
 
 def in_manifest(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Change the manifest's document, and seal it again."""
+    """Change the manifest, and seal it again."""
 
     def apply(checkpoint: Path) -> None:
         path = checkpoint / "manifest.json"
@@ -86,7 +86,7 @@ def in_manifest(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], No
 
 
 def sealed(body: bytes) -> Callable[[Path], None]:
-    """Another manifest, sealed as if it were one."""
+    """Replace the manifest by a sealed document."""
 
     def apply(checkpoint: Path) -> None:
         (checkpoint / "manifest.json").write_bytes(seal(body))
@@ -102,7 +102,7 @@ def naming(path: str) -> Callable[[Path], None]:
 
 
 def holding(file: str, data: bytes | Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Another content of a file, which the manifest vouches for."""
+    """Replace the content of a file, with a matching digest in the manifest."""
 
     def apply(checkpoint: Path) -> None:
         path = checkpoint / file
@@ -161,12 +161,12 @@ TWICE = b'{"schema_version": 1, "schema_version": 1}'
 
 
 def endless(file: str, size: int) -> Callable[[Path], None]:
-    """A file with a hole that is larger than any memory."""
+    """A sparse file larger than any memory."""
     return lambda checkpoint: os.truncate(checkpoint / file, size)
 
 
 def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_avg") -> Callable[[Path], None]:
-    """Another tensor in the place of a moment of the first weight."""
+    """Replace a moment of the first weight by another tensor."""
 
     def apply(checkpoint: Path) -> None:
         path = checkpoint / "optimizer.safetensors"
@@ -179,7 +179,7 @@ def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_av
 
 
 def in_document(file: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Change a JSON document, which the manifest vouches for."""
+    """Change a JSON document, with a matching digest in the manifest."""
 
     def apply(checkpoint: Path) -> None:
         document = json.loads((checkpoint / file).read_bytes())
@@ -191,7 +191,7 @@ def in_document(file: str, change: Callable[[dict[str, Any]], None]) -> Callable
 
 
 def random_state(generator: str, place: int, value: Any) -> Callable[[Path], None]:
-    """Another value at a place of the saved state of a random generator."""
+    """Change a value in the saved state of a random generator."""
 
     def change(document: dict[str, Any]) -> None:
         document[generator][place] = value
@@ -278,8 +278,8 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_it_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
-    """Resuming ends in an error that says what is wrong, and the folders around hold what they held."""
+def test_a_malicious_checkpoint_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
+    """Resuming raises an error that names the problem, and no file outside has changed."""
     spoil, words = CORPUS[name]
     checkpoint = copy_of(whole, tmp_path / "spoiled")
     spoil(checkpoint)
@@ -308,7 +308,7 @@ def test_options_in_a_checkpoint_do_not_replace_those_of_the_run(whole: Path, tm
 
 
 def test_a_checkpoint_that_is_a_link_elsewhere_is_refused(whole: Path, tmp_path: Path) -> None:
-    """Its folder is elsewhere, so nothing of it is read."""
+    """Its folder is elsewhere, so nothing is read from it."""
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / NAME).symlink_to(whole, target_is_directory=True)
     assert "leads out of" in refused_by_resume(tmp_path / "output" / NAME, tmp_path / "output")
@@ -316,7 +316,7 @@ def test_a_checkpoint_that_is_a_link_elsewhere_is_refused(whole: Path, tmp_path:
 
 @pytest.mark.skipif(not hasattr(os, "mknod") or os.geteuid() != 0, reason="only root makes device files")
 def test_a_device_file_is_refused(whole: Path, tmp_path: Path) -> None:
-    """An endless device in the place of a file is never read."""
+    """An endless device in place of a file is never read."""
     import stat
 
     checkpoint = copy_of(whole, tmp_path / "spoiled")
@@ -332,7 +332,7 @@ def test_a_device_file_is_refused(whole: Path, tmp_path: Path) -> None:
 def test_pickles_are_not_loaded_from_a_folder_of_another_library(
     whole: Path, tmp_path: Path, trap: Path, archive: bool
 ) -> None:
-    """Under every name that transformers would load: the folder is refused, with the command that reads such."""
+    """Under every name that transformers would load: the folder is refused, with the command that imports it."""
     checkpoint = copy_of(whole, tmp_path / "spoiled")
     (checkpoint / "manifest.json").unlink()
     plant(checkpoint, trap, archive)
@@ -359,7 +359,7 @@ def test_pickles_beside_a_good_checkpoint_are_left_alone(whole: Path, tmp_path: 
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"])
 def test_an_import_runs_nothing(whole: Path, tmp_path: Path, trap: Path, name: str, archive: bool) -> None:
-    """One file of an otherwise good folder of transformers is a pickle that does something: refused by its name."""
+    """One file of an otherwise valid transformers checkpoint is a pickle that runs code: it is refused by name."""
     folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
     if name == "pytorch_model.bin":
         (folder / "model.safetensors").unlink()
@@ -370,8 +370,8 @@ def test_an_import_runs_nothing(whole: Path, tmp_path: Path, trap: Path, name: s
     assert not (tmp_path / "imported").exists()
 
 
-def test_an_import_does_not_look_at_pickled_arguments(whole: Path, tmp_path: Path, trap: Path) -> None:
-    """training_args.bin may be anything."""
+def test_an_import_ignores_pickled_arguments(whole: Path, tmp_path: Path, trap: Path) -> None:
+    """training_args.bin may contain anything."""
     folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
     plant(folder, trap, True, ("training_args.bin",))
     with pytest.warns(UserWarning, match="training_args.bin is not loaded"):
@@ -394,12 +394,12 @@ def test_an_import_follows_no_link_out_of_the_folder(whole: Path, tmp_path: Path
         hexloop.import_checkpoint(folder, tmp_path / "imported")
 
 
-def test_what_a_program_allows_torch_elsewhere_is_not_allowed_in_an_import(whole: Path, tmp_path: Path) -> None:
+def test_torch_s_safe_list_does_not_apply_to_an_import(whole: Path, tmp_path: Path) -> None:
     """A class that the user added to torch's safe list is not loaded, and stays on the list."""
     import torch
 
     folder = Path(hexloop.export_checkpoint(whole, tmp_path / "foreign"))
-    torch.save({"python": Harmless()}, folder / "rng_state.pth")  # noqa: TID251 - a file of the other library's kind
+    torch.save({"python": Harmless()}, folder / "rng_state.pth")  # noqa: TID251 - a file of the other library
     with torch.serialization.safe_globals([Harmless]):
         trusted = set(torch.serialization.get_safe_globals())
         with pytest.raises(HexloopError, match=r"rng_state\.pth was not read"):
@@ -408,7 +408,7 @@ def test_what_a_program_allows_torch_elsewhere_is_not_allowed_in_an_import(whole
 
 
 class Harmless:
-    """A class that a program may have told torch to trust."""
+    """A class that a program may have added to torch's safe list."""
 
 
 POISONED = """

@@ -1,4 +1,4 @@
-"""With skip_memory_metrics=False the metrics tell how much memory each stage took, under transformers' names."""
+"""With skip_memory_metrics=False the metrics report each stage's memory, under transformers' names."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def reference(folder: Path) -> Any:
 
 
 def told(trainer: Any, stages: tuple[str, ...]) -> list[list[str]]:
-    """The names of the figures that each stage gives."""
+    """Return the names of the metrics of each stage."""
     ended = [getattr(trainer, stage)(*([rows(8)] if stage == "predict" else [])) for stage in stages]
     return [names(each if isinstance(each, dict) else each.metrics) for each in ended]
 
 
 @pytest.mark.parametrize("order", [("train", "evaluate", "predict"), ("evaluate", "train"), ("predict", "evaluate")])
-def test_the_names_are_those_of_transformers(tmp_path: Path, order: tuple[str, ...]) -> None:
-    """In whichever order the stages come, and those of the construction come with the first."""
+def test_names_match_transformers(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """In any order of stages; those of the constructor are reported with the first."""
     ours, theirs = (told(trainer, order) for trainer in (measuring(tmp_path), reference(tmp_path)))
 
     assert ours == theirs
@@ -51,7 +51,7 @@ def test_the_names_are_those_of_transformers(tmp_path: Path, order: tuple[str, .
     assert all(ours)
 
 
-def test_an_evaluation_within_training_is_part_of_it(tmp_path: Path) -> None:
+def test_an_evaluation_within_training_belongs_to_it(tmp_path: Path) -> None:
     """It reports no metrics of its own; the training reports both."""
     trainer = small_trainer(tmp_path, parts={"eval_dataset": rows(8)}, skip_memory_metrics=False, eval_strategy="epoch")
     metrics = trainer.train().metrics
@@ -63,12 +63,12 @@ def test_an_evaluation_within_training_is_part_of_it(tmp_path: Path) -> None:
 
 
 def test_nothing_is_reported_unless_requested(tmp_path: Path) -> None:
-    """By default no figure of memory is measured."""
+    """By default no memory is measured."""
     assert names(small_trainer(tmp_path).train().metrics) == []
 
 
-def test_what_a_stage_keeps_is_its_allocation(tmp_path: Path) -> None:
-    """Memory that is still held at the end counts as allocated; memory that was given back raised the peak."""
+def test_memory_kept_by_a_stage_is_its_allocation(tmp_path: Path) -> None:
+    """Memory still held at the end counts as allocated; freed memory only raises the peak."""
     stages = memory_stages_for(arguments(tmp_path, skip_memory_metrics=False), CpuDevice())
     stages.start("train")
     kept = np.ones(64 * MEGABYTE, dtype=np.uint8)
@@ -78,8 +78,8 @@ def test_what_a_stage_keeps_is_its_allocation(tmp_path: Path) -> None:
     assert kept.all()
 
 
-def test_a_device_that_counts_has_figures_of_its_own() -> None:
-    """They are exact: what was in use as the stage began, what it added, and how far the peak rose above that."""
+def test_a_device_with_memory_statistics_has_its_own_metrics() -> None:
+    """They are exact: the memory in use at the start, what the stage added, and the height of its peak."""
     device = SimulatedDevice(total=1000)
     device.allocate(100)
     device.allocate(300)
@@ -102,7 +102,7 @@ def test_a_device_that_counts_has_figures_of_its_own() -> None:
 
 
 def test_the_stage_after_an_error_is_measured(tmp_path: Path) -> None:
-    """A run that an error ended leaves no stage behind in which the next one would be lost."""
+    """A stage that ended with an error does not affect the next."""
 
     class Failing(Net):
         fails = True

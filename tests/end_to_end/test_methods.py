@@ -1,4 +1,4 @@
-"""Every public method of the transformers Trainer is there with its parameters, and works or is refused by name."""
+"""Every public method of transformers' Trainer exists with its parameters, and works or is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FACTS = (Path(__file__).parents[1] / "reference" / "api.md").read_text(encoding=
 
 
 def methods(title: str) -> dict[str, list[str]]:
-    """The methods that the table has under a title, with the names of their parameters in order."""
+    """Return the table's methods under a title, with the names of their parameters in order."""
     section = FACTS.split(f"## {title}\n")[1].split("\n## ")[0]
     return {
         name: [each.strip() for each in given.split(",") if each.strip()]
@@ -33,7 +33,7 @@ def methods(title: str) -> dict[str, list[str]]:
 
 
 def accepts(method: Any, names: list[str]) -> bool:
-    """Whether a method takes these parameters in this order, and no other that it cannot do without."""
+    """Return whether a method accepts these parameters in this order, and requires no other."""
     parameters = [each for each in inspect.signature(method).parameters.values() if each.name != "self"]
     open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters)
     plain = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -47,7 +47,7 @@ PROPERTIES = {"tokenizer"}
 
 
 @pytest.mark.parametrize(("name", "names"), methods("Trainer").items())
-def test_each_method_takes_what_transformers_takes(name: str, names: list[str]) -> None:
+def test_each_method_takes_transformers_parameters(name: str, names: list[str]) -> None:
     """The same parameters, by position and by name."""
     if name in PROPERTIES:
         assert isinstance(inspect.getattr_static(Trainer, name), property)
@@ -57,7 +57,7 @@ def test_each_method_takes_what_transformers_takes(name: str, names: list[str]) 
 
 @pytest.mark.parametrize("name", sorted(methods("Trainer")))
 def test_each_default_matches_transformers(name: str) -> None:
-    """A call that leaves a parameter out means the same."""
+    """A call that omits a parameter means the same."""
     theirs = getattr(transformers.Trainer, name, None)
     if theirs is None or name in PROPERTIES:
         return
@@ -72,8 +72,8 @@ REFUSED = {"hyperparameter_search", "init_hf_repo", "create_model_card", "push_t
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_is_still_to_come_says_so(tmp_path: Path, name: str) -> None:
-    """It is refused by name, with what to do meanwhile."""
+def test_missing_features_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    """It is refused by name, with an alternative."""
     with pytest.raises(ConfigurationError, match=f"{name} is not supported: .*; .*"):
         getattr(small_trainer(tmp_path), name)()
 
@@ -99,8 +99,8 @@ def test_a_tokenizer_is_a_processing_class(tmp_path: Path) -> None:
         small_trainer(tmp_path, parts={"tokenizer": given, "processing_class": given})
 
 
-def test_a_model_path_is_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
-    """The old keyword of train works, and names the new one; others are no keywords."""
+def test_model_path_means_resume_from_checkpoint(tmp_path: Path) -> None:
+    """The old keyword of train works, and names the new one; others are refused."""
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     whole = small_trainer(tmp_path, **saving)
     whole.train()
@@ -114,16 +114,16 @@ def test_a_model_path_is_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch_jit_model_eval", "ipex_optimize_model"])
-def test_an_optimizer_of_models_that_is_gone_gives_the_model_back(tmp_path: Path, name: str) -> None:
-    """With a warning that names what does its work today."""
+def test_a_removed_optimization_method_returns_the_model(tmp_path: Path, name: str) -> None:
+    """A warning names its replacement."""
     trainer = small_trainer(tmp_path)
     given = [None] if name == "torch_jit_model_eval" else []
     with pytest.warns(FutureWarning, match="torch_compile=True"):
         assert getattr(trainer, name)(trainer.model, *given) is trainer.model
 
 
-def test_the_end_is_no_end_of_a_live_run(tmp_path: Path) -> None:
-    """It is refused while one is live, and does nothing otherwise."""
+def test_end_methods_are_refused_during_a_run(tmp_path: Path) -> None:
+    """It is refused during a run, and does nothing otherwise."""
     trainer = small_trainer(tmp_path)
     events = trainer.stream()
     next(events)
@@ -147,7 +147,7 @@ def test_the_end_is_no_end_of_a_live_run(tmp_path: Path) -> None:
     ],
 )
 def test_the_sizes_of_a_run_match_transformers(tmp_path: Path, given: dict[str, Any]) -> None:
-    """Epochs, steps, samples, in its order."""
+    """Epochs, steps and samples, in transformers' order."""
     defaults: dict[str, Any] = {"use_cpu": True, "per_device_train_batch_size": 4, "num_train_epochs": 1, **given}
     args = transformers.TrainingArguments(str(tmp_path), report_to="none", **defaults)
     theirs = transformers.Trainer(model=net(), args=args, train_dataset=rows(16))
@@ -171,11 +171,11 @@ def test_the_sizes_of_a_stream_match_transformers(tmp_path: Path) -> None:
     assert ours.set_initial_training_values(ours.args, ours.get_train_dataloader()) == expected
 
 
-# Windows, contexts and what they compute
+# Windows and context managers
 
 
 class Pairs(Trainer):
-    """Gives windows of its own, and counts their rows."""
+    """Returns windows of its own, and counts their rows."""
 
     counted: Any = None
 
@@ -186,15 +186,15 @@ class Pairs(Trainer):
 
 
 class PairsOfFour(Trainer):
-    """As transformers 4.47 has it."""
+    """The same with the signature of transformers 4.47."""
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int) -> Any:  # type: ignore[override]
         return super().get_batch_samples(epoch_iterator, num_batches)
 
 
 @pytest.mark.parametrize("kind", [Pairs, PairsOfFour])
-def test_windows_that_are_the_same_train_the_same(tmp_path: Path, kind: type[Trainer]) -> None:
-    """Where `get_batch_samples` gives what it overrides gives."""
+def test_an_override_with_standard_windows_changes_nothing(tmp_path: Path, kind: type[Trainer]) -> None:
+    """An override of `get_batch_samples` that returns the standard windows."""
     given: dict[str, Any] = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}
     own, plain = small_trainer(tmp_path, kind, **given), small_trainer(tmp_path, **given)
     own.train()
@@ -204,8 +204,8 @@ def test_windows_that_are_the_same_train_the_same(tmp_path: Path, kind: type[Tra
     assert history(own) == history(plain)
 
 
-def test_a_count_of_ones_own_reaches_the_loss(tmp_path: Path) -> None:
-    """The second thing that `get_batch_samples` gives is what the loss divides by."""
+def test_an_overridden_count_reaches_the_loss(tmp_path: Path) -> None:
+    """The loss is divided by the count that `get_batch_samples` returns."""
     counts: list[Any] = []
 
     class Counting(Trainer):
@@ -222,7 +222,7 @@ def test_a_count_of_ones_own_reaches_the_loss(tmp_path: Path) -> None:
 
 
 def test_each_window_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that add their counts up do so once a window, though what is overridden has counted it already."""
+    """Ranks sum their counts once per window, even if an overridden method has counted already."""
     windows, count_items = [], TorchTrainable.count_items
 
     def counting(trainable: TorchTrainable, window: Sequence[Any]) -> Any:
@@ -235,8 +235,8 @@ def test_each_window_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert windows == [2, 2, 2, 2]
 
 
-def test_a_window_can_be_had_without_a_run(tmp_path: Path) -> None:
-    """As many batches as there are, and no count."""
+def test_get_batch_samples_works_without_a_run(tmp_path: Path) -> None:
+    """It returns as many batches as there are, and no count."""
     batches, count = small_trainer(tmp_path).get_batch_samples(iter([1, 2, 3]), 5, torch.device("cpu"))
 
     assert batches == [1, 2, 3]
@@ -244,8 +244,8 @@ def test_a_window_can_be_had_without_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["compute_loss_context_manager", "autocast_smart_context_manager"])
-def test_a_context_of_ones_own_is_around_every_loss(tmp_path: Path, name: str) -> None:
-    """In steps and in predictions, though neither is overridden."""
+def test_an_overridden_context_wraps_every_loss(tmp_path: Path, name: str) -> None:
+    """In steps and in predictions, with the standard methods."""
     formats: list[torch.dtype] = []
 
     class Seeing(Net):
@@ -264,7 +264,7 @@ def test_a_context_of_ones_own_is_around_every_loss(tmp_path: Path, name: str) -
 
 
 class WrittenOut(Trainer):
-    """The step of transformers, written out."""
+    """Contains the code of transformers' step."""
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         model.train()
@@ -277,7 +277,7 @@ class WrittenOut(Trainer):
 
 
 class WithoutContext(Trainer):
-    """It calls the model itself."""
+    """Calls the model itself."""
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         outputs = model(**inputs)
@@ -287,12 +287,12 @@ class WithoutContext(Trainer):
 
 
 class WrittenOutOverOwnWindows(WrittenOut, Pairs):
-    """Both at once."""
+    """Overrides both."""
 
 
 @pytest.mark.parametrize("kind", [WrittenOut, WithoutContext, WrittenOutOverOwnWindows])
-def test_a_step_of_ones_own_computes_in_the_run_s_format(tmp_path: Path, kind: type[Trainer]) -> None:
-    """It trains as the standard step does under mixed precision, and leaves the model's forward as it was."""
+def test_an_overridden_step_uses_the_run_s_precision(tmp_path: Path, kind: type[Trainer]) -> None:
+    """It trains like the standard step under mixed precision, and leaves the model's forward unchanged."""
     formats: list[torch.dtype] = []
 
     class Seeing(Net):
@@ -311,11 +311,11 @@ def test_a_step_of_ones_own_computes_in_the_run_s_format(tmp_path: Path, kind: t
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-# What subclasses read
+# Attributes that subclasses read
 
 
-def test_what_subclasses_read_is_there(tmp_path: Path) -> None:
-    """Transformers' attributes with its values."""
+def test_attributes_that_subclasses_read_exist(tmp_path: Path) -> None:
+    """Transformers' attributes have transformers' values."""
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     theirs = transformers.Trainer(model=net(), args=args, train_dataset=rows(4))
     ours = small_trainer(tmp_path)
@@ -327,8 +327,8 @@ def test_what_subclasses_read_is_there(tmp_path: Path) -> None:
         assert getattr(ours, name) == expected, name
 
 
-def test_a_subclass_may_say_that_the_model_takes_no_count(tmp_path: Path) -> None:
-    """It is then not told the number of items."""
+def test_a_subclass_may_disable_the_count(tmp_path: Path) -> None:
+    """Then it does not receive the number of items."""
     told: list[Any] = []
 
     class Counted(Net):
@@ -349,7 +349,7 @@ def test_a_subclass_may_say_that_the_model_takes_no_count(tmp_path: Path) -> Non
 
 
 def test_parts_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
-    """All at once, before the first step."""
+    """All are reported at once, before the first step."""
     optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
     with pytest.raises(ConfigurationError) as raised:
         small_trainer(

@@ -1,4 +1,4 @@
-"""A run in the kernel of a notebook is shown there as a bar and a table."""
+"""A run in a notebook displays a bar and a table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kernel(tmp_path: Path) -> Iterator[Any]:
 
 
 def shown(client: Any, code: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """What a cell displays, in its last version, and the names of what was raised in it."""
+    """Return what a cell finally displays, and the names of the errors that it raised."""
     request = client.execute(code)
     pages: dict[str, dict[str, Any]] = {}
     errors: list[str] = []
@@ -68,7 +68,7 @@ def shown(client: Any, code: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def test_a_run_in_a_kernel(kernel: Any, tmp_path: Path) -> None:
-    """The cell shows one page: the bar at its end, and a row for each epoch."""
+    """The cell shows one page: the finished bar, and a row for each epoch."""
     code = f"import sys; sys.path[:0] = {sys.path!r}\nFOLDER = {str(tmp_path / 'run')!r}\n" + textwrap.dedent(CELL)
     pages, errors = shown(kernel, code)
     assert errors == []

@@ -1,4 +1,4 @@
-"""A Trainer whose output folder is a URL: a bucket of a real S3 endpoint on loopback."""
+"""A Trainer whose output folder is a URL: a bucket of a real S3 server on loopback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def url(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A new bucket, which s3fs finds by what stands in the environment."""
+    """Return a new bucket, which s3fs accesses through environment variables."""
     for name, value in {
         "AWS_ENDPOINT_URL": address,
         "AWS_ACCESS_KEY_ID": KEY,
@@ -54,7 +54,7 @@ def trainer_at(url: str, parts: dict[str, Any] | None = None, **given: Any) -> A
 
 
 def cut_after(trainer: Any, step: int) -> None:
-    """Train, and drop everything once the checkpoint of that step is published."""
+    """Train, and drop the run once the checkpoint of that step is published."""
     with closing(trainer.stream()) as events:
         for event in events:
             if type(event) is CheckpointPublished and event.step == step:
@@ -65,8 +65,8 @@ def names(storage: Storage, without: str = "finished.json") -> list[str]:
     return [entry.name for entry in storage.list("") if entry.name != without]
 
 
-def test_a_run_is_saved_to_a_url_and_taken_up_from_it(url: str, tmp_path: Path) -> None:
-    """Cut after four steps and resumed by URL or by True, a run ends as the one that was not; rotation works."""
+def test_a_run_is_saved_to_and_resumed_from_a_url(url: str, tmp_path: Path) -> None:
+    """Interrupted after four steps and resumed by URL or by True, it matches an uninterrupted run; rotation works."""
     whole = small_trainer(tmp_path / "whole", **{**SAVING, "save_strategy": "no"})
     whole.train()
     cut_after(trainer_at(url), 4)
@@ -91,14 +91,14 @@ def test_another_run_resumes_from_a_url(url: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_checkpoint_is_reported(url: str) -> None:
-    """The error names those that are good."""
+    """The error lists the valid ones."""
     trainer_at(url, max_steps=2).train()
     with pytest.raises(CheckpointError, match="checkpoint-2"):
         trainer_at(url).train(resume_from_checkpoint=f"{url}/checkpoint-3")
 
 
 def test_the_model_and_the_state_are_saved_to_a_url(url: str) -> None:
-    """`save_model` and `save_state` write to the output folder, or to another URL, over what is there."""
+    """`save_model` and `save_state` write to the output folder, or to another URL, and overwrite existing files."""
     trainer = trainer_at(url, save_strategy="no", max_steps=1)
     for _ in range(2):
         trainer.train()
@@ -111,16 +111,16 @@ def test_the_model_and_the_state_are_saved_to_a_url(url: str) -> None:
         assert same_weights(load(b"".join(storage.read(path))), weights(trainer))
 
 
-def test_what_needs_a_folder_is_refused(url: str) -> None:
-    """Loggers that append to a file, and a bucket that is not there, are problems before the first step."""
+def test_features_that_need_a_folder_are_refused(url: str) -> None:
+    """Loggers that append to a file, and a missing bucket, are reported before the first step."""
     with pytest.raises(ConfigurationError, match="report_to='json_lines' needs a local folder"):
         trainer_at(url, {"loggers": None}, report_to="json_lines")
     with pytest.raises(ConfigurationError, match="cannot be written to"):
         trainer_at("s3://no-such-bucket/run").train()
 
 
-def test_a_run_with_two_tiers_goes_on_while_the_slow_one_is_away(url: str, address: str, tmp_path: Path) -> None:
-    """What was saved while the bucket could not be reached is there after the next run; nothing is lost in between."""
+def test_a_run_with_two_tiers_continues_without_the_slow_one(url: str, address: str, tmp_path: Path) -> None:
+    """Checkpoints saved while the bucket is unreachable are uploaded after the next run; none is lost meanwhile."""
     down: list[bool] = []
     with flaky(address, lambda *_: fail(503) if down else None) as server:
         options = {"endpoint_url": server.address, "config_kwargs": {"retries": {"max_attempts": 0}}}
@@ -149,7 +149,7 @@ def test_a_run_with_two_tiers_goes_on_while_the_slow_one_is_away(url: str, addre
     assert verify(storage_for(url), "checkpoint-4").manifest.step == 4
 
 
-def test_a_folder_needs_nothing_of_an_object_store() -> None:
+def test_a_local_folder_needs_no_object_store_package() -> None:
     """A run that saves to a local folder imports no object-store package."""
     code = "import sys, hexloop.app.wiring.storage as s; s.storage_for('here'); sys.exit('fsspec' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""With debug="underflow_overflow" a run ends at the first module whose numbers are not finite, and says where it is."""
+"""With debug="underflow_overflow" a run ends at the first module with non-finite values, and names it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def watched(folder: Path, model: nn.Module, **given: Any) -> Any:
     return small_trainer(folder, parts={"model": model}, debug="underflow_overflow", **given)
 
 
-def test_the_first_module_is_named_and_the_run_ends(tmp_path: Path) -> None:
-    """With its class, what in it is not finite, and the forward pass; an error of values as in transformers."""
+def test_the_first_overflowing_module_is_named(tmp_path: Path) -> None:
+    """With its class, the non-finite tensor, and the forward pass; a ValueError as in transformers."""
     with pytest.raises(NotFiniteError) as raised:
         watched(tmp_path, exploding()).train()
 
@@ -51,7 +51,7 @@ def test_the_first_module_is_named_and_the_run_ends(tmp_path: Path) -> None:
     assert "layers.3" not in told.rpartition("layers.2 (Exploding)")[2]
 
 
-def test_the_frames_tell_the_ranges_of_weights_inputs_and_outputs() -> None:
+def test_frames_contain_the_ranges_of_weights_inputs_and_outputs() -> None:
     """The smallest and largest absolute value of each."""
     linear = nn.Linear(2, 1, bias=False)
     linear.weight.data = torch.tensor([[0.5, -2.0]])
@@ -67,7 +67,7 @@ def test_the_frames_tell_the_ranges_of_weights_inputs_and_outputs() -> None:
     ]
 
 
-def test_so_many_frames_are_kept() -> None:
+def test_max_frames_are_kept() -> None:
     """The last ones, the innermost modules first."""
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(30)))
     watch = OverflowWatch()
@@ -79,8 +79,8 @@ def test_so_many_frames_are_kept() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["weight", "input", "keyword"])
-def test_it_looks_at_weights_and_everything_that_goes_in(value: float, where: str) -> None:
-    """Nested or by keyword, whole numbers beside them."""
+def test_weights_and_all_inputs_are_checked(value: float, where: str) -> None:
+    """Nested inputs, keyword arguments, and integers among them."""
 
     class Picky(nn.Module):
         def __init__(self) -> None:
@@ -98,8 +98,8 @@ def test_it_looks_at_weights_and_everything_that_goes_in(value: float, where: st
         model({"a": [bad if where == "input" else torch.ones(2)]}, mask=(bad if where == "keyword" else None,))
 
 
-def test_a_run_without_any_is_the_same(tmp_path: Path) -> None:
-    """The watch changes nothing, and is gone afterwards."""
+def test_a_run_without_overflow_is_unchanged(tmp_path: Path) -> None:
+    """Detection does not change the run, and its hooks are removed afterwards."""
     seen, plain = watched(tmp_path, net()), small_trainer(tmp_path)
     seen.train()
     plain.train()

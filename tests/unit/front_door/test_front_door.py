@@ -1,4 +1,4 @@
-"""What is imported from `hexloop` itself: the names that a script or an embedding application needs."""
+"""The names that `hexloop` exports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOT_EXPORTED: Mapping[str, str] = {
         re.findall(r"\b(?!Trainer)\w+Callback\b", FACTS.split("logger integrations")[1].split("\n")[0]), LATER
     ),
 }
-"""Names of transformers' interface that `hexloop` does not offer, and why."""
+"""Names of transformers' interface that `hexloop` does not export, and why."""
 
 FURTHER = (
     "set_seed",
@@ -66,8 +66,8 @@ FURTHER = (
 )
 
 
-def names_of_the_reference() -> set[str]:
-    """The classes, values, factories and collators that the facts about its interface list."""
+def names_of_transformers() -> set[str]:
+    """Return the classes, values, factories and collators in the list of transformers' interface."""
     headings = set(re.findall(r"^## (\w+)$", FACTS, re.MULTILINE)) - {"Values"}
     values = set(re.findall(r"^- (\w+?)(?: adds)?: ", FACTS, re.MULTILINE))
     factories = set(re.findall(r"\b(get_\w+(?:schedule\w*|scheduler))\(", FACTS))
@@ -76,16 +76,16 @@ def names_of_the_reference() -> set[str]:
     return headings | values | factories | collators | loggers | set(FURTHER)
 
 
-def test_every_public_name_of_transformers_is_there() -> None:
+def test_every_public_name_of_transformers_is_exported() -> None:
     """Each can be imported from hexloop, or is listed with the reason why not; none is both."""
-    names = names_of_the_reference()
+    names = names_of_transformers()
     assert len(names) > 50
     missing = {name for name in names if not hasattr(hexloop, name)}
     assert missing == {name for name in NOT_EXPORTED if not hasattr(hexloop, name)}
 
 
-def test_what_embeds_the_loop_finds_its_errors_and_events() -> None:
-    """Every error class and every event of the domain is on the front door, and is the domain's own."""
+def test_errors_and_events_are_exported() -> None:
+    """Every error and every event of the domain is exported, and is the domain's own class."""
     for module in (errors, events):
         own = {
             name: each
@@ -107,7 +107,7 @@ def test_every_listed_name_can_be_imported() -> None:
         _ = hexloop.Foo  # type: ignore[attr-defined]
 
 
-def test_importing_it_is_cheap() -> None:
+def test_importing_hexloop_is_fast() -> None:
     """Neither the package nor its plain values load torch, numpy or transformers."""
     program = (
         "import hexloop, sys\n"
@@ -140,7 +140,7 @@ def test_enumerations_match_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["EvalLoopOutput", "PredictionOutput", "TrainOutput"])
-def test_outputs_are_named_tuples_as_there(name: str) -> None:
+def test_outputs_are_named_tuples_as_in_transformers(name: str) -> None:
     """Fields have the same names, in the same order."""
     ours, theirs = getattr(hexloop, name), getattr(trainer_utils, name)
     assert issubclass(ours, tuple)
@@ -148,8 +148,8 @@ def test_outputs_are_named_tuples_as_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("further", [{}, {"inputs": 3}, {"losses": 4}, {"inputs": 3, "losses": 4}])
-def test_predictions_unpack_as_there(further: dict[str, Any]) -> None:
-    """An EvalPrediction gives the same elements, one after the other and by their number."""
+def test_predictions_unpack_as_in_transformers(further: dict[str, Any]) -> None:
+    """An EvalPrediction has the same elements, by iteration and by index."""
     ours, theirs = (library.EvalPrediction(1, 2, **further) for library in (hexloop, transformers))
     assert tuple(ours) == tuple(theirs)
     assert [ours[number] for number in range(len(tuple(ours)))] == list(theirs)
@@ -162,7 +162,7 @@ def drawn() -> tuple[Any, ...]:
 
 
 def test_seeds_match_transformers() -> None:
-    """The same seed gives the same draws from python, numpy and torch."""
+    """The same seed gives the same random numbers from Python, numpy and torch."""
     hexloop.set_seed(11)
     ours = drawn()
     transformers.set_seed(11)
@@ -190,7 +190,7 @@ print([os.environ.get(name) for name in names], torch.are_deterministic_algorith
     ],
 )
 def test_determinism_matches_transformers(call: str) -> None:
-    """In a process of its own, the environment, torch's switches and the first draw are the same."""
+    """In a process of its own, the environment, torch's flags and the first random number are equal."""
     printed = []
     for library in ("hexloop", "transformers"):
         program = STATE_OF_A_PROCESS.format(library=library, call=f"{library}.{call}")
@@ -216,7 +216,7 @@ def test_the_last_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_last_checkpoint_of_a_url(tmp_path: Path) -> None:
-    """A URL is asked through its storage, and the answer is a URL."""
+    """A URL is listed through its storage, and the result is a URL."""
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -249,7 +249,7 @@ ROWS: list[list[Any]] = [
 @pytest.mark.parametrize("rows", ROWS, ids=range(len(ROWS)))
 @pytest.mark.parametrize("kind", ["pt", "np"])
 def test_batches_match_transformers(rows: list[Any], kind: str) -> None:
-    """The default collator, as a function and as an object, makes the same tensors or arrays."""
+    """The default collator, as a function and as an object, returns the same tensors or arrays."""
     theirs = transformers.default_data_collator(rows, return_tensors=kind)
     for ours in (
         hexloop.default_data_collator(rows, return_tensors=kind),
@@ -263,6 +263,6 @@ def test_batches_match_transformers(rows: list[Any], kind: str) -> None:
 
 
 def test_tensors_of_another_kind_are_refused() -> None:
-    """The error names the kinds that there are."""
+    """The error lists the supported types."""
     with pytest.raises(errors.ConfigurationError, match="return_tensors='tf'"):
         hexloop.default_data_collator([{"x": 1}], return_tensors="tf")
