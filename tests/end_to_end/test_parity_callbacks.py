@@ -1,4 +1,4 @@
-"""What callbacks see, what is logged, evaluated and saved: the same as in transformers, in the same order."""
+"""Callbacks, logs, evaluations and saves match transformers', in the same order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def train_both(folder: Path, arguments: Mapping[str, Any], **parts: Any) -> tuple[Outcome, Outcome]:
-    """Two epochs of 18 batches by both libraries, with 30 samples to evaluate on in batches of 8."""
+    """Train two epochs of 18 batches with both libraries, and evaluate on 30 samples in batches of 8."""
     common = {
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 8,
@@ -62,11 +62,11 @@ def train_both(folder: Path, arguments: Mapping[str, Any], **parts: Any) -> tupl
     return run_both(folder, make_model("convolution"), {**common, **arguments}, train_dataset=train, **parts)
 
 
-def assert_alike(ours: Outcome, reference: Outcome, folder: Path, cut_short: bool = False) -> None:
-    """The same events with the same switches, the same log, the same state in the end, the same checkpoints.
+def assert_equal_runs(ours: Outcome, reference: Outcome, folder: Path, cut_short: bool = False) -> None:
+    """Events, flags, logs, final state and checkpoints are equal.
 
-    cut_short: epochs were. Then `state.epoch` is that of the next epoch at once, in transformers from its first step
-    on; and after the last epoch `should_training_stop` is set, which transformers leaves as it is.
+    cut_short: whether an epoch was interrupted. Then `state.epoch` is that of the next epoch at once, in transformers
+    only from its first step; and after the last epoch `should_training_stop` is set, which it is not in transformers.
     """
     if cut_short:
         for each in (ours, reference):
@@ -81,7 +81,7 @@ def assert_alike(ours: Outcome, reference: Outcome, folder: Path, cut_short: boo
 
 
 def checkpoints(outcome: Outcome, folder: Path) -> tuple[str | None, set[str]]:
-    """The best checkpoint, which is named by its path, and all that are there."""
+    """Return the best checkpoint, by path, and all checkpoints."""
     best = outcome.trainer.state.best_model_checkpoint
     return best and str(Path(best).relative_to(folder)), {path.name for path in folder.glob("checkpoint-*")}
 
@@ -94,29 +94,29 @@ def checkpoints(outcome: Outcome, folder: Path) -> tuple[str | None, set[str]]:
         for name, arguments in RHYTHMS.items()
     ],
 )
-def test_rhythms(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """A callback sees the same events, steps, epochs and switches, and the history has the same entries."""
+def test_logging_evaluation_and_save_strategies(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """A callback sees the same events, steps, epochs and flags, and the history has the same entries."""
     ours, reference = train_both(tmp_path, arguments)
-    assert_alike(ours, reference, tmp_path)
+    assert_equal_runs(ours, reference, tmp_path)
 
 
 def test_stopping_early(tmp_path: Path) -> None:
-    """Each library's EarlyStoppingCallback ends the run at the same step, with the best weights."""
+    """EarlyStoppingCallback ends the run at the same step in both libraries, with the best weights."""
     arguments = {**STEPS, **BEST, **BY_ACCURACY, "eval_steps": 3, "save_steps": 3, "num_train_epochs": 5}
     ours, reference = train_both(
         tmp_path, arguments, callbacks=lambda library: [library.EarlyStoppingCallback(2, 0.05)]
     )
     assert ours.output.global_step < 90, "nothing was stopped"
-    assert_alike(ours, reference, tmp_path)
+    assert_equal_runs(ours, reference, tmp_path)
     assert all(weights.equal(reference.weights[name]) for name, weights in ours.weights.items())
 
 
 EARLY = ("on_init_end", "on_train_begin", "on_epoch_begin")
-"""What comes before the first step."""
+"""Events before the first step."""
 
 
 def setter(event: str, switch: str) -> Callable[[Any], list[Any]]:
-    """Callbacks that set a switch at `event` after steps 3 to 9, before the first step at those that come then."""
+    """Return callbacks that set a flag at `event` after steps 3 to 9; for earlier events, before the first step."""
     first = 0 if event in EARLY else 3
 
     def listen(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
@@ -137,7 +137,7 @@ DECIDED_OTHERWISE = {
         for stop in STOPS
     },
 }
-"""With accumulation; tests of their own say how."""
+"""With accumulation; separate tests cover how."""
 QUICK_DECISIONS = {
     ("on_evaluate", "should_epoch_stop"),
     ("on_step_end", "should_training_stop"),
@@ -155,8 +155,8 @@ QUICK_DECISIONS = {
         if each not in DECIDED_OTHERWISE
     ],
 )
-def test_decisions_of_a_callback(event: str, switch: str, tmp_path: Path) -> None:
-    """A switch that a callback sets has the same consequences at the same time."""
+def test_flags_set_by_a_callback(event: str, switch: str, tmp_path: Path) -> None:
+    """A flag that a callback sets has the same effect at the same time."""
     arguments = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 6}
     held_out = samples_for("convolution", 12, seed=2)
     ours, reference = train_both(
@@ -165,15 +165,15 @@ def test_decisions_of_a_callback(event: str, switch: str, tmp_path: Path) -> Non
         callbacks=setter(event, switch),
         afterwards=lambda trainer: (trainer.evaluate(), trainer.predict(held_out)),
     )
-    assert_alike(ours, reference, tmp_path, cut_short=switch == "should_epoch_stop")
+    assert_equal_runs(ours, reference, tmp_path, cut_short=switch == "should_epoch_stop")
 
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("event", ["on_epoch_begin", "on_step_begin"])
 def test_stopping_at_the_beginning_of_a_step(event: str, stop: str, tmp_path: Path) -> None:
-    """Where a step is one batch, both libraries take that step and then stop."""
+    """If a step is one batch, both libraries run that step and then stop."""
     ours, reference = train_both(tmp_path, {"logging_steps": 1}, callbacks=setter(event, stop))
-    assert_alike(ours, reference, tmp_path, cut_short=stop == "should_epoch_stop")
+    assert_equal_runs(ours, reference, tmp_path, cut_short=stop == "should_epoch_stop")
 
 
 def test_evaluation_on_start_and_prediction(tmp_path: Path) -> None:
@@ -187,16 +187,16 @@ def test_evaluation_on_start_and_prediction(tmp_path: Path) -> None:
     )
     assert ours.events[2][0] == "on_prediction_step", "nothing was evaluated before the first epoch"
     assert ours.events[-1][0] == "on_predict"
-    assert_alike(ours, reference, tmp_path)
+    assert_equal_runs(ours, reference, tmp_path)
 
 
 def library_of(trainer: Any) -> Any:
-    """The library that a class of trainers is from."""
+    """Return the library of a Trainer class."""
     return hexloop if trainer is hexloop.Trainer else transformers
 
 
 def stopping_early(trainer: Any) -> Any:
-    """Trainers of a class with an EarlyStoppingCallback after all others, where transformers calls restored ones."""
+    """Return Trainers with an EarlyStoppingCallback after all others, where transformers calls restored ones."""
 
     def make(**given: Any) -> Any:
         made = trainer(**given)
@@ -209,7 +209,7 @@ def stopping_early(trainer: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:The run ends with the weights of checkpoint-")
 @pytest.mark.parametrize("saved", [4, pytest.param(8, marks=pytest.mark.matrix)])
 def test_resuming(saved: int, tmp_path: Path) -> None:
-    """A full run, and one resumed in the middle of an epoch up to an early stop."""
+    """An uninterrupted run, and one resumed in the middle of an epoch up to an early stop."""
     arguments: dict[str, Any] = {
         **STEPS,
         **BEST,
@@ -224,16 +224,16 @@ def test_resuming(saved: int, tmp_path: Path) -> None:
     ended = []
     for resume_from in (None, f"checkpoint-{saved}"):
         ours, reference = train_both(tmp_path, arguments, derive=stopping_early, resume_from=resume_from)
-        for each in (ours, reference):  # after a resume it is over all steps in hexloop, which is a listed difference
+        for each in (ours, reference):  # after a resume hexloop averages all steps, a documented difference
             each.log[-1].pop("train_loss")
-        assert_alike(ours, reference, tmp_path)
+        assert_equal_runs(ours, reference, tmp_path)
         ended.append(ours.output.global_step)
     assert ours.events[1][:3] == ("on_train_begin", saved, pytest.approx(saved / 6))
     assert saved < ended[0] == ended[1] < 54
 
 
 def test_a_transformers_callback_gets_the_same_events(tmp_path: Path) -> None:
-    """Derived from transformers' TrainerCallback it hears in hexloop what it hears there, with the same keywords."""
+    """A subclass of transformers' TrainerCallback receives the same events and keywords in hexloop."""
     heard: dict[str, Outcome] = {"hexloop": Outcome(), "transformers": Outcome()}
     train_both(
         tmp_path,
@@ -247,7 +247,7 @@ def test_a_transformers_callback_gets_the_same_events(tmp_path: Path) -> None:
 
 
 class Flow:
-    """A default flow that never saves at the end of an epoch, and evaluates in odd steps only."""
+    """A default flow that never saves at the end of an epoch, and evaluates at odd steps only."""
 
     def __init__(self, library: Any) -> None:
         def on_step_end(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> Any:
@@ -264,8 +264,8 @@ class Flow:
 
 @pytest.mark.filterwarnings("ignore:You are adding")
 @pytest.mark.parametrize("arguments", [STEPS | {"eval_steps": 3, "save_steps": 6}, EPOCHS])
-def test_a_flow_of_ones_own(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """A subclass of DefaultFlowCallback that takes its place decides, and may ask it what it would decide."""
+def test_an_overridden_flow_callback(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """A subclass of DefaultFlowCallback replaces it, and may call its methods."""
 
     def derive(trainer: Any) -> Any:
         library = library_of(trainer)
@@ -279,22 +279,22 @@ def test_a_flow_of_ones_own(arguments: dict[str, Any], tmp_path: Path) -> None:
         return make
 
     ours, reference = train_both(tmp_path, arguments, derive=derive)
-    assert_alike(ours, reference, tmp_path)
+    assert_equal_runs(ours, reference, tmp_path)
 
 
 def test_several_evaluation_sets(tmp_path: Path) -> None:
-    """Data sets in a dictionary are evaluated under their names."""
+    """A dictionary of datasets is evaluated under their names."""
     several = {"few": samples_for("convolution", 10, seed=2), "many": samples_for("convolution", 21, seed=3)}
     ours, reference = train_both(tmp_path, {"eval_strategy": "epoch"}, eval_dataset=several)
     assert {"eval_few_accuracy", "eval_many_loss"} <= set().union(*ours.log)
-    assert_alike(ours, reference, tmp_path)
+    assert_equal_runs(ours, reference, tmp_path)
 
 
 @pytest.mark.parametrize("model", ["plain GPT", "GPT-2"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_evaluation(model: str, smoothing: float, bf16: bool, tmp_path: Path) -> None:
-    """Metrics of ragged labels are the same, in training, called alone, and for predictions."""
+    """Metrics of ragged labels are equal, in training, called alone, and for predictions."""
     arguments = {
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 8,

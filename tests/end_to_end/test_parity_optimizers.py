@@ -1,4 +1,4 @@
-"""Every optimizer that hexloop makes by name, beside transformers': what it is made of, and what it learns."""
+"""Every optimizer that hexloop creates by name matches transformers'."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def arguments_of(case: str, **further: Any) -> dict[str, Any]:
 
 
 def test_every_optimizer_is_compared() -> None:
-    """The cases are those that hexloop makes."""
+    """The cases cover every optimizer that hexloop creates."""
     assert {case.partition(",")[0] for case in CASES} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_identically(case: str, tmp_path: Path) -> None:
-    """The same losses, norms and rates are logged, and the weights end the same."""
+    """Logged losses, norms and rates, and final weights, are equal."""
     model, data = make_model("convolution"), samples_for("convolution", 60)
     ours, reference = run_both(tmp_path, model, arguments_of(case), train_dataset=data)
     losses = ours.series("loss")
@@ -63,7 +63,7 @@ def test_it_trains_identically(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_class_and_its_arguments(case: str, tmp_path: Path) -> None:
-    """What `get_optimizer_cls_and_kwargs` gives is what transformers gives."""
+    """`get_optimizer_cls_and_kwargs` returns what transformers returns."""
     given = arguments_of(case, output_dir=str(tmp_path), use_cpu=True, report_to="none")
     made, kwargs = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments(**given))
     theirs = transformers.Trainer.get_optimizer_cls_and_kwargs(transformers.TrainingArguments(**given))
@@ -80,7 +80,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("given", RESUMED.values(), ids=RESUMED)
 def test_a_run_resumes_exactly(given: dict[str, Any], tmp_path: Path) -> None:
-    """A checkpoint without a pickle holds the optimizer's whole state: the rest of the run is the same, bit by bit."""
+    """A checkpoint without a pickle contains the optimizer's whole state; the rest of the run is bitwise equal."""
     saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 8, "num_train_epochs": 2, **given}
     whole = small_trainer(tmp_path / "whole", **saving)
     whole.train()
@@ -93,8 +93,8 @@ def test_a_run_resumes_exactly(given: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [member.value for member in hexloop.OptimizerNames])
-def test_every_name_is_known(name: str) -> None:
-    """Each of transformers' names is made, or refused with what to install or to choose instead."""
+def test_every_optimizer_name_is_supported_or_refused(name: str) -> None:
+    """Each of transformers' names creates an optimizer, or is refused with what to install or use instead."""
     if name in BUILT_IN:
         assert issubclass(choose_optimizer(name, 0.1, (0.9, 0.99), 1e-8, None, "cpu")[0], torch.optim.Optimizer)
         return
@@ -103,13 +103,13 @@ def test_every_name_is_known(name: str) -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_the_table_has_no_name_twice() -> None:
-    """It holds the names of the fifth release, and those that only the fourth had."""
+def test_the_table_of_optimizers_has_no_duplicates() -> None:
+    """It contains the names of version 5, and those that only version 4 had."""
     assert OPTIMIZERS.keys() - {member.value for member in hexloop.OptimizerNames} == {"adamw_hf", "adamw_apex_fused"}
 
 
 def test_adafactor_without_transformers() -> None:
-    """Where transformers is not installed, the error says what to install."""
+    """If transformers is not installed, the error says what to install."""
     program = (
         "import sys; sys.modules['transformers'] = None\n"
         "from hexloop.adapters.trainable.torch.optimizers import choose_optimizer\n"
@@ -136,7 +136,7 @@ def test_options_that_an_optimizer_does_not_have(name: str, text: str | None, wa
 
 
 def test_a_decay_that_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    """The groups have their own; the log says so."""
+    """The groups have their own weight decay; the log says so."""
     with caplog.at_level(logging.WARNING, "hexloop"):
         _, options = choose_optimizer("sgd", 0.1, (0.9, 0.99), 1e-8, "weight_decay=0.1,nesterov=YES,momentum=1", "cpu")
     assert options == {"lr": 0.1, "weight_decay": 0.1, "nesterov": True, "momentum": 1.0}
@@ -144,7 +144,7 @@ def test_a_decay_that_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class TwoRates(Trainer):
-    """Groups with a rate each, made by a `create_optimizer` without arguments, as it was in earlier releases."""
+    """Has groups with different rates, from a `create_optimizer` without arguments, as in earlier releases."""
 
     def create_optimizer(self) -> Any:  # type: ignore[override]
         first, *others = self.model.parameters()
@@ -154,7 +154,7 @@ class TwoRates(Trainer):
 
 
 def test_rates_and_groups(tmp_path: Path) -> None:
-    """The methods of earlier releases tell of the optimizer's groups; each group's rate goes down from its own."""
+    """The methods of earlier releases describe the optimizer's groups; each group's rate decays from its own."""
     trainer = small_trainer(tmp_path, TwoRates, max_steps=4)
     for ask in (trainer.get_learning_rates, trainer.get_optimizer_group):
         with pytest.raises(ConfigurationError, match="no optimizer yet; call create_optimizer"):
@@ -186,7 +186,7 @@ class OfMany(torch.optim.SGD):
 
 
 class Factory:
-    """What transformers calls a factory: made without arguments, then called with the model and the options."""
+    """A factory in transformers' sense: created without arguments, then called with the model and the options."""
 
     def __call__(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(list(model.parameters())[:3], **options)
@@ -204,7 +204,7 @@ class Factory:
     ids=["class", "params", "model", "optimizer_dict", "factory"],
 )
 def test_an_optimizer_class_and_its_options(make: Any, sizes: list[int], tmp_path: Path) -> None:
-    """The optimizer is made over the groups, or over what its options name; the options that were passed stay whole."""
+    """It gets the groups, or what its options name; the passed options are not modified."""
     counts = []
     for library in (hexloop, transformers):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
@@ -221,7 +221,7 @@ def test_an_optimizer_class_and_its_options(make: Any, sizes: list[int], tmp_pat
 
 @pytest.mark.parametrize("metric", [None, "eval_loss"])
 def test_a_scheduler_that_needs_metrics(metric: str | None, tmp_path: Path) -> None:
-    """One that the user passes gets the metric of each evaluation, and the loss where none was chosen."""
+    """A scheduler of the user gets the metric of each evaluation, by default the loss."""
     seen = []
     for library in (hexloop, transformers):
         model = make_model("convolution")
@@ -248,8 +248,8 @@ def test_a_scheduler_that_needs_metrics(metric: str | None, tmp_path: Path) -> N
     assert len(set(seen[0])) > 1
 
 
-def test_adafactor_that_makes_its_own_rates(tmp_path: Path) -> None:
-    """With its schedule the rates are logged as in transformers; without one the way to it is shown."""
+def test_adafactor_with_relative_steps(tmp_path: Path) -> None:
+    """With its schedule the rates are logged as in transformers; without one the error says how to use it."""
     logs = []
     for library in (hexloop, transformers):
         model = make_model("convolution")
@@ -271,8 +271,8 @@ def test_adafactor_that_makes_its_own_rates(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_rates_of_a_schedule_are_shares_of_the_optimizer_s(tmp_path: Path) -> None:
-    """With an optimizer of the user's, lr_end is measured in that one's rate and not in the arguments', as there."""
+def test_lr_end_is_relative_to_the_optimizer_s_rate(tmp_path: Path) -> None:
+    """With the user's optimizer, lr_end is relative to its rate and not to the arguments', as in transformers."""
     rates = []
     for library in (hexloop, transformers):
         model = make_model("convolution")

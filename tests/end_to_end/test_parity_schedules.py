@@ -1,4 +1,4 @@
-"""Learning rates, step by step, through both libraries' Trainers."""
+"""Learning rates at every step match transformers', through both libraries' Trainers."""
 
 from __future__ import annotations
 

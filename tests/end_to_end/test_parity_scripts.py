@@ -1,4 +1,4 @@
-"""Scripts like transformers' examples, run by both libraries: the same numbers, the same files."""
+"""Scripts like transformers' examples give the same numbers and files with both libraries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = ("classification", "question_answering")
     "script", [pytest.param(each, marks=() if each in QUICK else pytest.mark.matrix) for each in SCRIPTS]
 )
 def test_script(script: str, tmp_path: Path) -> None:
-    """Metrics, predictions, logs, callback traces, states, weights and checkpoint folders are the same."""
+    """Metrics, predictions, logs, callback traces, states, weights and checkpoint folders are equal."""
     ours, reference = observe_both(script, tmp_path)
     assert_same_script(ours, reference, length_known=script != "iterable_data")
 
@@ -42,7 +42,7 @@ def test_script(script: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The run ends with the weights of checkpoint-")
 def test_a_script_of_release_4_24(tmp_path: Path) -> None:
-    """Only its import is changed, and it comes to what it comes to in the words of today, which hexloop tells it."""
+    """With only its import changed it matches the current version of the script; warnings name current arguments."""
     new = observe("written_in_2022", hexloop, tmp_path / "new")
     with pytest.warns(FutureWarning) as told:
         old = observe("written_in_2022", hexloop, tmp_path / "old", main="main_of_2022")

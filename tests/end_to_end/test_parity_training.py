@@ -1,4 +1,4 @@
-"""hexloop's Trainer and transformers', trained side by side: every logged number, the weights, the gradients."""
+"""Training with hexloop and with transformers: logs, weights and gradients match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.end_to_end.parity.models import MAKERS, make_model
 from tests.end_to_end.parity.runs import run_both
 
 SAMPLES = 230
-"""58 batches of 4, the last of 2 samples; 15 windows of 4 batches, the last of 2 batches."""
+"""58 batches of 4, the last with 2 samples; 15 windows of 4 batches, the last with 2 batches."""
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"optim": "adamw_torch_fused", "learning_rate": 3e-3},
@@ -42,7 +42,7 @@ COMBINED: dict[str, dict[str, Any]] = {
 
 
 def settings() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each argument by itself, and every combination of those that change what a forward pass does."""
+    """Return each argument by itself, and every combination of those that change a forward pass."""
     yield from SINGLE.items()
     for chosen in product((False, True), repeat=len(COMBINED)):
         names = [name for name, is_chosen in zip(COMBINED, chosen, strict=True) if is_chosen]
@@ -77,7 +77,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "optimizer", "arguments"), CASES)
 def test_both_train_identically(model: str, optimizer: str, arguments: dict[str, Any], tmp_path: Path) -> None:
-    """Over more than 60 updates the two libraries log the same numbers and end with the same weights."""
+    """Over more than 60 updates the libraries log the same numbers and end with the same weights."""
     arguments = {"per_device_train_batch_size": 4, **arguments}
     ours, reference = run_both(tmp_path, make_model(model), arguments, train_dataset=samples_for(model, SAMPLES))
     tolerance = BF16 if arguments.get("bf16") else SGD if optimizer == "SGD" else ADAM
@@ -86,5 +86,5 @@ def test_both_train_identically(model: str, optimizer: str, arguments: dict[str,
 
 
 def test_the_quick_cases_exist() -> None:
-    """Each of the cases that every test run includes is one of the matrix."""
+    """Each case of the quick run is part of the matrix."""
     assert sum(not case.marks for case in CASES) == len(QUICK)

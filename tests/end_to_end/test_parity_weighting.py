@@ -1,4 +1,4 @@
-"""Accumulating over four batches is training on one batch four times as large, whatever the labels leave out."""
+"""Accumulating over four batches equals training on one batch four times as large, whichever labels are ignored."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.end_to_end.parity.models import MAKERS, make_model, summed
 from tests.end_to_end.parity.runs import Outcome, run_both, run_hexloop, run_reference
 
 SAMPLES = 230
-"""14 whole windows of 16 samples in an epoch, and one of 6: a batch of 4 and one of 2."""
+"""14 full windows of 16 samples per epoch, and one of 6: a batch of 4 and one of 2."""
 
 RATES = {"adamw_torch_fused": 3e-3, "sgd": 0.1}
 
 IN_DOUBLE = ("sgd", "convolution")
-"""With SGD each tensor is compared; in float32 some that begin at zero are still little but rounding in the end. The
-convolutional net has rectifiers, which rounding opens or shuts: on some processors within the steps that are compared.
+"""With SGD each tensor is compared; in float32 some that start at zero remain mostly rounding. The convolutional net
+has rectifiers, which rounding may switch: on some processors within the steps that are compared.
 """
 
 
@@ -41,7 +41,7 @@ QUICK = {
 
 
 def train_both_ways(folder: Path, model: str, weighting: str, **arguments: Any) -> tuple[Outcome, Outcome]:
-    """By four batches of 4 samples, and by one of 16."""
+    """Train with four batches of 4 samples, and with one of 16."""
     parts = {name: arguments.pop(name) for name in ("compute_loss_func",) if name in arguments}
     common = {"num_train_epochs": 4, "warmup_steps": 5, "weight_decay": 0.05, "loss_weighting": weighting, **arguments}
     small = {**common, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
@@ -51,7 +51,7 @@ def train_both_ways(folder: Path, model: str, weighting: str, **arguments: Any) 
     accumulated = run_hexloop(folder / "small", start, small, train_dataset=data, **parts)
     at_once = run_hexloop(folder / "large", start, large, train_dataset=data, **parts)
     for entry in (*accumulated.log, *at_once.log):
-        entry.pop("epoch")  # counts batches, of which the two have different numbers
+        entry.pop("epoch")  # counts batches, whose numbers differ
     return accumulated, at_once
 
 
@@ -60,25 +60,25 @@ def train_both_ways(folder: Path, model: str, weighting: str, **arguments: Any) 
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.matrix)
         for case in product(MAKERS, LOSSES, RATES)
-        if case[:2] != ("GPT-2", "a function's")  # GPT-2 wants labels that are shifted, which `summed` does not do
+        if case[:2] != ("GPT-2", "a function's")  # GPT-2 needs shifted labels, which `summed` does not support
     ],
 )
 def test_accumulation_is_a_larger_batch(model: str, loss: str, optim: str, tmp_path: Path) -> None:
-    """Four batches of unequal counts of labels give the losses, norms and weights of one."""
+    """Four batches with different counts of labels give the losses, norms and weights of one."""
     arguments = {"optim": optim, "learning_rate": RATES[optim], **LOSSES[loss]}
     accumulated, at_once = train_both_ways(tmp_path, model, "exact", **arguments)
     assert_same_run(accumulated, at_once, SGD if optim == "sgd" else ADAM)
 
 
-def test_means_of_means_are_something_else(tmp_path: Path) -> None:
-    """The comparison above tells weightings apart: with transformers', the same two runs have other losses."""
+def test_means_of_means_differ(tmp_path: Path) -> None:
+    """The comparison above detects wrong weighting: with transformers', the two runs have different losses."""
     accumulated, at_once = train_both_ways(tmp_path, "plain GPT", "reference", optim="sgd", learning_rate=0.1)
     with pytest.raises(AssertionError, match="loss at 1:"):
         assert_same_run(accumulated, at_once, Tolerance(logged=1e-3))
 
 
-def test_labels_that_are_never_compared_are_not_counted(tmp_path: Path) -> None:
-    """GPT-2's loss of one batch is the mean over the labels that it compares, which leaves out each row's first."""
+def test_labels_without_predictions_are_not_counted(tmp_path: Path) -> None:
+    """GPT-2's loss of one batch is the mean over the labels that it compares, which excludes each row's first."""
     data = samples_for("GPT-2", SAMPLES)
     once = {"max_steps": 1, "per_device_train_batch_size": 16, "learning_rate": 0.0}
     ours = run_hexloop(tmp_path, make_model("GPT-2"), once, train_dataset=data)
@@ -91,7 +91,7 @@ def test_labels_that_are_never_compared_are_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_a_users_loss_matches_transformers(bf16: bool, tmp_path: Path) -> None:
-    """A loss function is handed the same outputs, labels and counts as by transformers, in evaluation too."""
+    """A loss function receives the same outputs, labels and counts as in transformers, in evaluation, too."""
     seen: dict[str, list[Any]] = {}
 
     def watched(library: str) -> Any:

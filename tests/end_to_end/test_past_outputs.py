@@ -1,4 +1,4 @@
-"""With past_index a model's memory goes from each batch to the next, as in transformers' earlier releases."""
+"""With past_index a model's memory is passed from each batch to the next, as in earlier transformers releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:past_index is an argument of ear
 
 
 class Remembering(nn.Module):
-    """Gives a memory, which depends on its weights, as its third output, and notes the one that it is handed."""
+    """Returns a memory, which depends on its weights, as its third output, and records the memory that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def remembering(folder: Path, model: nn.Module, **given: Any) -> Any:
     return small_trainer(folder, parts={"model": model, "eval_dataset": rows(8)}, **{"past_index": 2, **given})
 
 
-def test_each_pass_is_handed_what_the_last_gave(tmp_path: Path) -> None:
+def test_memory_is_passed_to_the_next_batch(tmp_path: Path) -> None:
     """The memory is detached; epochs and evaluations start without one, and training then continues with its own."""
     model = Remembering()
     remembering(tmp_path, model, num_train_epochs=2, eval_strategy="steps", eval_steps=2, max_steps=5).train()
@@ -45,8 +45,8 @@ def test_each_pass_is_handed_what_the_last_gave(tmp_path: Path) -> None:
     assert evaluation == [(False, None), (True, False)] * 3
 
 
-def test_nothing_stays_on_the_model(tmp_path: Path) -> None:
-    """After a run, and after an evaluation, the model is as it was."""
+def test_the_model_is_unchanged_afterwards(tmp_path: Path) -> None:
+    """After a run, and after an evaluation, the model is unchanged."""
     model = Remembering()
     trainer = remembering(tmp_path, model)
     trainer.train()
@@ -63,7 +63,7 @@ def test_nothing_stays_on_the_model(tmp_path: Path) -> None:
         (Remembering(), 3, "returns 3 outputs; choose"),
     ],
 )
-def test_a_place_that_is_not_there_is_refused(tmp_path: Path, model: nn.Module, index: int, said: str) -> None:
-    """The message names the argument, the model and what to do."""
+def test_an_index_out_of_range_is_refused(tmp_path: Path, model: nn.Module, index: int, said: str) -> None:
+    """The message names the argument, the model and how to fix it."""
     with pytest.raises(ConfigurationError, match=f"past_index={index}, but {type(model).__name__} {said}"):
         remembering(tmp_path, model, past_index=index).train()

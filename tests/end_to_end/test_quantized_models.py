@@ -1,4 +1,4 @@
-"""Quantized models that cannot be trained are refused at construction, by the rule of transformers."""
+"""Quantized models that cannot be trained are refused at construction, by transformers' rule."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ validate: Any = trainer_utils.validate_quantization_for_training
 
 
 class Adapted(Net):
-    """What is recognized as a model of PEFT's."""
+    """A model that is recognized as PEFT's."""
 
 
 class AdaptedMixed(Net):
-    """Likewise, with adapters of several kinds."""
+    """The same, with mixed adapters."""
 
 
 def quantized(kind: type[Net] = Net, trainable: bool = True, aware: bool = False, loaded: bool = False) -> Any:
-    """A model with the attributes that transformers gives to quantized ones."""
+    """Return a model with the attributes that transformers sets on quantized ones."""
     model: Any = net(kind=kind)
     model.is_quantized = True
     model.hf_quantizer = SimpleNamespace(
@@ -66,7 +66,7 @@ TRAINED: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _peft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PEFT's two classes, as if its package were loaded."""
+    """Return PEFT's two classes, as if its package were loaded."""
     peft: Any = SimpleNamespace(PeftModel=Adapted, PeftMixedModel=AdaptedMixed)
     monkeypatch.setitem(sys.modules, "peft", peft)
     adapted = (Adapted, AdaptedMixed)
@@ -75,7 +75,7 @@ def _peft(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_quantized_model_that_cannot_be_trained_is_refused(tmp_path: Path, name: str) -> None:
-    """With what to do instead; transformers refuses it, too."""
+    """The error names the alternatives; transformers refuses it, too."""
     make, words = REFUSED[name]
 
     def init() -> Any:
@@ -90,7 +90,7 @@ def test_a_quantized_model_that_cannot_be_trained_is_refused(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_quantized_model_that_can_be_trained_is_trained(tmp_path: Path, name: str) -> None:
+def test_a_trainable_quantized_model_trains(tmp_path: Path, name: str) -> None:
     """As in transformers."""
     validate(TRAINED[name]())
     trainer: Trainer = small_trainer(tmp_path, parts={"model": TRAINED[name]()}, max_steps=1)

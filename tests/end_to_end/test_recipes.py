@@ -1,4 +1,4 @@
-"""The recipes of the documentation, run by the console script: shortened, and in full."""
+"""The recipes of the documentation, run by the console script, shortened and in full."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHORT: dict[str, list[str]] = {
     ],
     "reverse_digits": ["--max_steps", "80", "--logging_steps", "4"],
 }
-"""What makes each recipe short: steps, and a learning rate that suits so few."""
+"""Options that shorten each recipe: steps, and a matching learning rate."""
 
 UNSAVED = ["--save_strategy", "no", "--eval_strategy", "no", "--no_load_best_model_at_end"]
 
 
 def trained(name: str, folder: Path, *words: str) -> tuple[str, list[dict[str, Any]]]:
-    """Train a recipe from the top of the repository; gives what it printed, and its log."""
+    """Train a recipe from the root of the repository; return its output and its log."""
     recipe = f"docs/examples/{name}.yaml"
     options = ["--output_dir", str(folder), "--report_to", "json_lines", "--disable_tqdm", *words]
     ended = hexloop("train", recipe, *options, folder=ROOT)
@@ -50,8 +50,8 @@ def test_a_shortened_recipe_learns(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(5))
-def test_digits_are_read_by_every_seed(seed: int, tmp_path: Path) -> None:
-    """The whole recipe reads at least 98 % of the held-out digits, whichever the training seed."""
+def test_digits_are_classified_for_every_seed(seed: int, tmp_path: Path) -> None:
+    """The full recipe classifies at least 98 % of the held-out digits correctly, for any training seed."""
     trained("digits", tmp_path, "--seed", str(seed))
     ended = hexloop("evaluate", "docs/examples/digits.yaml", "--output_dir", tmp_path, folder=ROOT)
     assert json.loads(ended.stdout)["eval_accuracy"] >= 0.98
@@ -59,8 +59,8 @@ def test_digits_are_read_by_every_seed(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
-def test_the_language_model_beats_trigrams_and_writes_words(tmp_path: Path) -> None:
-    """The whole recipe takes fewer bits a byte than trigrams do, and writes words of its corpus without copying it."""
+def test_the_language_model_beats_trigrams_and_generates_words(tmp_path: Path) -> None:
+    """The full recipe needs fewer bits per byte than trigrams, and generates words of its corpus without copying it."""
     trained("language_model", tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["bits_per_byte"] < report["baseline_bits_per_byte"]
@@ -71,7 +71,7 @@ def test_the_language_model_beats_trigrams_and_writes_words(tmp_path: Path) -> N
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 def test_the_classifier_beats_guessing(tmp_path: Path) -> None:
-    """The whole recipe is right more often than naming the most frequent class would be."""
+    """The full recipe is more accurate than always predicting the most frequent class."""
     trained("classifier", tmp_path)
     ended = hexloop("evaluate", "docs/examples/classifier.yaml", "--output_dir", tmp_path, folder=ROOT)
     metrics = json.loads(ended.stdout)
@@ -79,8 +79,8 @@ def test_the_classifier_beats_guessing(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_digits_come_out_in_reverse(tmp_path: Path) -> None:
-    """The whole recipe generates more than nine of ten held-out rows exactly, by a beam search too."""
+def test_digits_are_reversed(tmp_path: Path) -> None:
+    """The full recipe generates more than nine of ten held-out rows exactly, also with beam search."""
     _, log = trained("reverse_digits", tmp_path)
     rising = [line["eval_exact_match"] for line in log if "eval_exact_match" in line]
     assert rising[-1] > rising[0]

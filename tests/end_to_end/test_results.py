@@ -1,4 +1,4 @@
-"""What scripts leave behind: metrics on the console and in files, beside what transformers leaves."""
+"""Metrics of scripts, on the console and in files, match transformers'."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reference_trainer(folder: Path) -> Any:
 
 
 def results_of(trainer: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, bytes]]:
-    """What the methods print, and the files that they write."""
+    """Return what the methods print, and the files that they write."""
     capsys.readouterr()
     trainer.log_metrics("train", TRAINED)
     trainer.save_metrics("train", TRAINED)
@@ -47,8 +47,8 @@ def results_of(trainer: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -
     return capsys.readouterr().out, {path.name: path.read_bytes() for path in folder.glob("*_results.json")}
 
 
-def test_metrics_are_shown_and_saved_as_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Texts on the console, names of files and every byte in them are those of transformers."""
+def test_metrics_are_printed_and_saved_as_in_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Console output, file names and file contents equal transformers'."""
     ours = results_of(small_trainer(tmp_path / "ours"), tmp_path / "ours", capsys)
     theirs = results_of(reference_trainer(tmp_path / "theirs"), tmp_path / "theirs", capsys)
     assert ours == theirs
@@ -58,8 +58,8 @@ def test_metrics_are_shown_and_saved_as_there(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(files["all_results.json"]) == {**TRAINED, **EVALUATED}
 
 
-def test_metrics_that_are_lists_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A metric for each class, at which transformers' method fails, is a line like any other."""
+def test_metrics_that_are_lists_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A metric for each class, which transformers' method cannot print, is printed like any other."""
     small_trainer(tmp_path).log_metrics("eval", {"eval_per_class": [0.5, 0.25], "eval_loss": 1.0})
     assert capsys.readouterr().out.splitlines()[1:] == [
         "  eval_loss      =         1.0",
@@ -81,13 +81,13 @@ NUMBERS = st.integers(-(10**15), 10**15) | st.floats(-1e9, 1e9)
         }
     )
 )
-def test_readable_metrics_are_those_of_transformers(metrics: dict[str, Any]) -> None:
-    """Any numbers read as they do there."""
+def test_formatted_metrics_match_transformers(metrics: dict[str, Any]) -> None:
+    """Numbers are formatted as in transformers."""
     assert hexloop.Trainer.metrics_format(metrics) == metrics_format(metrics)
 
 
-def test_a_second_run_of_a_script_keeps_what_the_first_one_found(tmp_path: Path) -> None:
-    """all_results.json takes in new metrics, and keeps those of other names; no other file stays beside it."""
+def test_a_second_run_of_a_script_keeps_earlier_metrics(tmp_path: Path) -> None:
+    """all_results.json is updated with new metrics and keeps others; no temporary file remains."""
     small_trainer(tmp_path).save_metrics("train", {"train_loss": 1.0, "epoch": 1.0})
     small_trainer(tmp_path).save_metrics("eval", {"eval_loss": 2.0, "epoch": 2.0})
     together = json.loads((tmp_path / "all_results.json").read_text())
@@ -100,7 +100,7 @@ def test_a_second_run_of_a_script_keeps_what_the_first_one_found(tmp_path: Path)
 
 
 def test_metrics_are_saved_below_a_url(tmp_path: Path) -> None:
-    """Where the output folder is a URL, the files are there, and are brought up to date there."""
+    """If the output folder is a URL, the files are written and updated there."""
     arguments = hexloop.TrainingArguments(output_dir="memory://results-of-a-script", **DEFAULTS)
     trainer = hexloop.Trainer(net(), arguments, loggers=[])
     trainer.save_metrics("train", {"train_loss": 1.0})
@@ -110,13 +110,13 @@ def test_metrics_are_saved_below_a_url(tmp_path: Path) -> None:
 
 
 class SecondProcess(SingleProcessCollectives):
-    """The collectives of a process that is not the first."""
+    """Collectives of a process other than rank 0."""
 
     rank = 1
 
 
 def test_only_the_first_process_reports_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another process prints nothing and writes nothing."""
+    """Other processes print nothing and write nothing."""
     trainer = small_trainer(tmp_path / "other", parts={"collectives": SecondProcess()})
     assert not trainer.is_world_process_zero()
     trainer.log_metrics("train", TRAINED)
@@ -126,8 +126,8 @@ def test_only_the_first_process_reports_its_results(tmp_path: Path, capsys: pyte
     assert not (tmp_path / "other").exists()
 
 
-def test_the_saved_state_is_the_trainers(tmp_path: Path) -> None:
-    """trainer_state.json has the fields that transformers reads, with what the run came to."""
+def test_the_saved_state_matches_the_trainer(tmp_path: Path) -> None:
+    """trainer_state.json has the fields that transformers reads, with the run's results."""
     trainer = small_trainer(tmp_path)
     trainer.train()
     trainer.save_state()
@@ -137,7 +137,7 @@ def test_the_saved_state_is_the_trainers(tmp_path: Path) -> None:
 
 
 def test_tokens_of_a_loader_are_counted() -> None:
-    """All of them, or those of so many batches like the first; a loader without tokens has none, and says so."""
+    """All tokens, or those of `max_steps` batches, estimated from the first; a warning if a loader has none."""
     loader = [{"input_ids": torch.zeros(2, width, dtype=torch.int64)} for width in (3, 5)]
     assert hexloop.Trainer.num_tokens(loader) == 16
     assert hexloop.Trainer.num_tokens(loader, max_steps=10) == 60
@@ -146,7 +146,7 @@ def test_tokens_of_a_loader_are_counted() -> None:
 
 
 def test_an_interval_changed_since_the_checkpoint_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every difference is in one warning on hexloop's logger; where there is none, nothing is said."""
+    """All differences are in one warning of hexloop's logger; without a difference there is none."""
     trainer = small_trainer(tmp_path, logging_steps=5, save_steps=7)
     state = hexloop.TrainerState(logging_steps=5, save_steps=7, train_batch_size=4)
     with caplog.at_level(logging.WARNING, "hexloop"):

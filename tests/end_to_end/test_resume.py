@@ -36,7 +36,7 @@ def half() -> float:
 
 
 def with_cycled_momentum() -> dict[str, Any]:
-    """A schedule of torch's that changes the momentum as well."""
+    """Return torch's OneCycleLR, which changes the momentum, too."""
     model = net(0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS)
@@ -119,7 +119,7 @@ def assert_same_end(one: Trainer, other: Trainer) -> None:
 
 
 def cut_after(trainer: Trainer, step: int) -> None:
-    """Train, and drop everything once the checkpoint of that step is published."""
+    """Train, and drop the run once the checkpoint of that step is published."""
     with_events = trainer.stream()
     for event in with_events:
         if type(event).__name__ == "CheckpointPublished" and event.step == step:
@@ -128,14 +128,14 @@ def cut_after(trainer: Trainer, step: int) -> None:
 
 
 def in_memory(case: Case) -> Case:
-    """The same case, its checkpoints held in memory, where `given` stays."""
+    """Return the same case with its checkpoints in memory, in `given`."""
     given, make = case
     storage = MemoryStorage()
     return given, lambda: {**make(), "storage": storage}
 
 
 def resume_everywhere(folder: Path, case: Case, kind: type[Trainer] = Trainer, steps: int | None = None) -> None:
-    """Cut the run after each of its steps (or the first few), and compare what resumes with the whole run."""
+    """Interrupt the run after each of its steps (or the first few), and compare each resumed run."""
     whole = trainer_of(folder, in_memory(case), kind)
     whole.train()
     assert whole.state.global_step > 2
@@ -157,17 +157,17 @@ MATRIX = (
     "order by length",
     "token counts",
 )
-"""Cases that `make test` leaves out."""
+"""Cases that run with `make test-all` only."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.matrix] * (name in MATRIX)) for name in CASES])
 def test_a_run_resumes_exactly_at_every_step(tmp_path: Path, name: str) -> None:
-    """Cut after any step and resumed, weights, log, best metric and step are those of the run that was not cut."""
+    """Interrupted after any step and resumed, weights, log, best metric and step equal the uninterrupted run's."""
     resume_everywhere(tmp_path, CASES[name])
 
 
 def test_patience_is_kept(tmp_path: Path) -> None:
-    """Cut while early stopping counts and resumed, the run stops where the run that was not cut stops."""
+    """Interrupted while early stopping counts and resumed, the run stops at the same step."""
     given = {
         "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "max_steps": STEPS,
         "learning_rate": 0.5, "metric_for_best_model": "loss",
@@ -182,7 +182,7 @@ def test_patience_is_kept(tmp_path: Path) -> None:
 
 
 class PlainLoader(Trainer):
-    """Reads its data with torch's own loader, which shuffles by torch's global stream."""
+    """Loads its data with torch's own loader, which shuffles with torch's global generator."""
 
     def get_train_dataloader(self) -> Any:
         return DataLoader(self.train_dataset, batch_size=4, shuffle=True, collate_fn=self.data_collator)
@@ -209,12 +209,12 @@ class LoaderGenerator(Trainer):
 
 @pytest.mark.parametrize("kind", [PlainLoader, OwnGenerator, LoaderGenerator])
 def test_a_loader_of_the_users_resumes_exactly(tmp_path: Path, kind: type[Trainer]) -> None:
-    """A user's loader with random augmentation resumes where it was, across epochs too."""
+    """A user's loader with random augmentation resumes at its position, across epochs, too."""
     resume_everywhere(tmp_path, ({"num_train_epochs": 3}, lambda: parts(train_dataset=Noisy(10))), kind)
 
 
 def test_a_run_resumes_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:
-    """An earlier checkpoint, named by its folder, is gone on from although there are newer ones."""
+    """An earlier checkpoint, named by its folder, is resumed although there are newer ones."""
     case: Case = ({"max_steps": 5}, parts)
     whole = trainer_of(tmp_path / "whole", case)
     whole.train()
@@ -224,8 +224,8 @@ def test_a_run_resumes_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:
     assert_same_end(resumed, whole)
 
 
-def test_the_best_weights_are_found_where_a_run_came_from(tmp_path: Path) -> None:
-    """Gone on in another folder, a run ends with the best weights of the first, as the whole run does."""
+def test_the_best_weights_are_found_in_an_earlier_folder(tmp_path: Path) -> None:
+    """Resumed in another folder, a run ends with the best weights of the first folder, like an uninterrupted one."""
     given = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "greater_is_better": True}
     case: Case = ({**given, "max_steps": 5}, parts)
     whole = trainer_of(tmp_path / "whole", case)
@@ -238,10 +238,8 @@ def test_the_best_weights_are_found_where_a_run_came_from(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["dropout, augmentation, accumulation with a partial window", "loss scaling"])
-def test_what_a_checkpoint_holds_comes_back_though_the_model_alone_is_saved_from_there_on(
-    tmp_path: Path, name: str
-) -> None:
-    """Optimizer, random streams and the data's place are the checkpoint's; the next one has the weights alone."""
+def test_a_full_checkpoint_resumes_in_a_run_that_saves_the_model_only(tmp_path: Path, name: str) -> None:
+    """Optimizer, random states and data position come from the checkpoint; the next checkpoint has only weights."""
     given, make = CASES[name]
     whole = trainer_of(tmp_path / "whole", (given, make))
     whole.train()
@@ -263,8 +261,8 @@ def test_a_model_only_checkpoint_resumes_in_a_run_that_saves_the_model_only(tmp_
         trainer_of(tmp_path, ({"max_steps": 8}, parts)).train(resume_from_checkpoint=True)
 
 
-def test_a_checkpoint_that_was_asked_for_resumes_exactly(tmp_path: Path) -> None:
-    """A save by request, at a step that no rhythm names, loses nothing."""
+def test_a_requested_checkpoint_resumes_exactly(tmp_path: Path) -> None:
+    """A requested save, at a step without a scheduled one, contains everything."""
     case: Case = ({"max_steps": 6, "save_strategy": "no", "logging_steps": 4}, parts)
     whole = trainer_of(tmp_path / "whole", case)
     whole.train()
@@ -279,8 +277,8 @@ def test_a_checkpoint_that_was_asked_for_resumes_exactly(tmp_path: Path) -> None
     assert_same_end(resumed, whole)
 
 
-def test_a_longer_plan_resumes(tmp_path: Path) -> None:
-    """A finished run that is resumed with more steps trains these and no others."""
+def test_a_finished_run_resumes_with_more_steps(tmp_path: Path) -> None:
+    """A finished run that is resumed with more steps trains only these."""
     short = trainer_of(tmp_path, ({"max_steps": 3, "lr_scheduler_type": "constant"}, parts))
     short.train()
     longer = trainer_of(tmp_path, ({"max_steps": 7, "lr_scheduler_type": "constant"}, parts))
@@ -306,7 +304,7 @@ print(json.dumps({"history": history(trainer), "weights": values}))
 
 
 def test_it_resumes_exactly_in_a_fresh_process(tmp_path: Path) -> None:
-    """A new process, which knows the folder alone, ends with the same numbers."""
+    """A new process, given only the folder, gets the same numbers."""
     name = "dropout, augmentation, accumulation with a partial window"
     whole = trainer_of(tmp_path / "whole", CASES[name])
     whole.train()

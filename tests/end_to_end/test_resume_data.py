@@ -1,4 +1,4 @@
-"""What a resumed run reads, and what it does not."""
+"""Which data a resumed run reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MILLION = 1_000_000
 
 
 def assert_exact(make: Any, step: int | None = None, cut: Cut | None = None) -> None:
-    """A run that is cut and resumed in this process is the run that was not."""
+    """A run that is interrupted and resumed in this process equals an uninterrupted one."""
     whole = record_run(make(MemoryStorage()))
     storage = MemoryStorage()
     first = record_run(make(storage), cut=cut or step_is(step or 1))
@@ -41,7 +41,7 @@ def assert_exact(make: Any, step: int | None = None, cut: Cut | None = None) -> 
 
 
 def making(folder: Path, data: Any, kind: type[Trainer] = Trainer, parts: Any = None, **given: Any) -> Any:
-    """Makes the same Trainer each time, saving to the storage that it is given."""
+    """Return a function that creates the same Trainer each time, with the given storage."""
     return lambda storage: small_trainer(
         folder,
         kind,
@@ -50,11 +50,11 @@ def making(folder: Path, data: Any, kind: type[Trainer] = Trainer, parts: Any = 
     )
 
 
-# Nothing that was trained on is read again
+# Samples that were trained on are not read again
 
 
 class Counting(Dataset[dict[str, Tensor]]):
-    """A long data set that notes what is read of it."""
+    """A long dataset that records which samples are read."""
 
     def __init__(self) -> None:
         self.read: list[int] = []
@@ -69,7 +69,7 @@ class Counting(Dataset[dict[str, Tensor]]):
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size: int) -> None:
-    """Resumed at step 1,000,000 a map-style run reads the samples of its next steps, and no others."""
+    """Resumed at step 1,000,000, a run with a map-style dataset reads only the samples of its next steps."""
     storage = MemoryStorage()
     given: dict[str, Any] = {
         "max_steps": MILLION + 3,
@@ -80,7 +80,7 @@ def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size:
     far = make(storage)
     for event in far.stream():
         state = far._session.run.state if far._session else None
-        if type(event) is StepBegan and state is not None and state.step == 0:  # as if it had trained all along
+        if type(event) is StepBegan and state is not None and state.step == 0:  # as after training up to here
             state.step = state.updates = state.batches = MILLION - 1
             state.position = state.samples = (MILLION - 1) * batch_size
             far._session.run.batches.loader.cursor.current.samples = state.position + batch_size
@@ -98,7 +98,7 @@ def test_no_skipped_sample_is_read_at_step_a_million(tmp_path: Path, batch_size:
 
 
 class Collating:
-    """Notes what is collated."""
+    """Records what is collated."""
 
     def __init__(self) -> None:
         self.batches: list[Any] = []
@@ -108,7 +108,7 @@ class Collating:
         return default_data_collator(features)
 
 
-def test_skipped_rows_are_not_collated_and_a_bar_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_rows_are_not_collated_and_shown_in_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Iterable data is skipped row by row; with `disable_tqdm=False` a progress bar counts the rows."""
     storage, collate = MemoryStorage(), Collating()
     make = making(tmp_path, lambda: Streamed("none"), parts=lambda: {"data_collator": collate}, max_steps=5)
@@ -124,11 +124,11 @@ def test_skipped_rows_are_not_collated_and_a_bar_shows_them(tmp_path: Path, caps
     make(storage).train(resume_from_checkpoint=True)
     shown = capsys.readouterr().err
     assert "Skipping samples" in shown
-    assert "0/12" in shown  # tqdm shows no more of what takes less than a tenth of a second
+    assert "0/12" in shown  # tqdm does not update for less than a tenth of a second
 
 
-def test_a_bar_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given up with a warning, once."""
+def test_a_failing_bar_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is disabled with one warning."""
     storage = MemoryStorage()
     make = making(tmp_path, lambda: Streamed("none"), max_steps=5, disable_tqdm=False)
     record_run(make(storage), cut=step_is(4))
@@ -142,11 +142,11 @@ def test_a_bar_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pyte
     assert sum("gone" in str(warning.message) for warning in caught) == 1
 
 
-# Data that are awkward
+# Difficult data
 
 
 class Shuffled(IterableDataset[Any]):
-    """Comes in an order that python's global stream gives when a pass begins, with noise from it as rows come."""
+    """Its order is drawn from Python's global generator at the start of an epoch, and rows have noise from it."""
 
     def __iter__(self) -> Iterator[Any]:
         order = list(range(14))
@@ -157,13 +157,13 @@ class Shuffled(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("step", [1, 3, 5, 6])
-def test_a_stream_that_shuffles_by_a_global_stream_resumes_exactly(tmp_path: Path, step: int) -> None:
-    """A resumed run repeats the order and continues the noise stream."""
+def test_a_stream_shuffled_by_a_global_generator_resumes_exactly(tmp_path: Path, step: int) -> None:
+    """A resumed run repeats the order and continues the noise."""
     assert_exact(making(tmp_path, Shuffled, max_steps=9), step)
 
 
 class SharedEpoch(IterableDataset[int]):
-    """Keeps its epoch where all its copies see it, and takes its time to set it, as a stream of `datasets` may."""
+    """Shares its epoch among all copies and sets it slowly, like some streams of `datasets`."""
 
     def __init__(self) -> None:
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -178,14 +178,14 @@ class SharedEpoch(IterableDataset[int]):
 
 
 def test_workers_do_not_race_for_the_epoch() -> None:
-    """It is set before they start, so that none of them adds to what another has set."""
+    """The epoch is set before the workers start, so that none adds to what another has set."""
     loader = StreamLoader(SharedEpoch(), batch_size=2, collate_fn=list, num_workers=2)
     for epoch in (1, 3):
         assert {read for batch in loader.batches_from(epoch, 0) for read in batch} == {epoch}
 
 
 class Buffered(IterableDataset[Any]):
-    """A buffer whose next row python's global stream chooses, row by row."""
+    """Shuffles with a buffer, row by row, by Python's global generator."""
 
     def __iter__(self) -> Iterator[Any]:
         waiting, buffer = iter(rows(14)), []
@@ -198,8 +198,8 @@ class Buffered(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("given", [{"keyed_data_randomness": True}, {"dataloader_num_workers": 1}])
-def test_rows_with_streams_of_their_own_are_chosen_again_as_they_were(tmp_path: Path, given: dict[str, Any]) -> None:
-    """Keyed by position in the epoch, each draw is repeated whatever else drew random numbers in between."""
+def test_keyed_rows_are_chosen_again(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Keyed by position in the epoch, each random number is repeated, whatever else is drawn in between."""
 
     class Drawing(Dropping):
         def __call__(self, features: list[Any]) -> Any:
@@ -210,7 +210,7 @@ def test_rows_with_streams_of_their_own_are_chosen_again_as_they_were(tmp_path: 
 
 
 class Dropping:
-    """Leaves rows out, so that a batch has fewer than were read for it, or sometimes packs them into one."""
+    """Drops rows, so that a batch has fewer than were read for it, or packs them into one."""
 
     def __call__(self, features: list[Any]) -> Any:
         positive = [feature for feature in features if feature["labels"] > 0] or features[:1]
@@ -220,12 +220,12 @@ class Dropping:
 @pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: StreamedWithState("numpy")])
 @pytest.mark.parametrize("step", [1, 4, 6, 7])
 def test_batches_of_fewer_rows_than_were_read_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
-    """The resume position counts samples read, not rows that the model saw."""
+    """The resume position counts samples read, not rows that the model received."""
     assert_exact(making(tmp_path, data, parts=lambda: {"data_collator": Dropping()}, max_steps=9), step)
 
 
-def test_reading_lengths_leaves_the_random_streams_alone(tmp_path: Path) -> None:
-    """An augmented data set grouped by length resumes exactly, although its lengths are read again."""
+def test_reading_lengths_does_not_change_random_states(tmp_path: Path) -> None:
+    """An augmented dataset grouped by length resumes exactly, although its lengths are read again."""
 
     class Noisy(Dataset[Any]):
         def __len__(self) -> int:
@@ -243,7 +243,7 @@ def test_reading_lengths_leaves_the_random_streams_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize("whole_batches", [False, True])
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_stateful_stream_resumes_exactly_around_its_end(tmp_path: Path, step: int, whole_batches: bool) -> None:
-    """Within a pass, after its last window, which is a partial one and read to the end of the rows, and after it."""
+    """Within an epoch, after its last, partial window, and after its end."""
 
     class Rows(StreamedWithState):
         def __init__(self) -> None:
@@ -253,8 +253,8 @@ def test_a_stateful_stream_resumes_exactly_around_its_end(tmp_path: Path, step: 
     assert_exact(making(tmp_path, Rows, max_steps=5, gradient_accumulation_steps=3), step)
 
 
-class GoesOnFromItsEnd(Streamed):
-    """Begins an iteration where its state says, which after a pass is the end, and only the next at the beginning."""
+class StartsAtItsState(Streamed):
+    """Starts an iteration at its state's position, which after an epoch is the end; only the next starts over."""
 
     start = position = 0
 
@@ -272,11 +272,11 @@ class GoesOnFromItsEnd(Streamed):
 
 
 @pytest.mark.parametrize("step", [3, 6, 7])
-def test_data_whose_state_is_their_end_begin_again(tmp_path: Path, step: int) -> None:
-    """Saved between two passes, the next one is whole."""
-    assert_exact(making(tmp_path, lambda: GoesOnFromItsEnd("none"), max_steps=9), step)
+def test_data_whose_state_is_at_the_end_start_over(tmp_path: Path, step: int) -> None:
+    """Saved between two epochs, the next one is complete."""
+    assert_exact(making(tmp_path, lambda: StartsAtItsState("none"), max_steps=9), step)
     assert_exact(
-        making(tmp_path, lambda: GoesOnFromItsEnd("none"), max_steps=9, save_strategy="epoch"),
+        making(tmp_path, lambda: StartsAtItsState("none"), max_steps=9, save_strategy="epoch"),
         cut=lambda event: type(event).__name__ == "EpochEnded",
     )
 
@@ -287,29 +287,29 @@ def test_data_whose_state_is_their_end_begin_again(tmp_path: Path, step: int) ->
         MappedWithState,
         StreamedWithState,
         pytest.param(Streamed, marks=pytest.mark.matrix),
-        pytest.param(GoesOnFromItsEnd, marks=pytest.mark.matrix),
+        pytest.param(StartsAtItsState, marks=pytest.mark.matrix),
     ],
 )
 @pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.matrix)])
-def test_workers_that_stay_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
-    """With persistent workers, whose data sets keep their state from epoch to epoch."""
+def test_persistent_workers_resume_exactly(tmp_path: Path, data: Any, step: int) -> None:
+    """With persistent workers, whose datasets keep their state from epoch to epoch."""
     given: dict[str, Any] = {"max_steps": 15, "dataloader_num_workers": 2, "dataloader_persistent_workers": True}
     assert_exact(making(tmp_path, lambda: data("torch"), **given), step)
 
 
-# What does not fit, or is not wished
+# Unsupported or unwanted state
 
 
 class Unkept(StreamedWithState):
-    """Hands out its generator, not the generator's state."""
+    """Its state_dict contains its generator, not the generator's state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"read": self.read, "random": self.random}
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
-def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path: Path, workers: int) -> None:
-    """The sentence says what it is, why it cannot be kept, and what to do."""
+def test_state_that_cannot_be_saved_is_refused_before_the_first_update(tmp_path: Path, workers: int) -> None:
+    """The message names the state, says why it cannot be saved, and how to fix it."""
     trainer = making(tmp_path, lambda: Unkept("none"), max_steps=3, dataloader_num_workers=workers)(MemoryStorage())
     with pytest.raises(
         DataError, match=r"state_dict of Unkept contains a Random at \S*random, .* no pickled .*let state_d"
@@ -318,8 +318,8 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
     assert trainer.state.global_step == 0
 
 
-@pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: GoesOnFromItsEnd("none")])
-def test_with_ignore_data_skip_the_epoch_begins_again(tmp_path: Path, data: Any) -> None:
+@pytest.mark.parametrize("data", [lambda: rows(22), lambda: Streamed("none"), lambda: StartsAtItsState("none")])
+def test_with_ignore_data_skip_the_epoch_starts_over(tmp_path: Path, data: Any) -> None:
     """As in transformers, the run resumes with the first sample of the interrupted epoch."""
     storage, collate = MemoryStorage(), Collating()
     given: dict[str, Any] = {"max_steps": 9, "train_sampling_strategy": "sequential"}
@@ -331,8 +331,8 @@ def test_with_ignore_data_skip_the_epoch_begins_again(tmp_path: Path, data: Any)
     assert len(collate.batches) == 6
 
 
-def test_a_stream_may_go_on_with_other_workers(tmp_path: Path) -> None:
-    """A warning says that the rows come in another order, and no row that was trained on comes again in this pass."""
+def test_a_stream_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
+    """A warning says that the order of rows changes; no row that was trained on is repeated in this epoch."""
     storage = MemoryStorage()
     record_run(making(tmp_path, lambda: StreamedWithState("none"), max_steps=5)(storage), cut=step_is(2))
     make = making(tmp_path, lambda: StreamedWithState("none"), max_steps=5, dataloader_num_workers=2)
@@ -350,8 +350,8 @@ def stopping(patience: int) -> Any:
     return lambda: {"callbacks": [EarlyStoppingCallback(patience)], "eval_dataset": rows(6)}
 
 
-def test_a_run_that_early_stopping_ended_ends_again_unless_patience_grew(tmp_path: Path) -> None:
-    """Resumed at its end it takes no step and ends as it ended; with more patience it trains on."""
+def test_a_run_ended_by_early_stopping_stays_ended_unless_patience_grows(tmp_path: Path) -> None:
+    """Resumed at its end it trains nothing and has the same result; with more patience it continues."""
     storage = MemoryStorage()
     given: dict[str, Any] = {
         "max_steps": 30, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
@@ -374,7 +374,7 @@ def test_a_run_that_early_stopping_ended_ends_again_unless_patience_grew(tmp_pat
 
 
 def test_a_second_run_of_a_trainer_is_not_ended_by_the_first(tmp_path: Path) -> None:
-    """Patience that is used up ends a run that is resumed, and not one that begins afresh."""
+    """Exhausted patience ends a resumed run, but not a new one."""
     given: dict[str, Any] = {
         "max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss",
         "learning_rate": 0.5,

@@ -1,4 +1,4 @@
-"""Runs of every kind, interrupted in every way and resumed in fresh processes, equal those that were not."""
+"""Runs of every kind, interrupted and resumed in fresh processes, equal uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_a_process(cases: list[tuple[int, Choice]], folder: Path, *parts: str) -> 
 
 
 def assert_all_resume_exactly(cases: list[tuple[int, Choice]], folder: Path) -> None:
-    """Three processes: one for the whole runs and first halves, one that resumes, one for the runs cut twice."""
+    """Use three processes: for uninterrupted runs and first parts, for resumed runs, and for second interruptions."""
     in_a_process(cases, folder, "whole", "0")
     in_a_process(cases, folder, "1")
     twice = [(number, case) for number, case in cases if case["way"] == "cut twice"]
@@ -63,8 +63,8 @@ def cases() -> list[tuple[int, Choice]]:
     return list(enumerate(covering_array(FACTORS, allowed)))
 
 
-def test_the_array_has_every_pair() -> None:
-    """Each two values that go together come together in one of the cases at least, and nothing else comes."""
+def test_the_array_covers_every_pair() -> None:
+    """Each allowed pair of values occurs in at least one case, and no other pair."""
     chosen = covering_array(FACTORS, allowed)
 
     assert set().union(*map(pairs_of, chosen)) == all_pairs(FACTORS, allowed)
@@ -75,9 +75,9 @@ def test_the_array_has_every_pair() -> None:
 
 
 def test_every_kind_of_data_resumes_exactly_in_a_fresh_process(tmp_path: Path) -> None:
-    """Weights, optimizer, history, data and random streams are those of the whole run, with everything switched on.
+    """Weights, optimizer, history, data and random states equal the uninterrupted run's, with all features on.
 
-    With workers what is kept is where the run stands, and not what they have read ahead.
+    With workers, the saved position is that of the run, not of prefetched batches.
     """
     ways, precisions = FACTORS["way"][:4], FACTORS["precision"]
     chosen = [
@@ -91,12 +91,12 @@ def test_every_kind_of_data_resumes_exactly_in_a_fresh_process(tmp_path: Path) -
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 def test_every_pair_resumes_exactly(tmp_path: Path) -> None:
-    """The covering array, its halves in processes of many cases each."""
+    """The covering array, with many cases in each process."""
     assert_all_resume_exactly(cases(), tmp_path)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("number", [0, 17, 34, 51, 68])
-def test_it_resumes_exactly_alone_in_its_processes(tmp_path: Path, number: int) -> None:
-    """A case of the array whose every half has a process of its own."""
+def test_a_case_resumes_exactly_in_processes_of_its_own(tmp_path: Path, number: int) -> None:
+    """A case of the array with a process for each of its parts."""
     assert_all_resume_exactly([cases()[number]], tmp_path)

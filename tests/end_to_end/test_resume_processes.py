@@ -1,6 +1,6 @@
-"""A run in another number of processes than its checkpoint's keeps the samples of an optimizer step.
+"""A run resumed with another number of processes keeps the samples of an optimizer step.
 
-The checkpoint is made to say that several processes wrote it; what real ones do is shown in tests/engines.
+The checkpoint is edited as if several processes had written it; tests/engines covers real ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "checkpoint-2"
 
 
 def saved(folder: Path, processes: int, samples: int, asked: int = 1) -> Any:
-    """A run of four steps, and its checkpoint of the second as `processes` with that argument would have written it."""
+    """Run four steps, and edit the checkpoint of the second as if `processes` had written it with that argument."""
     whole = small_trainer(folder, per_device_train_batch_size=samples, max_steps=4, save_strategy="steps", save_steps=2)
     whole.train()
     storage = LocalStorage(folder)
@@ -48,8 +48,8 @@ def resumed(folder: Path, **given: Any) -> Any:
     return trainer
 
 
-def test_the_accumulation_makes_up_for_fewer_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The run learns what it would have; a line says why; afterwards the arguments are those of the user again."""
+def test_accumulation_compensates_for_fewer_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run learns the same; the log says why; afterwards the arguments are the user's again."""
     whole = saved(tmp_path, processes=2, samples=8)
     accumulated = []
 
@@ -71,8 +71,8 @@ def test_the_accumulation_makes_up_for_fewer_processes(tmp_path: Path, caplog: p
     ]
 
 
-def test_a_run_that_has_made_up_for_it_does_so_again(tmp_path: Path) -> None:
-    """Its own checkpoint is of as many processes, but of another accumulation than the arguments say."""
+def test_a_compensated_run_compensates_again(tmp_path: Path) -> None:
+    """Its own checkpoint has the same number of processes, but another accumulation than the arguments."""
     saved(tmp_path, processes=2, samples=8)
     first = resumed(tmp_path, per_device_train_batch_size=4, save_strategy="steps", save_steps=1)
     again = small_trainer(tmp_path, per_device_train_batch_size=4, max_steps=4)
@@ -80,8 +80,8 @@ def test_a_run_that_has_made_up_for_it_does_so_again(tmp_path: Path) -> None:
     assert same_weights(weights(first), weights(again))
 
 
-def test_what_does_not_divide_is_refused_with_what_does(tmp_path: Path) -> None:
-    """Before the first step, with the numbers of processes and the sizes of batches that give the same steps."""
+def test_indivisible_sizes_are_refused_with_alternatives(tmp_path: Path) -> None:
+    """Before the first step, with the numbers of processes and batch sizes that give the same steps."""
     saved(tmp_path, processes=4, samples=12)
     with pytest.raises(ConfigurationError) as raised:
         resumed(tmp_path, per_device_train_batch_size=5)
@@ -94,8 +94,8 @@ def test_what_does_not_divide_is_refused_with_what_does(tmp_path: Path) -> None:
     assert resumed(tmp_path, per_device_train_batch_size=5, resume_despite=["batch_size"]).state.global_step == 4
 
 
-def test_another_batch_on_purpose_is_a_difference_as_ever(tmp_path: Path) -> None:
-    """An explicit accumulation, or another batch size in as many processes, is a difference."""
+def test_an_explicit_other_batch_size_is_a_difference(tmp_path: Path) -> None:
+    """An explicit accumulation, or another batch size with the same number of processes, is a difference."""
     saved(tmp_path, processes=2, samples=8)
     with pytest.raises(CheckpointError, match="steps had 8 samples, and those of this run have 12"):
         resumed(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
@@ -108,11 +108,11 @@ def test_another_batch_on_purpose_is_a_difference_as_ever(tmp_path: Path) -> Non
     ("processes", "asked", "expected"),
     [(2, 1, False), (1, 1, True), (4, 1, True), (4, 2, False)],
 )
-def test_who_asks_for_the_same_only_processes_differ(processes: int, asked: int, expected: bool) -> None:
-    """A step of two processes, one batch each."""
+def test_explicit_equal_settings_are_accepted(processes: int, asked: int, expected: bool) -> None:
+    """A step of two processes with one batch each."""
     assert SavedStep(8, processes=2, accumulation=1, asked=1).only_processes_differ(processes, asked) is expected
 
 
-def test_a_redistributed_step_is_redistributed_in_as_many_processes() -> None:
-    """One process had taken over from two."""
+def test_a_redistributed_step_returns_to_its_number_of_processes() -> None:
+    """One process had resumed a run of two."""
     assert SavedStep(8, processes=1, accumulation=2, asked=1).only_processes_differ(1, asked=1)

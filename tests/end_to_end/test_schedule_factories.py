@@ -1,4 +1,4 @@
-"""The schedule factories beside transformers', in a loop written by hand."""
+"""The schedule factories match transformers', in a hand-written loop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALLS: Mapping[str, list[dict[str, Any]]] = {
         {"num_warmup_steps": 7, "num_decay_steps": 20, "num_training_steps": 50, "decay_type": "1-sqrt"},
     ],
 }
-"""Each factory and what it is called with; those that follow a metric are below."""
+"""Each factory with its calls; those that take a metric are below."""
 
 
 def optimizer_of(*rates: float) -> torch.optim.Optimizer:
@@ -70,7 +70,7 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def series(library: Any, name: str, options: Mapping[str, Any], steps: int = STEPS) -> list[list[float]]:
-    """The groups' rates before every update of a loop written by hand."""
+    """Return the groups' rates before every update of a hand-written loop."""
     optimizer = optimizer_of(0.05, 0.002)
     scheduler: Any = getattr(library, name)(optimizer, **options)
     assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
@@ -92,7 +92,7 @@ def assert_close(ours: list[list[float]], reference: list[list[float]]) -> None:
     ("name", "options"), [pytest.param(name, each, id=name) for name, calls in CALLS.items() for each in calls]
 )
 def test_rates_at_every_step(name: str, options: dict[str, Any]) -> None:
-    """The scheduler sets transformers' rates at every step, in each group, for whole and broken counts of steps."""
+    """The scheduler sets transformers' rates at every step, in each group, for integer and fractional step counts."""
     assert_close(series(hexloop, name, options), series(optimization, name, options))
 
 
@@ -121,7 +121,7 @@ def test_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["get_reduce_on_plateau_schedule", "get_greedy_schedule"])
 def test_schedulers_that_take_a_metric(name: str) -> None:
-    """After every metric the groups have transformers' rates, across a state dict that goes through JSON."""
+    """After every metric the groups have transformers' rates, also after a JSON round trip of the state dict."""
     options = {"factor": 0.7, "patience": 1, "min_lr": 1e-5}
     ours, reference = optimizer_of(0.05, 0.002), optimizer_of(0.05, 0.002)
     scheduler: Any = getattr(hexloop, name)(ours, **options)
@@ -139,8 +139,8 @@ def test_schedulers_that_take_a_metric(name: str) -> None:
     assert not {*rates_of(ours)} & {0.05, 0.002}
 
 
-def test_rates_that_adafactor_makes_for_itself() -> None:
-    """The scheduler shows transformers' rates after each step, and the initial one before."""
+def test_rates_of_adafactor() -> None:
+    """The scheduler reports transformers' rates after each step, and the initial one before."""
     shown, adafactor = [], cast(Any, transformers.Adafactor)
     for library in (hexloop, optimization):
         torch.manual_seed(0)
@@ -160,8 +160,8 @@ def test_rates_that_adafactor_makes_for_itself() -> None:
     assert len({rates[0] for rates in shown[0]}) == 6
 
 
-def test_going_on_from_a_step() -> None:
-    """With `last_epoch` a scheduler begins where another one stood."""
+def test_starting_at_a_step() -> None:
+    """With `last_epoch` a scheduler starts at another one's step."""
     whole = series(hexloop, "get_linear_schedule_with_warmup", {"num_warmup_steps": 5, "num_training_steps": 40})
     optimizer = optimizer_of(0.05, 0.002)
     for group in optimizer.param_groups:
@@ -189,13 +189,13 @@ def test_state_dicts_cross_over() -> None:
 
 @pytest.mark.parametrize("stages", [(10, 80, 20), (10, 20, 30, 0.1, 0.5), (5, 20, 30, 0.25)])
 def test_stages_in_the_order_of_older_releases(stages: tuple[Any, ...]) -> None:
-    """Where a call by position can only have been written for them, it is refused with what to do."""
+    """Positional calls in the order of older releases are refused with the fix."""
     with pytest.raises(ConfigurationError, match=r"Older releases .* in another order; pass them by name"):
         hexloop.get_wsd_schedule(optimizer_of(0.1), *stages)
 
 
 def test_two_lengths_for_the_stable_stage() -> None:
-    """As there, the stage's own length counts, and a warning says so."""
+    """As in transformers, the stage's own length counts, with a warning."""
     with pytest.warns(UserWarning, match="num_training_steps=90 is ignored"):
         made = hexloop.get_wsd_schedule(optimizer_of(0.1), 2, 10, num_training_steps=90, num_stable_steps=5)
     assert made.lr_lambdas[0](17) == 0.0
@@ -217,14 +217,14 @@ def test_two_lengths_for_the_stable_stage() -> None:
         (lambda: hexloop.get_greedy_schedule(optimizer_of(0.1), factor=2), "factor=2"),
     ],
 )
-def test_what_cannot_be_made_is_refused(call: Any, wanted: str) -> None:
-    """The error names the argument and what to do."""
+def test_invalid_schedules_are_refused(call: Any, wanted: str) -> None:
+    """The error names the argument and how to fix it."""
     with pytest.raises(ConfigurationError, match=wanted):
         call()
 
 
-def test_greedy_wants_an_optimizer() -> None:
-    """What is none is refused at once."""
+def test_greedy_needs_an_optimizer() -> None:
+    """Any other type is refused at once."""
     with pytest.raises(TypeError, match="dict is not a torch optimizer"):
         hexloop.get_greedy_schedule(cast(Any, {}))
 
@@ -248,7 +248,7 @@ SUPPLIED: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 @pytest.mark.parametrize("kind", SUPPLIED)
 def test_a_run_with_a_user_s_scheduler_resumes_exactly(kind: str, tmp_path: Path) -> None:
-    """A Trainer drives it as it is, and resumes it from before and after the first metric to the same end."""
+    """A Trainer steps it, and resumes it exactly from before and after the first metric."""
 
     def trainer(folder: str) -> Any:
         model = net()

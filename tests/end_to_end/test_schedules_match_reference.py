@@ -1,4 +1,4 @@
-"""Every learning-rate schedule against transformers' own scheduler, which drives a torch optimizer."""
+"""Every learning-rate schedule matches transformers' own scheduler on a torch optimizer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIONS: Mapping[str, list[dict[str, Any]]] = {
     ],
 }
 
-# transformers divides by the length of the decay, which is 0 at the one step of these where it is asked for.
+# transformers divides by the length of the decay, which is 0 at one step of these.
 UNDEFINED_IN_REFERENCE = {("polynomial", 50, 50)}
 
 SHAPE_CASES = [
@@ -60,7 +60,7 @@ SHAPE_CASES = [
 
 
 def make_optimizer(rates: tuple[float, ...]) -> torch.optim.Optimizer:
-    """An optimizer whose default rate is the first group's."""
+    """Return an optimizer whose default rate is the first group's."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
     return torch.optim.SGD(groups, lr=rates[0])
 
@@ -75,7 +75,7 @@ def assert_equal(ours: Iterable[float], reference: Iterable[float], where: str) 
 
 
 def test_the_names_match_transformers() -> None:
-    """The two tables together hold transformers' schedules, all of them, and these tests go through all."""
+    """The two tables together contain all of transformers' schedules, and these tests cover all."""
     assert {*SHAPES, *ADAPTIVE} == {member.value for member in SchedulerType}
     assert set(OPTIONS) == set(SHAPES)
 
@@ -98,8 +98,8 @@ def test_rates_at_every_step(
         scheduler.step()
 
 
-def test_stages_of_known_length_need_no_length_of_the_run() -> None:
-    """warmup_stable_decay without num_training_steps is that of transformers as well."""
+def test_stages_of_known_length_do_not_need_the_run_s_length() -> None:
+    """warmup_stable_decay without num_training_steps matches transformers, too."""
     options = {"num_decay_steps": 20, "num_stable_steps": 30}
     optimizer = make_optimizer(TWO_GROUPS)
     scheduler: Any = get_scheduler("warmup_stable_decay", optimizer, 10, None, scheduler_specific_kwargs=options)
@@ -189,7 +189,7 @@ ADAPTIVE_CASES = [
 @pytest.mark.parametrize("metrics", METRICS)
 @pytest.mark.parametrize(("name", "rates", "options"), ADAPTIVE_CASES)
 def test_rates_after_every_metric(name: str, rates: tuple[float, ...], options: dict[str, Any], metrics: str) -> None:
-    """Each group's rate is transformers' after every metric, over a state that goes through JSON each time."""
+    """Each group's rate is transformers' after every metric, with a JSON round trip of the state each time."""
     for seed in range(3):
         optimizer = make_optimizer(rates)
         scheduler: Any = get_scheduler(name, optimizer, scheduler_specific_kwargs=options)
@@ -203,7 +203,7 @@ def test_rates_after_every_metric(name: str, rates: tuple[float, ...], options: 
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_a_rate_set_from_outside_is_the_one_that_moves(name: str) -> None:
+def test_a_rate_set_by_hand_is_continued(name: str) -> None:
     """After a group's rate is set by hand, both continue from it."""
     options = {"factor": 0.5, "patience": 1, "min_lr": 1e-4}
     optimizer = make_optimizer(TWO_GROUPS)
@@ -219,8 +219,8 @@ def test_a_rate_set_from_outside_is_the_one_that_moves(name: str) -> None:
         assert_equal(current, rates_of(optimizer), f"metric {count}")
 
 
-def test_the_recorded_metrics_raise_lower_and_reset() -> None:
-    """The sequences compared above make every move there is, so that their agreement says something."""
+def test_the_recorded_metrics_cover_every_change() -> None:
+    """The sequences compared above cover every kind of change."""
     moves = set()
     for options in GREEDY_OPTIONS:
         for made in METRICS.values():

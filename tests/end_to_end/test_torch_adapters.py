@@ -1,4 +1,4 @@
-"""What the torch adapters do beyond the contracts of their ports."""
+"""Behaviour of the torch adapters beyond the contracts of their ports."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def added(losses: TorchLosses, values: list[float]) -> TorchLosses:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_counts_as_the_mean_of_the_others(bad: float) -> None:
-    """So the mean stays what it was; without the filter the sum is not finite."""
+def test_non_finite_losses_do_not_change_the_mean(bad: float) -> None:
+    """The mean of the others is unchanged; without the filter the sum is not finite."""
     assert added(TorchLosses(), [1.0, bad, 3.0]).drain() == 6.0
     assert not math.isfinite(added(TorchLosses(filter_nan=False), [1.0, bad, 3.0]).drain())
 
 
 def test_losses_that_are_all_bad_add_up_to_zero() -> None:
-    """There is no mean to stand for them."""
+    """There is no mean to replace it."""
     assert added(TorchLosses(), [math.nan] * 3).drain() == 0.0
 
 
-def test_a_save_changes_no_rounding() -> None:
-    """Losses that were exported in between drain to the very sum of those that were not, whatever the blocks."""
+def test_exporting_losses_does_not_change_rounding() -> None:
+    """The sum is bitwise equal whether or not the losses were exported in between, for any block size."""
     values = [0.1 * number for number in range(3 * BLOCK)]
     plain, exported = TorchLosses(), TorchLosses()
     for value in values:
@@ -59,8 +59,8 @@ def test_a_save_changes_no_rounding() -> None:
     assert plain.drain() == exported.drain()
 
 
-def test_adding_waits_for_nothing() -> None:
-    """The very tensors are kept until there is a block of them."""
+def test_adding_a_loss_does_not_synchronize() -> None:
+    """The tensors are kept until a block is full, without synchronization."""
     losses = TorchLosses("meta")
     for _ in range(2 * BLOCK):
         losses.add(torch.zeros((), device="meta"))
@@ -70,8 +70,8 @@ def test_adding_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [(Bf16Precision, torch.bfloat16), (Fp16Precision, torch.float16)])
-def test_products_are_computed_in_the_format_and_nothing_stays_open(precision: Any, dtype: torch.dtype) -> None:
-    """Within the wrapped forward a product has the format; after it, also after an error, autocast is off."""
+def test_products_use_the_precision_and_autocast_ends(precision: Any, dtype: torch.dtype) -> None:
+    """Inside the wrapped forward a product has the precision; afterwards, also after an error, autocast is off."""
     adapter, layer = precision("cpu"), nn.Linear(2, 2)
     assert adapter.wrap(layer)(torch.ones(1, 2)).dtype is dtype
     assert layer(torch.ones(1, 2)).dtype is torch.float32
@@ -81,8 +81,8 @@ def test_products_are_computed_in_the_format_and_nothing_stays_open(precision: A
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_an_overflow_leaves_the_update_out_and_halves_the_scale() -> None:
-    """The weights stay, `step` says so, and the next good step is taken at half the scale."""
+def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
+    """The weights stay, `step` reports it, and the next update uses half the scale."""
     parameter = nn.Parameter(torch.ones(1))
     optimizer = cast(Optimizer, torch.optim.SGD([parameter], lr=0.1))
     precision = Fp16Precision("cpu", initial_scale=8.0)
@@ -105,8 +105,8 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
-def test_every_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Of every type and shape, empty ones and views that are not contiguous too, in memory of its own."""
+def test_every_tensor_is_restored_bitwise(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """For every type and shape, including empty and non-contiguous tensors, in new memory."""
     tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
     for each in (tensor, tensor.T if tensor.ndim == 2 else tensor):
         found = read_tensor(tensor_part("x", each))
@@ -126,8 +126,8 @@ class Tied(nn.Module):
         self.second.weight = self.first.weight
 
 
-def test_a_tied_weight_leaves_once_and_fills_both_names() -> None:
-    """And the module's own tensor is written to, not replaced."""
+def test_a_tied_weight_is_exported_once_and_loads_both_names() -> None:
+    """The module's own tensor is written to, not replaced."""
     source, target = Tied(), Tied()
     kept = target.first.weight
     parts = list(ModelState(source).export())
@@ -140,7 +140,7 @@ def test_a_tied_weight_leaves_once_and_fills_both_names() -> None:
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad", "RMSprop", "Adam", "NAdam", "RAdam", "Adadelta", "LBFGS"])
 def test_any_optimizer_resumes_from_its_export(name: str) -> None:
-    """Its moments and options, whatever they are nested in, come back so that the next steps are the same."""
+    """Its moments and options, at any depth, are restored so that the next steps are equal."""
     torch.manual_seed(0)
     start = nn.Linear(3, 2).state_dict()
 
@@ -192,7 +192,7 @@ class Pair(NamedTuple):
 
 
 class Entries(MutableMapping[str, Any]):
-    """A mapping that can be made of another, and has no copy of its own."""
+    """A mapping whose type can be constructed from another mapping, without a copy method."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self.entries = dict(entries)
@@ -214,7 +214,7 @@ class Entries(MutableMapping[str, Any]):
 
 
 class Nameless(Entries):
-    """One that is made otherwise."""
+    """A mapping with another constructor."""
 
     def __init__(self) -> None:
         super().__init__({"x": torch.zeros(1)})
@@ -222,7 +222,7 @@ class Nameless(Entries):
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, BatchEncoding, Padding, Entries])
 def test_a_copied_batch_can_be_emptied(kind: type[Any]) -> None:
-    """It is a mapping of the kind of the first, which keeps its entries, and no tensor is copied."""
+    """The copy has the same type; the original keeps its entries, and no tensor is copied."""
     batch = kind({"x": torch.zeros(1)})
     found = shallow_copy(batch)
     assert type(found) is kind
@@ -230,16 +230,16 @@ def test_a_copied_batch_can_be_emptied(kind: type[Any]) -> None:
     assert len(found) == 0
 
 
-def test_what_cannot_be_copied_stays_as_it_is() -> None:
-    """So do tensors and tuples, which nobody takes anything out of; a list is a list of its own."""
+def test_other_types_are_not_copied() -> None:
+    """Tensors and tuples are not copied; a list is."""
     for batch in (Nameless(), torch.zeros(1), (torch.zeros(1),)):
         assert shallow_copy(batch) is batch
     batches = [torch.zeros(1)]
     assert shallow_copy(batches).pop() is batches[0]
 
 
-def test_a_transfer_moves_tensors_wherever_they_are() -> None:
-    """Nested in mappings, lists, tuples and named tuples; everything else stays as it is."""
+def test_a_transfer_moves_tensors_at_any_depth() -> None:
+    """In mappings, lists, tuples and named tuples; everything else is unchanged."""
     batch = {"a": [torch.ones(1), "text"], "b": Pair(torch.ones(1), torch.ones(1)), "c": (torch.ones(1), 3)}
     moved = transfer_to("meta")(batch)
 
@@ -260,13 +260,13 @@ def test_a_transfer_moves_tensors_wherever_they_are() -> None:
     ],
 )
 def test_rows_are_counted_by_the_first_tensor(batch: Any, rows: int) -> None:
-    """Whatever it is nested in."""
+    """At any depth."""
     assert row_count(batch) == rows
 
 
 def test_samples_are_stacked_by_their_types() -> None:
-    """Whole labels become int64, others and lists under "label" float32; arrays, lists and numbers become tensors;
-    texts are left out.
+    """Integer labels become int64, others and lists under "label" float32; arrays, lists and numbers become tensors;
+    strings are dropped.
     """
     rows = [{"label": 1, "x": np.ones(2), "y": [1, 2], "z": 0.5, "text": "a", "none": None}] * 2
     batch = default_data_collator(rows)
@@ -282,8 +282,8 @@ def test_samples_are_stacked_by_their_types() -> None:
     assert default_data_collator([{"label_ids": [1, 2]}])["labels"].tolist() == [[1, 2]]
 
 
-def test_columns_are_left_out_before_the_samples_are_collated() -> None:
-    """Only where there are others than the model's."""
+def test_unused_columns_are_removed_before_collation() -> None:
+    """Only if there are columns besides the model's."""
     seen: list[Any] = []
     ColumnFilter(seen.append, frozenset({"x"}))([{"x": 1, "y": 2}])
 
@@ -291,7 +291,7 @@ def test_columns_are_left_out_before_the_samples_are_collated() -> None:
 
 
 def test_a_users_loader_receives_the_epoch() -> None:
-    """`set_epoch` of the loader is called where it has one."""
+    """`set_epoch` of the loader is called if it has one."""
 
     class Loader(list[dict[str, Tensor]]):
         epochs: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Every hook of the Trainer is called where it is overridden, and what it gives is used."""
+"""Every overridable method of the Trainer is called if overridden, and its result is used."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_grad_norm"
 
 
 def trained(folder: Path, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **given: Any) -> Any:
-    """A Trainer after its training."""
+    """Return a Trainer after training."""
     trainer = small_trainer(folder, kind, parts, **given)
     trainer.train()
     return trainer
 
 
 class Counting(Trainer):
-    """Counts the calls of its hooks."""
+    """Counts the calls of its methods."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.calls = 0
@@ -57,7 +57,7 @@ class StepWithoutCount(Counting):
 
 
 class LossOfFour(Counting):
-    """As transformers 4.24 has it."""
+    """With the signature of transformers 4.24."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
         self.calls += 1
@@ -105,8 +105,8 @@ LOSSES = [LossOfFour, LossOfFive, LossWithKeywords, LossWithoutOutputs, LossOfMo
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("kind", [StepWithCount, StepWithoutCount, *LOSSES])
-def test_an_override_that_does_the_same_trains_the_same(tmp_path: Path, kind: type[Counting], bf16: bool) -> None:
-    """Each is called once a micro-batch, and the weights are those of a Trainer without it, in either precision."""
+def test_an_override_with_standard_behaviour_changes_nothing(tmp_path: Path, kind: type[Counting], bf16: bool) -> None:
+    """Each is called once per micro-batch, and the weights equal those without it, in either precision."""
     trainer = trained(tmp_path, kind, bf16=bf16, **ACCUMULATED)
 
     assert trainer.calls == 4
@@ -114,8 +114,8 @@ def test_an_override_that_does_the_same_trains_the_same(tmp_path: Path, kind: ty
 
 
 @pytest.mark.parametrize("kind", [LossOfFour, LossOfFive, LossWithKeywords])
-def test_an_overridden_loss_is_the_one_that_is_evaluated(tmp_path: Path, kind: type[Counting]) -> None:
-    """Evaluation asks `compute_loss` too, for the outputs as well."""
+def test_an_overridden_loss_is_used_in_evaluation(tmp_path: Path, kind: type[Counting]) -> None:
+    """Evaluation uses `compute_loss`, too, with its outputs."""
     trainer = small_trainer(tmp_path, kind, {"eval_dataset": rows(6)})
     plain = small_trainer(tmp_path, parts={"eval_dataset": rows(6)})
 
@@ -124,7 +124,7 @@ def test_an_overridden_loss_is_the_one_that_is_evaluated(tmp_path: Path, kind: t
 
 
 def test_an_overridden_loss_changes_the_training(tmp_path: Path) -> None:
-    """What `compute_loss` gives is what is logged and learned."""
+    """The result of `compute_loss` is logged and trained on."""
 
     class Doubled(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,8 +136,8 @@ def test_an_overridden_loss_changes_the_training(tmp_path: Path) -> None:
     assert not same_weights(weights(doubled), weights(plain))
 
 
-def test_a_hook_may_be_set_on_the_instance(tmp_path: Path) -> None:
-    """A function that is put onto a Trainer takes the hook's place."""
+def test_a_method_can_be_replaced_on_the_instance(tmp_path: Path) -> None:
+    """A function assigned to a Trainer's attribute replaces the method."""
     trainer = small_trainer(tmp_path)
     calls: list[Any] = []
 
@@ -185,7 +185,7 @@ class NamedOutput(NamedTuple):
 
 
 class Returning(Net):
-    """Returns what `form` makes of loss and logits."""
+    """Returns the result of `form` for loss and logits."""
 
     form: Callable[[Any, Any], Any]
 
@@ -212,7 +212,7 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_may_return_its_loss_in_any_usual_form(tmp_path: Path, form: str) -> None:
-    """Training and prediction are those of the model that returns a dictionary."""
+    """Training and prediction match a model that returns a dictionary."""
     model = net(kind=type("Model", (Returning,), {"form": staticmethod(FORMS[form])}))
     trainer = trained(tmp_path, parts={"model": model})
     plain = trained(tmp_path)
@@ -225,7 +225,7 @@ def test_a_model_may_return_its_loss_in_any_usual_form(tmp_path: Path, form: str
 
 
 def test_an_overridden_prediction_step_is_used(tmp_path: Path) -> None:
-    """It may call the standard one, and what it gives is what is predicted."""
+    """It may call the standard one, and its result is the prediction."""
 
     class Shifted(Counting):
         def prediction_step(
@@ -243,7 +243,7 @@ def test_an_overridden_prediction_step_is_used(tmp_path: Path) -> None:
 
 
 def test_an_overridden_evaluation_loop_is_used(tmp_path: Path) -> None:
-    """Its metrics are those that `evaluate` gives, within a run as well, and what the best model is chosen by."""
+    """Its metrics are the result of `evaluate`, also during a run, and select the best model."""
 
     class Own(Counting):
         def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -287,8 +287,8 @@ def test_an_overridden_evaluate_is_used(tmp_path: Path) -> None:
     assert trainer.state.best_metric == -2.0
 
 
-def test_an_overridden_evaluate_is_asked_for_each_of_several_sets(tmp_path: Path) -> None:
-    """What it makes of one of them decides the best model, and callbacks hear of each set once."""
+def test_an_overridden_evaluate_is_called_for_each_of_several_datasets(tmp_path: Path) -> None:
+    """Its metrics for one of them select the best model, and callbacks are notified once per dataset."""
     asked: list[tuple[Any, str]] = []
     told: list[str] = []
 
@@ -324,8 +324,8 @@ def test_an_overridden_evaluate_is_asked_for_each_of_several_sets(tmp_path: Path
     assert asked == [(given, "test"), (given["three"], "test_three")]
 
 
-def test_an_overridden_log_sees_every_log(tmp_path: Path) -> None:
-    """It may change the numbers before they are entered."""
+def test_an_overridden_log_receives_every_log(tmp_path: Path) -> None:
+    """It may change the values before they are stored."""
 
     class Own(Trainer):
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -340,8 +340,8 @@ def test_an_overridden_log_sees_every_log(tmp_path: Path) -> None:
 # Data
 
 
-def test_a_plain_loader_of_the_users_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Training, evaluation and prediction read torch's own DataLoader where the hooks give one."""
+def test_a_plain_dataloader_is_used_unchanged(tmp_path: Path) -> None:
+    """Training, evaluation and prediction use a torch DataLoader that the methods return."""
 
     class Own(Counting):
         def loader(self, dataset: Any, batch_size: int) -> Any:
@@ -365,8 +365,8 @@ def test_a_plain_loader_of_the_users_is_taken_as_it_is(tmp_path: Path) -> None:
     assert trainer.calls == 3
 
 
-def test_a_list_of_batches_is_a_loader(tmp_path: Path) -> None:
-    """Anything that gives batches will do, and its length is that of an epoch."""
+def test_a_list_of_batches_works_as_a_loader(tmp_path: Path) -> None:
+    """Any iterable of batches works, and its length is that of an epoch."""
 
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
@@ -379,7 +379,7 @@ def test_a_list_of_batches_is_a_loader(tmp_path: Path) -> None:
 
 
 def test_an_overridden_create_optimizer_is_used(tmp_path: Path) -> None:
-    """The optimizer that it makes takes the steps."""
+    """The optimizer that it creates is used."""
 
     class Own(Counting):
         def create_optimizer(self, model: Any = None) -> Any:
@@ -395,7 +395,7 @@ def test_an_overridden_create_optimizer_is_used(tmp_path: Path) -> None:
 
 
 def test_an_overridden_create_scheduler_is_used(tmp_path: Path) -> None:
-    """A torch scheduler that it makes is stepped once an update."""
+    """A torch scheduler that it creates is stepped once per update."""
 
     class Own(Trainer):
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -424,7 +424,7 @@ def test_an_overridden_create_optimizer_and_scheduler_is_used(tmp_path: Path) ->
 
 @pytest.mark.parametrize("with_scheduler", [False, True])
 def test_optimizers_of_the_users_are_used(tmp_path: Path, with_scheduler: bool) -> None:
-    """`optimizers=` takes an optimizer, with or without a scheduler of its own, and keeps them over two runs."""
+    """`optimizers=` accepts an optimizer, with or without a scheduler, and keeps them over two runs."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if with_scheduler else None
@@ -438,7 +438,7 @@ def test_optimizers_of_the_users_are_used(tmp_path: Path, with_scheduler: bool) 
 
 
 def test_an_optimizer_that_is_set_later_is_used(tmp_path: Path) -> None:
-    """One that is assigned after the constructor takes the steps, under the schedule of the arguments, in each run."""
+    """One assigned after the constructor is used, with the schedule of the arguments, in each run."""
     trainer = small_trainer(tmp_path)
     trainer.optimizer = optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.8)
     trainer.train()
@@ -449,8 +449,8 @@ def test_an_optimizer_that_is_set_later_is_used(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
-def test_an_optimizer_that_is_made_and_changed_before_the_run_is_used(tmp_path: Path) -> None:
-    """What `create_optimizer` made stays with its changes; a schedule that was made beside it fits the run's length."""
+def test_an_optimizer_created_and_changed_before_the_run_is_used(tmp_path: Path) -> None:
+    """The result of `create_optimizer` keeps its changes; a schedule created with it gets the run's length."""
     trainer = small_trainer(tmp_path, weight_decay=0.1)
     made = trainer.create_optimizer()
     for group in made.param_groups:
@@ -464,7 +464,7 @@ def test_an_optimizer_that_is_made_and_changed_before_the_run_is_used(tmp_path: 
 
 
 def test_a_schedule_that_is_set_later_is_used(tmp_path: Path) -> None:
-    """With the optimizer that it drives: the user's own, or one that an earlier run made."""
+    """With the optimizer that it drives: the user's own, or one that an earlier run created."""
     trainer = small_trainer(tmp_path)
     trainer.create_optimizer()
     for _ in range(2):
@@ -479,7 +479,7 @@ def test_a_schedule_that_is_set_later_is_used(tmp_path: Path) -> None:
 
 
 def test_an_overridden_create_optimizer_is_called_in_each_run(tmp_path: Path) -> None:
-    """It finds none there; what of it was set by hand in between is taken as it is."""
+    """There is no optimizer yet when it is called; what was set by hand in between is used."""
 
     class Own(Counting):
         def create_optimizer(self, model: Any = None) -> Any:
@@ -497,16 +497,16 @@ def test_an_overridden_create_optimizer_is_called_in_each_run(tmp_path: Path) ->
     assert trainer.calls == 2
 
 
-def test_a_class_of_optimizer_may_be_named(tmp_path: Path) -> None:
-    """`optimizer_cls_and_kwargs` is made over the model's own parameter groups."""
+def test_an_optimizer_class_can_be_passed(tmp_path: Path) -> None:
+    """`optimizer_cls_and_kwargs` is created with the model's own parameter groups."""
     trainer = trained(tmp_path, parts={"optimizer_cls_and_kwargs": (torch.optim.NAdam, {"lr": 0.1})}, weight_decay=0.1)
 
     assert isinstance(trainer.optimizer, torch.optim.NAdam)
     assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.1, 0.0]
 
 
-def test_a_rate_that_a_callback_writes_takes_effect(tmp_path: Path) -> None:
-    """With a rate of zero written before an update that update changes nothing."""
+def test_a_rate_set_by_a_callback_takes_effect(tmp_path: Path) -> None:
+    """With a rate of zero set before an update, that update changes nothing."""
     seen: list[bool] = []
 
     class Writing(TrainerCallback):
@@ -528,10 +528,8 @@ def test_a_rate_that_a_callback_writes_takes_effect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "falling"), [("linear", [0.6, 0.4, 0.2, 0.0]), ("reduce_lr_on_plateau", [0.8, 0.08, 0.008, 0.0008])]
 )
-def test_the_schedule_says_where_it_stands_and_goes_on_from_there(
-    tmp_path: Path, name: str, falling: list[float]
-) -> None:
-    """Under torch's names and in plain values; another one that loads them is at the same step and rates."""
+def test_the_schedule_has_a_state_dict(tmp_path: Path, name: str, falling: list[float]) -> None:
+    """With torch's keys and plain values; another scheduler that loads them has the same step and rates."""
     seen: list[dict[str, Any]] = []
 
     class Reading(TrainerCallback):
@@ -555,8 +553,8 @@ def test_the_schedule_says_where_it_stands_and_goes_on_from_there(
     assert again.lr_scheduler.last_epoch == 5
 
 
-def test_model_init_makes_the_model_of_each_run(tmp_path: Path) -> None:
-    """Every run of a Trainer begins with a new model, the same by the same seed; it may take a trial."""
+def test_model_init_creates_the_model_of_each_run(tmp_path: Path) -> None:
+    """Every run of a Trainer starts with a new model, the same for the same seed; the function may take a trial."""
     made: list[Any] = []
 
     def model_init(trial: Any = None) -> nn.Module:
@@ -575,8 +573,8 @@ def test_model_init_makes_the_model_of_each_run(tmp_path: Path) -> None:
 # Attributes
 
 
-def test_a_subclass_may_have_attributes_of_usual_names(tmp_path: Path) -> None:
-    """What hexloop keeps on a Trainer for itself does not get in their way."""
+def test_a_subclass_may_use_common_attribute_names(tmp_path: Path) -> None:
+    """Private attributes of hexloop do not conflict with them."""
     names = ("memory", "session", "requests", "dispatcher", "watchers")
 
     class Own(Trainer):
@@ -594,8 +592,8 @@ def test_a_subclass_may_have_attributes_of_usual_names(tmp_path: Path) -> None:
 # Saving
 
 
-def test_what_an_overridden_save_model_writes_lands_in_the_checkpoint(tmp_path: Path) -> None:
-    """Its files are in the folder, and the manifest names them."""
+def test_files_of_an_overridden_save_model_are_in_the_checkpoint(tmp_path: Path) -> None:
+    """Its files are in the folder, and the manifest lists them."""
 
     class Own(Trainer):
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -611,7 +609,7 @@ def test_what_an_overridden_save_model_writes_lands_in_the_checkpoint(tmp_path: 
 
 
 class Adapted(Net):
-    """A model with adapters, which writes and loads them as PEFT's do."""
+    """A model with adapters, saved and loaded like PEFT's."""
 
     peft_config: ClassVar = {"default": {"r": 2}}
 
@@ -623,7 +621,7 @@ class Adapted(Net):
         )
 
 
-def test_a_checkpoint_of_a_model_with_adapters_holds_their_files(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_model_with_adapters_contains_their_files(tmp_path: Path) -> None:
     """The weights are those of the checkpoint's step, the manifest lists them, and a run resumes from it."""
     whole = trained(tmp_path, parts={"model": net(kind=Adapted)}, save_strategy="steps", save_steps=2)
     folder = tmp_path / "checkpoint-2"
@@ -638,7 +636,7 @@ def test_a_checkpoint_of_a_model_with_adapters_holds_their_files(tmp_path: Path)
     assert same_weights(weights(again), weights(whole))
 
 
-def test_a_callback_sees_the_files_of_a_save(tmp_path: Path) -> None:
+def test_a_callback_finds_the_files_of_a_save(tmp_path: Path) -> None:
     """When `on_save` is called the checkpoint is published."""
     seen: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Two Trainers in one process, and what a run leaves of the process around it."""
+"""Two Trainers in one process, and the global state after a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SEEDS = (1, 2)
 
 
 def random_trainer(folder: Path, seed: int, **given: Any) -> Trainer:
-    """A Trainer in which everything draws random numbers: dropout, the data by all three streams, the order."""
+    """Return a Trainer that draws random numbers for dropout, data (all three generators) and order."""
     parts = {"model": net(0.3), "train_dataset": Noisy(16), "eval_dataset": rows(8)}
     given = {"eval_strategy": "steps", "eval_steps": 3, "num_train_epochs": 2, **given}
     return small_trainer(folder / str(seed), seed=seed, parts=parts, **given)  # type: ignore[no-any-return]
 
 
 def alone(folder: Path, seed: int, **given: Any) -> Trainer:
-    """Such a Trainer after its training."""
+    """Train such a Trainer and return it."""
     trainer = random_trainer(folder, seed, **given)
     trainer.train()
     return trainer
@@ -36,7 +36,7 @@ def alone(folder: Path, seed: int, **given: Any) -> Trainer:
 
 @pytest.mark.parametrize("first_goes_ahead_by", [0, 1, 5])
 def test_alternating_runs_equal_each_alone(tmp_path: Path, first_goes_ahead_by: int) -> None:
-    """Two interleaved runs have bitwise the weights and logs that each has alone."""
+    """Weights and logs of two interleaved runs are bitwise those that each has alone."""
     trainers = [random_trainer(tmp_path / "both", seed) for seed in SEEDS]
     streams = [trainer.stream() for trainer in trainers]
     for _ in range(first_goes_ahead_by):
@@ -51,7 +51,7 @@ def test_alternating_runs_equal_each_alone(tmp_path: Path, first_goes_ahead_by: 
 
 
 def test_a_run_within_another_changes_nothing_about_it(tmp_path: Path) -> None:
-    """A whole training between two steps of another run, started and ended there, leaves that run as it is alone."""
+    """A whole training between two steps of another run does not change that run."""
     outer = random_trainer(tmp_path / "outer", 1)
     for event in outer.stream():
         if type(event) is StepEnded and event.step == 3:
@@ -61,8 +61,8 @@ def test_a_run_within_another_changes_nothing_about_it(tmp_path: Path) -> None:
     assert same_weights(weights(inner), weights(alone(tmp_path, 2)))
 
 
-def test_a_run_that_is_given_up_within_another_changes_nothing_about_it(tmp_path: Path) -> None:
-    """A run's random streams continue after another run was started and closed."""
+def test_a_run_closed_within_another_changes_nothing_about_it(tmp_path: Path) -> None:
+    """A run's random states continue after another run was started and closed."""
     outer = random_trainer(tmp_path / "outer", 1)
     events = outer.stream()
     for _ in range(6):
@@ -76,8 +76,8 @@ def test_a_run_that_is_given_up_within_another_changes_nothing_about_it(tmp_path
     assert same_weights(weights(outer), weights(alone(tmp_path, 1)))
 
 
-def test_a_model_made_by_model_init_equals_each_alone(tmp_path: Path) -> None:
-    """With `model_init` the weights depend on the seed alone, whatever other run is live when they are made."""
+def test_models_of_model_init_equal_those_of_separate_runs(tmp_path: Path) -> None:
+    """With `model_init` the weights depend on the seed alone, whatever other run is active."""
 
     def make(seed: int) -> Any:
         return small_trainer(tmp_path / str(seed), seed=seed, parts={"model_init": Net})
@@ -93,8 +93,8 @@ def test_a_model_made_by_model_init_equals_each_alone(tmp_path: Path) -> None:
     assert same_weights(weights(within), weights(single))
 
 
-def test_global_switches_go_with_the_run_that_set_them(tmp_path: Path) -> None:
-    """The switches that a run asks for hold at its own events and at no other run's, and are put back at the end."""
+def test_global_flags_are_set_during_their_own_run_only(tmp_path: Path) -> None:
+    """A run's flags are set at its own events only, and restored at the end."""
     strict = small_trainer(tmp_path / "strict", full_determinism=True)
     loose = small_trainer(tmp_path / "loose")
     before = torch.are_deterministic_algorithms_enabled()
@@ -113,8 +113,8 @@ def test_global_switches_go_with_the_run_that_set_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["whole", "closed", "broken"])
-def test_global_switches_are_put_back(tmp_path: Path, ending: str) -> None:
-    """However a run ends, torch's switches, threads and default type are what they were."""
+def test_global_flags_are_restored(tmp_path: Path, ending: str) -> None:
+    """However a run ends, torch's flags, threads and default dtype are restored."""
 
     def switches() -> list[object]:
         return [
@@ -130,7 +130,7 @@ def test_global_switches_are_put_back(tmp_path: Path, ending: str) -> None:
     trainer = small_trainer(tmp_path, full_determinism=True)
     if ending == "broken":
         trainer.train_dataset = [*rows(8), None]
-        with pytest.raises(Exception):  # noqa: B017, PT011 - which one is not the point here
+        with pytest.raises(Exception):  # noqa: B017, PT011 - any error will do
             trainer.train()
     else:
         events = trainer.stream()
@@ -141,7 +141,7 @@ def test_global_switches_are_put_back(tmp_path: Path, ending: str) -> None:
 
 
 def test_two_threads_are_warned(tmp_path: Path) -> None:
-    """A run that begins in one thread while another is live in a second one says what the two share."""
+    """A run that starts while another is active in a second thread warns about the state that both share."""
     outer = small_trainer(tmp_path / "outer").stream()
     next(outer)
     caught: list[str] = []
@@ -160,7 +160,7 @@ def test_two_threads_are_warned(tmp_path: Path) -> None:
 
 
 def test_nothing_is_printed_without_loggers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """With `loggers=[]` training, evaluating, predicting and saving write nothing to either stream."""
+    """With `loggers=[]`, training, evaluating, predicting and saving write to neither output stream."""
     trainer = random_trainer(tmp_path, 1, save_strategy="epoch", disable_tqdm=False)
     trainer.train()
     trainer.evaluate()
@@ -172,7 +172,7 @@ def test_nothing_is_printed_without_loggers(tmp_path: Path, capfd: pytest.Captur
 
 
 def test_no_signal_handler_is_installed(tmp_path: Path) -> None:
-    """During a run, as before and after it, every signal has the handler that it had."""
+    """During a run, every signal keeps its handler."""
 
     def handlers() -> list[object]:
         return [signal.getsignal(number) for number in signal.valid_signals()]
@@ -184,8 +184,8 @@ def test_no_signal_handler_is_installed(tmp_path: Path) -> None:
     assert handlers() == before
 
 
-def test_a_run_begins_with_the_random_streams_of_its_seed(tmp_path: Path) -> None:
-    """What was drawn before the run from python's, numpy's or torch's streams does not matter to it."""
+def test_a_run_starts_with_the_random_states_of_its_seed(tmp_path: Path) -> None:
+    """Random numbers drawn before the run do not affect it."""
     random.seed(99), np.random.seed(99), torch.manual_seed(99)
     one = alone(tmp_path / "one", 1)
     random.random(), np.random.rand(3), torch.rand(5)

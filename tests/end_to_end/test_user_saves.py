@@ -35,7 +35,7 @@ def doubled(trainer: Any) -> dict[str, Tensor]:
 
 
 def write_shards(trainer: Any, folder: Path) -> None:
-    """Weights in shards with an index."""
+    """Write weights in shards with an index."""
     shards = {}
     for number, (name, tensor) in enumerate(doubled(trainer).items(), 1):
         shards[name] = f"model-{number:05}-of-00004.safetensors"
@@ -44,7 +44,7 @@ def write_shards(trainer: Any, folder: Path) -> None:
 
 
 def write_everything(trainer: Any, folder: Path) -> None:
-    """Files of all the names that components of a run have."""
+    """Write files of all names that components of a run use."""
     save_file(doubled(trainer), folder / "model.safetensors")
     for name in ("optimizer", "data", "losses", "random"):
         (folder / f"{name}.json").write_text(f'"mine: {name}"')
@@ -67,7 +67,7 @@ WRITING: dict[str, Callable[[Any, Path], object]] = {
 
 
 def writing(write: Callable[[Any, Path], object], method: str) -> type[Trainer]:
-    """A Trainer whose `_save` or `save_model` writes so, and nothing else."""
+    """Return a Trainer whose `_save` or `save_model` is the given function."""
 
     class SavesItself(Trainer):
         def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -102,7 +102,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("method", ["_save", "save_model"])
 @pytest.mark.parametrize("name", WRITING)
 def test_a_checkpoint_contains_what_the_method_wrote(tmp_path: Path, name: str, method: str) -> None:
-    """Byte for byte, as `save_model` writes it; the run resumes bit-identically from hexloop's own state beside it."""
+    """The files are identical to those of `save_model`; the run resumes bitwise from hexloop's state next to them."""
     kind = writing(WRITING[name], method)
     whole = run(tmp_path / "whole", kind)
     (tmp_path / "model").mkdir()
@@ -121,8 +121,8 @@ def test_a_checkpoint_contains_what_the_method_wrote(tmp_path: Path, name: str, 
     assert {path: files_in(tmp_path / "again" / "checkpoint-4")[path] for path in expected} == expected
 
 
-def test_no_second_copy_is_written_of_the_same_weights(tmp_path: Path) -> None:
-    """A method that calls the one that it overrides writes the run's own weights, in whatever order of the files."""
+def test_equal_weights_are_written_once(tmp_path: Path) -> None:
+    """If a method calls the overridden one, weights are stored once, whatever the order of the files."""
 
     class Adding(Trainer):
         def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -139,7 +139,7 @@ def test_no_second_copy_is_written_of_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_a_method_that_writes_no_weights_leaves_them_to_hexloop(tmp_path: Path) -> None:
-    """There is no file that hexloop's could be mistaken for."""
+    """The only weights file is hexloop's."""
     whole = run(tmp_path, writing(lambda _, folder: (folder / "notes.txt").write_text("mine"), "_save"))
     found = files_in(tmp_path / "checkpoint-4")
 
@@ -149,8 +149,8 @@ def test_a_method_that_writes_no_weights_leaves_them_to_hexloop(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["run_state.json", "run_setup.json", "manifest.json", OWN_MODEL])
-def test_a_name_that_a_checkpoint_needs_is_refused(tmp_path: Path, name: str) -> None:
-    """Neither file replaces the other in silence."""
+def test_a_reserved_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    """Neither file silently replaces the other."""
     with pytest.raises(CheckpointError, match=f"{name}.*another name"):
         run(tmp_path, writing(lambda _, folder: (folder / name).write_text("{}"), "_save"))
     assert not list(tmp_path.glob("checkpoint-*"))
@@ -176,7 +176,7 @@ class LoadingBest(Best):
 
 @pytest.mark.parametrize("kind", [Best, LoadingBest])
 def test_the_best_weights_are_loaded(tmp_path: Path, kind: type[Best]) -> None:
-    """They are the run's own, whether hexloop loads its file or an overridden `_load_best_model` what was saved."""
+    """They are the run's own, whether hexloop loads its file or an overridden `_load_best_model` the saved one."""
     given = {
         "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 5.0,
         "num_train_epochs": 2, "metric_for_best_model": "eval_loss",
@@ -191,8 +191,8 @@ def test_the_best_weights_are_loaded(tmp_path: Path, kind: type[Best]) -> None:
     assert same_weights(weights(trainer), weights(expected))
 
 
-def test_weights_alone_and_storages_without_folders(tmp_path: Path) -> None:
-    """With save_only_model, and on a storage that is not on this machine's disks."""
+def test_save_only_model_and_storages_without_folders(tmp_path: Path) -> None:
+    """With save_only_model, and with a storage that has no local folder."""
     kind, storage = writing(WRITING["other weights"], "_save"), MemoryStorage()
     trainer = run(tmp_path, kind, {"storage": storage}, save_only_model=True)
     (tmp_path / "saved").mkdir()
@@ -205,7 +205,7 @@ def test_weights_alone_and_storages_without_folders(tmp_path: Path) -> None:
     assert same_weights(load_file(tmp_path / "saved" / OWN_MODEL), weights(trainer))
 
 
-def test_commands_take_both_for_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_handle_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """verify, show and diff cover hexloop's file; consolidate and export copy what the user's method wrote."""
     trainer = run(tmp_path / "whole", writing(WRITING["other weights"], "_save"))
     checkpoint, other = (str(tmp_path / "whole" / f"checkpoint-{step}") for step in (4, 2))
@@ -225,7 +225,7 @@ def test_commands_take_both_for_what_they_are(tmp_path: Path, capsys: pytest.Cap
 
 
 class WritingBefore(Trainer):
-    """Writes into the checkpoint's folder before the checkpoint is taken, as libraries do."""
+    """Writes to the checkpoint's folder before the checkpoint is saved, as libraries do."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:  # type: ignore[override]
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
@@ -237,8 +237,8 @@ class WritingBefore(Trainer):
         (folder / "after.txt").write_text("after")
 
 
-def test_what_is_written_before_the_checkpoint_becomes_part_of_it(tmp_path: Path) -> None:
-    """It is verified with it, and no folder is left aside; what comes afterwards stays beside it."""
+def test_files_written_before_the_checkpoint_become_part_of_it(tmp_path: Path) -> None:
+    """It is verified with the checkpoint, and no folder is left over; files written afterwards stay next to it."""
     whole = run(tmp_path / "whole", WritingBefore)
     again = resumed(tmp_path / "again", WritingBefore, tmp_path / "whole" / "checkpoint-2")
 
@@ -253,8 +253,8 @@ def test_what_is_written_before_the_checkpoint_becomes_part_of_it(tmp_path: Path
     assert history(again) == history(whole)
 
 
-def test_an_earlier_checkpoint_of_the_same_name_is_not_taken_over(tmp_path: Path) -> None:
-    """It is set aside whole, as without an override; what the method wrote into its folder is in the new one."""
+def test_an_earlier_checkpoint_of_the_same_name_is_not_reused(tmp_path: Path) -> None:
+    """It is kept whole under another name, as without an override; the method's files are in the new one."""
     run(tmp_path, Trainer)
     (tmp_path / "checkpoint-4" / "old.txt").write_text("old")
     run(tmp_path, WritingBefore)
@@ -266,7 +266,7 @@ def test_an_earlier_checkpoint_of_the_same_name_is_not_taken_over(tmp_path: Path
 
 @pytest.mark.parametrize("change", ["replaces", "removes"])
 def test_a_published_checkpoint_may_not_be_changed(tmp_path: Path, change: str) -> None:
-    """It could not be verified any more; the error says where to write instead."""
+    """It could no longer be verified; the error says where to write instead."""
 
     class Changing(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:  # type: ignore[override]
@@ -282,7 +282,7 @@ def test_a_published_checkpoint_may_not_be_changed(tmp_path: Path, change: str) 
 
 
 def test_a_checkpoint_may_be_removed(tmp_path: Path) -> None:
-    """A method that uploads it and keeps nothing here, for instance."""
+    """For example by a method that uploads it and keeps nothing locally."""
 
     class Moving(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:  # type: ignore[override]
@@ -295,8 +295,8 @@ def test_a_checkpoint_may_be_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*-*")) == ["moved-2", "moved-4"]
 
 
-def test_what_is_written_without_a_checkpoint_stays(tmp_path: Path) -> None:
-    """A method that never calls the one that it overrides."""
+def test_files_written_without_a_checkpoint_are_kept(tmp_path: Path) -> None:
+    """A method that never calls the standard one."""
 
     class Alone(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:  # type: ignore[override]

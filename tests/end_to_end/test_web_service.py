@@ -21,7 +21,7 @@ Progress = dict[str, Any]
 
 
 class Client:
-    """Speaks to the service as any HTTP client would."""
+    """An HTTP client of the service."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.session = session
@@ -33,7 +33,7 @@ class Client:
             return found
 
     async def until(self, holds: Callable[[Progress], bool]) -> Progress:
-        """Ask until the progress is as wanted; the test's time limit is the only one."""
+        """Poll until the progress is as expected; the test's timeout is the only limit."""
         while not holds(found := await self.progress()):
             assert found["state"] != "failed", found
             await asyncio.sleep(0.01)
@@ -54,7 +54,7 @@ class Client:
 
 @asynccontextmanager
 async def served(make_trainer: Callable[[], Trainer]) -> AsyncIterator[Client]:
-    """The service on a port of the loopback interface that is free."""
+    """Start the service on a free loopback port."""
     runner = web.AppRunner(make_app(make_trainer))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -76,8 +76,8 @@ def serve(make_trainer: Callable[[], Trainer], use: Callable[[Client], Awaitable
     asyncio.run(main())
 
 
-def test_a_run_is_started_watched_and_stopped(tmp_path: Path) -> None:
-    """The client receives the step and the loss while the run continues, and a stop ends it."""
+def test_a_run_can_be_started_watched_and_stopped(tmp_path: Path) -> None:
+    """The client receives the step and the loss while the run continues, and a stop request ends it."""
 
     async def use(client: Client) -> None:
         assert (await client.progress())["state"] == "idle"
@@ -96,8 +96,8 @@ def test_a_run_is_started_watched_and_stopped(tmp_path: Path) -> None:
     serve(lambda: curve_trainer(str(tmp_path)), use)
 
 
-def test_a_paused_run_stands_still_until_it_is_resumed(tmp_path: Path) -> None:
-    """While it is paused no step is done, though it can be saved, asked again to pause, and resumed."""
+def test_a_paused_run_takes_no_step_until_it_is_resumed(tmp_path: Path) -> None:
+    """No step runs during a pause, though it can be saved, paused again, and resumed."""
 
     async def use(client: Client) -> None:
         await client.post("/start")
@@ -119,7 +119,7 @@ def test_a_paused_run_stands_still_until_it_is_resumed(tmp_path: Path) -> None:
     serve(lambda: curve_trainer(str(tmp_path)), use)
 
 
-def test_a_checkpoint_that_was_asked_for_can_be_resumed(tmp_path: Path) -> None:
+def test_a_requested_checkpoint_can_be_resumed(tmp_path: Path) -> None:
     """The checkpoint is on disk when the response arrives, and a run of another service resumes from it."""
     steps: list[int] = []
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_was_asked_for_can_be_resumed(tmp_path: Path) -> None:
     assert began == steps
 
 
-def test_the_event_loop_answers_while_a_step_takes_its_time(tmp_path: Path) -> None:
+def test_the_event_loop_responds_during_a_slow_step(tmp_path: Path) -> None:
     """Progress is reported during a forward pass."""
     inside, go_on = threading.Event(), threading.Event()
 
@@ -175,8 +175,8 @@ def test_the_event_loop_answers_while_a_step_takes_its_time(tmp_path: Path) -> N
     serve(slow_trainer, use)
 
 
-def test_no_signal_handler_is_touched(tmp_path: Path) -> None:
-    """While the run is live every signal is handled as before."""
+def test_no_signal_handler_is_changed(tmp_path: Path) -> None:
+    """During a run every signal keeps its handler."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     async def use(client: Client) -> None:
@@ -188,7 +188,7 @@ def test_no_signal_handler_is_touched(tmp_path: Path) -> None:
     serve(lambda: curve_trainer(str(tmp_path)), use)
 
 
-def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failing_run_reports_its_error(tmp_path: Path) -> None:
     """The error of a run that cannot start reaches the client, and the service keeps running."""
 
     async def use(client: Client) -> None:
@@ -203,8 +203,8 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "stop", "save"])
-def test_without_a_run_there_is_nothing_to_ask(action: str, tmp_path: Path) -> None:
-    """A request for a run that is not live is answered with 409."""
+def test_requests_without_a_run_are_refused(action: str, tmp_path: Path) -> None:
+    """A request for a run that is not active is answered with 409."""
 
     async def use(client: Client) -> None:
         assert (await client.post(f"/{action}"))[0] == 409
