@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.processes import free_port
-from tests.engines.test_foreign_launchers import LIMIT, Launch, alone, check
+from tests.engines.test_launchers import LIMIT, Launch, alone, check
 
 SERVERS = ("munged", "slurmctld", "slurmd")
 PATIENCE = 30

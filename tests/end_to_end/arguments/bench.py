@@ -1,4 +1,4 @@
-"""Where the effect of an argument is observed: short runs of the small model in a folder of their own."""
+"""Short runs of the small model in which an argument's effect is checked."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EARLIER = "is an argument of earlier releases"
 
 @attrs.define
 class Bench:
-    """Runs Trainers of 16 samples in batches of 4, on the processor, in silence.
+    """Runs Trainers on 16 samples in batches of 4, on the CPU, without output.
 
-    folder: of the runs' files, each run's below it.
-    patch: undone after the observation.
-    log: what Python's logging was told.
+    folder: contains a folder for each run.
+    patch: undone after the check.
+    log: records of Python's logging.
     """
 
     folder: Path
@@ -42,40 +42,40 @@ class Bench:
         return self.folder / str(self._count)
 
     def trainer(self, parts: dict[str, Any] | None = None, **given: Any) -> Any:
-        """A Trainer with these arguments; `parts` are further ones of its constructor."""
+        """Return a Trainer with these arguments; `parts` are further arguments of its constructor."""
         kind = (parts or {}).pop("kind", Trainer)
         others = {"eval_dataset": rows(8), **(parts or {})}
         return small_trainer(Path(given.pop("output_dir", self.new_folder())), kind, others, **given)
 
     def trained(self, parts: dict[str, Any] | None = None, **given: Any) -> Any:
-        """A Trainer after its run."""
+        """Return a Trainer after its run."""
         made = self.trainer(parts, **given)
         made.train()
         return made
 
     def logged(self, name: str, parts: dict[str, Any] | None = None, **given: Any) -> list[tuple[int, Any]]:
-        """What a run logs under a name, each with its step."""
+        """Return what a run logs under a name, with steps."""
         history = self.trained(parts, **given).state.log_history
         return [(entry["step"], entry[name]) for entry in history if name in entry]
 
     def steps_of(self, name: str, **given: Any) -> list[int]:
-        """The steps at which a run logs something under a name."""
+        """Return the steps at which a run logs something under a name."""
         return [step for step, _ in self.logged(name, **given)]
 
     def learning_rates(self, **given: Any) -> list[float]:
-        """The learning rate of each step of a run."""
+        """Return the learning rate of each step of a run."""
         return [rate for _, rate in self.logged("learning_rate", **given)]
 
     def optimizer(self, **given: Any) -> Any:
-        """The optimizer that the arguments make."""
+        """Return the optimizer that the arguments create."""
         return self.trainer(**given).create_optimizer()
 
     def weights(self, parts: dict[str, Any] | None = None, **given: Any) -> dict[str, Tensor]:
-        """The weights after a run."""
+        """Return the weights after a run."""
         return weights(self.trained(parts, **given))
 
     def remark(self, **given: Any) -> str:
-        """The one sentence in the log about what has no effect; the run goes as it does without."""
+        """Return the only log message about an argument without effect; the run is the same as without it."""
         with self.log.at_level(logging.INFO, "hexloop"):
             self.log.clear()
             made = self.trainer(**given)
@@ -86,19 +86,19 @@ class Bench:
         return said
 
     def refusal(self, parts: dict[str, Any] | None = None, **given: Any) -> str:
-        """The one sentence with which a Trainer, or its run, is refused."""
+        """Return the only problem with which a Trainer, or its run, is refused."""
         with pytest.raises(ConfigurationError) as caught:
             self.trained(parts, **given)
         (problem,) = caught.value.problems
         return problem
 
     def arguments(self, **given: Any) -> TrainingArguments:
-        """The arguments of a run."""
+        """Return the arguments of a run."""
         return TrainingArguments(str(self.new_folder()), **{**DEFAULTS, **given})
 
     @contextmanager
     def warned(self, name: str, instead: str) -> Iterator[None]:
-        """Inside, exactly one warning about an old name is given, which says what to write."""
+        """Expect exactly one warning about an old name, which names the new one."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -112,11 +112,11 @@ Effect: TypeAlias = Callable[[Bench], None]
 """Asserts that an argument has its effect."""
 
 EFFECTS: dict[str, Effect] = {}
-"""By the argument's name."""
+"""Checks by argument name."""
 
 
 def shows(*names: str) -> Callable[[Effect], Effect]:
-    """Enter an observation into the table, under the names of all arguments whose effect it is."""
+    """Register a check under the names of all arguments whose effect it shows."""
 
     def enter(observe: Effect) -> Effect:
         assert not EFFECTS.keys() & set(names)
@@ -127,7 +127,7 @@ def shows(*names: str) -> Callable[[Effect], Effect]:
 
 
 class Recording(nn.Module):
-    """(batch, 4) -> (batch, 1); notes how large each batch was, with what keywords, and on what device and type."""
+    """(batch, 4) -> (batch, 1); records each batch's size, keywords, device and dtype."""
 
     def __init__(self, given: Callable[..., Any] | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Devices, number formats, memory, compilation, chance, and closer looks."""
+"""Devices, precision, memory, compilation, random numbers, and debugging."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _(bench: Bench) -> None:
 
 
 def _types_in_evaluation(bench: Bench, **given: Any) -> set[Any]:
-    """The number formats of the weights while the model is evaluated."""
+    """Return the dtypes of the weights during an evaluation."""
     seen: set[Any] = set()
 
     class Seeing(Recording):
@@ -256,7 +256,7 @@ def _(bench: Bench) -> None:
 
 
 class ParallelismConfig:
-    """Called like accelerate's."""
+    """Has the name of accelerate's."""
 
     def to_json(self) -> dict[str, int]:
         return {"tp_size": 2}

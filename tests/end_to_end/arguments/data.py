@@ -1,4 +1,4 @@
-"""The order of samples, and how batches are loaded."""
+"""Sample order and data loading."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.end_to_end.small.models import net, rows
 
 
 def numbered(count: int = 16) -> list[dict[str, Tensor]]:
-    """Samples whose first feature is their number."""
+    """Samples whose first feature is their index."""
     return [{**row, "x": torch.tensor([float(index), 0, 0, 0])} for index, row in enumerate(rows(count))]
 
 
 def order(bench: Bench, **given: Any) -> list[int]:
-    """The samples of an epoch by their numbers, in the order in which they are trained on."""
+    """Return the indices of an epoch's samples, in training order."""
     seen: list[int] = []
 
     class Seeing(Recording):
@@ -49,7 +49,7 @@ def _(bench: Bench) -> None:
 
 @shows("length_column_name")
 def _(bench: Bench) -> None:
-    """Batches of like lengths, which stand in a column of that name."""
+    """Batches of similar lengths, which are in a column of that name."""
     lengths = [1, 9, 5, 3, 7, 2, 8, 4] * 8
     data = [{**row, "many": length} for row, length in zip(numbered(64), lengths, strict=True)]
     spreads: list[int] = []
@@ -87,7 +87,7 @@ def _(bench: Bench) -> None:
 
 
 class Where(Dataset[dict[str, Tensor]]):
-    """Samples that say in which process they were loaded."""
+    """Samples that contain the id of the process that loaded them."""
 
     def __len__(self) -> int:
         return 8
@@ -102,7 +102,7 @@ class Where(Dataset[dict[str, Tensor]]):
 
 
 def loaded(bench: Bench, epochs: int = 1, **given: Any) -> Iterator[tuple[int, bool]]:
-    """The processes that loaded each epoch's samples, and whether they were spawned."""
+    """Return the processes that loaded each epoch's samples, and whether they were spawned."""
     loader = bench.trainer({"train_dataset": Where()}, **given).get_train_dataloader()
     for _ in range(epochs):
         x = torch.cat([batch["x"] for batch in loader])
@@ -134,7 +134,7 @@ def _(bench: Bench) -> None:
 
 @shows("dataloader_pin_memory")
 def _(bench: Bench) -> None:
-    """Where there is a GPU to copy to; on the processor nothing is pinned."""
+    """It needs a GPU; on the CPU nothing is pinned."""
 
     def pins(given: bool) -> bool:
         made = bench.trainer(

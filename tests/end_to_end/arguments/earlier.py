@@ -1,4 +1,4 @@
-"""Names of earlier releases: each run is that of the name that replaced it, with a warning, or is refused."""
+"""Names of earlier releases: each gives the run of its replacement, with a warning, or is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "use_ipex": ({"use_ipex": True}, {}),
     "use_legacy_prediction_loop": ({"use_legacy_prediction_loop": True}, {}),
 }
-"""What was written, and what is written today."""
+"""The old argument, and the current one."""
 
 WORDS = {
     "evaluation_strategy": "eval_strategy",
@@ -59,7 +59,7 @@ WORDS = {
     "xpu_backend": "ddp_backend",
     "save_safetensors": "safetensors",
 }
-"""What the warning says, where it is not simply what is written today or to leave it out."""
+"""The warning's advice, if it is neither the current argument nor to remove the old one."""
 
 
 def _same(name: str) -> None:
@@ -73,7 +73,7 @@ def _same(name: str) -> None:
         meant = bench.trainer(**modern)
         assert {**said.args.to_dict(), "output_dir": ""} == {**meant.args.to_dict(), "output_dir": ""}
         if name == "torchdynamo":
-            return  # compiling takes seconds; what the present name does is shown with it
+            return  # compiling takes seconds; the current name's check covers it
         for made in (said, meant):
             made.train()
         assert same_weights(weights(said), weights(meant))
@@ -124,7 +124,7 @@ GONE: dict[str, tuple[Any, Any, str]] = {
     "ray_scope": ("all", "last", "leave it out"),
     "jit_mode_eval": (True, False, "set torch_compile=True"),
 }
-"""A value that asks for something, one that does not, and the way out."""
+"""A value that requests something, one that does not, and the alternative."""
 
 
 def _gone(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation, what it keeps, and the best model."""
+"""Evaluation, its outputs, and the best model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _(bench: Bench) -> None:
 
 @shows("eval_accumulation_steps")
 def _(bench: Bench) -> None:
-    """How many batches' outputs are alive at once, in the model's own tensors."""
+    """Return how many batches' outputs exist at once, as the model's own tensors."""
     alive: list[int] = []
 
     class Counting(Recording):
@@ -109,7 +109,7 @@ def _(bench: Bench) -> None:
 
 
 class Remembering(nn.Module):
-    """Gives a memory as its third output, and notes the one that it is handed."""
+    """Returns a memory as its third output, and records the memory that it receives."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Batches, and how long a run is."""
+"""Batch sizes, and the length of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs, and who is shown them."""
+"""Logs and loggers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _(bench: Bench) -> None:
 
 
 class Undefined(Recording):
-    """Its second loss is NaN, and has no gradient."""
+    """Its second loss is NaN and has no gradient."""
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> object:
         made = super().forward(x, labels)

@@ -1,4 +1,4 @@
-"""Optimizers, schedules, and what is done to losses and gradients."""
+"""Optimizers, schedules, losses and gradients."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _(bench: Bench) -> None:
 
 
 class Words(nn.Module):
-    """(batch, length) tokens -> a number each; notes what the embeddings gave."""
+    """(batch, length) tokens -> a number each; records the output of the embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Words(nn.Module):
 
 
 def sentences(count: int = 8) -> list[dict[str, Tensor]]:
-    """Sentences of 4 to 7 tokens, of which the last two are padding."""
+    """Return sequences of 4 to 7 tokens, whose last two are padding."""
     tokens = torch.arange(count * 6).reshape(count, 6) % 10 + 1
     mask = torch.tensor([1, 1, 1, 1, 0, 0])
     return [{"input_ids": one, "attention_mask": mask} for one in tokens]

@@ -1,4 +1,4 @@
-"""The hub, and what scripts alone go by."""
+"""The hub, and arguments that only scripts read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _(bench: Bench) -> None:
 
 @shows("do_train", "do_eval", "do_predict")
 def _(bench: Bench) -> None:
-    """A script reads them off its command line; the Trainer does what its methods are called for."""
+    """A script reads them from its command line; the Trainer does what its methods are called for."""
     parsed = parse(TrainingArguments, ["--output_dir", "out", "--do_train", "--do_predict"])
     assert (parsed.do_train, parsed.do_eval, parsed.do_predict) == (True, False, True)
     assert bench.arguments(eval_strategy="epoch").do_eval
@@ -48,7 +48,7 @@ def _(bench: Bench) -> None:
 
 @shows("overwrite_output_dir")
 def _(bench: Bench) -> None:
-    """A script asks it before it trains into a folder that holds checkpoints; the Trainer goes by what it is told."""
+    """A script reads it before training into a folder with checkpoints; the Trainer uses what `train` is given."""
     with bench.warned("overwrite_output_dir", "delete the folder, or resume from it"):
         made = bench.trainer(overwrite_output_dir=True, save_strategy="epoch")
     assert made.args.overwrite_output_dir is True

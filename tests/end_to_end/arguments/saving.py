@@ -1,4 +1,4 @@
-"""Checkpoints, and what a resumed run takes from them."""
+"""Checkpoints, and what a resumed run reads from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.end_to_end.arguments.bench import Bench, Recording, shows
 
 
 def checkpoints(made: Any) -> list[int]:
-    """The steps of the checkpoints in a run's folder."""
+    """Return the steps of the checkpoints in a run's folder."""
     return sorted(int(folder.name.rpartition("-")[2]) for folder in Path(made.args.output_dir).glob("checkpoint-*"))
 
 
@@ -55,7 +55,7 @@ def _(bench: Bench) -> None:
 
 @shows("save_on_each_node")
 def _(bench: Bench) -> None:
-    """The first process of the second machine."""
+    """The first process of the second node."""
     for each in (True, False):
         arguments = bench.arguments(save_on_each_node=each)
         arguments.surroundings = Surroundings(world_size=2, process_index=1, local_process_index=0)
@@ -64,7 +64,7 @@ def _(bench: Bench) -> None:
 
 @shows("resume_from_checkpoint")
 def _(bench: Bench) -> None:
-    """A script hands it to `train`, as transformers' scripts do."""
+    """A script passes it to `train`, as transformers' scripts do."""
     folder = str(bench.new_folder())
     bench.trained(output_dir=folder, save_strategy="steps", save_steps=2, max_steps=2)
     made = bench.trainer(output_dir=folder, resume_from_checkpoint=f"{folder}/checkpoint-2", max_steps=4)
@@ -81,7 +81,7 @@ def _(bench: Bench) -> None:
 
 @shows("ignore_data_skip")
 def _(bench: Bench) -> None:
-    """Going on at step 2 of 4, it begins with the epoch's first batch again."""
+    """Resumed at step 2 of 4, it starts with the epoch's first batch again."""
 
     def first_batch(**given: Any) -> Any:
         seen: list[Any] = []
@@ -103,7 +103,7 @@ def _(bench: Bench) -> None:
 
 
 class Patient(TrainerCallback, ExportableState):
-    """Says in checkpoints how it was made."""
+    """Stores its constructor arguments in checkpoints."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience

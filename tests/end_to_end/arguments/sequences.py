@@ -1,4 +1,4 @@
-"""What sequence-to-sequence training has besides."""
+"""Arguments of sequence-to-sequence training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same evaluation by hexloop's Trainer and by transformers'."""
+"""The same evaluation with hexloop's Trainer and with transformers'."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import hexloop
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_eval_batch_size": 4}
 
 CLOCK_READINGS = ("runtime", "per_second", "preparation_time")
-"""What ends the names of metrics that depend on the machine."""
+"""Suffixes of metrics that depend on the machine."""
 
 
 @contextmanager
 def lenient(library: Any) -> Iterator[None]:
-    """The warnings of transformers are its own business."""
+    """Ignore warnings of transformers itself."""
     with warnings.catch_warnings():
         if library is transformers:
             warnings.simplefilter("ignore")
@@ -31,7 +31,7 @@ def lenient(library: Any) -> Iterator[None]:
 
 
 def trainer_of(library: Any, folder: Path, model: Any, arguments: dict[str, Any], **parts: Any) -> Any:
-    """A Trainer of that library with a copy of `model`; `derive` is given its Trainer and gives the class to take."""
+    """Return the library's Trainer with a copy of `model`; `derive` maps its Trainer class to the class to use."""
     derive = parts.pop("derive", lambda kind: kind)
     args = library.TrainingArguments(output_dir=str(folder), **{**QUIET, **arguments})
     trainer = derive(library.Trainer)(model=deepcopy(model), args=args, **parts)
@@ -42,7 +42,7 @@ def trainer_of(library: Any, folder: Path, model: Any, arguments: dict[str, Any]
 def by_both(
     folder: Path, model: Any, arguments: dict[str, Any], ask: Callable[[Any], Any], **parts: Any
 ) -> tuple[Any, Any]:
-    """What `ask` gets of a Trainer of hexloop, and of one of transformers; drawn from the same random streams."""
+    """Return the results of `ask` for a Trainer of each library, with equal random states."""
     answers = []
     for library in (hexloop, transformers):
         with lenient(library):
@@ -53,7 +53,7 @@ def by_both(
 
 
 def assert_equal(ours: Any, theirs: Any, path: str = "") -> None:
-    """The same types, shapes and bits, whatever they are nested in; readings of the clock are there in both."""
+    """Compare types, shapes and bits at any depth; clock readings must exist in both."""
     if isinstance(theirs, np.ndarray):
         assert isinstance(ours, np.ndarray), path
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), path

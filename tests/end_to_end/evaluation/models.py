@@ -1,4 +1,4 @@
-"""Models whose outputs are of every form, and data for them."""
+"""Models with every form of outputs, and data for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 FEATURES = 4
 
 Give = Callable[[Tensor, Tensor], Any]
-"""From the inputs and the logits, of shape (batch, 4) and (batch, 3), to what the model returns besides its loss."""
+"""Map inputs and logits, of shape (batch, 4) and (batch, 3), to the model's outputs besides its loss."""
 
 FORMS: Mapping[str, Give] = {
     "one tensor": lambda x, logits: {"logits": logits},
@@ -33,11 +33,11 @@ FORMS: Mapping[str, Give] = {
     "truth values of many widths": lambda x, logits: {"logits": (logits > 0).repeat(1, 1 + int(x[0, 0].abs() * 4))},
     "bytes of many widths": lambda x, logits: {"logits": logits.byte().repeat(1, 1 + int(x[0, 0].abs() * 4))},
 }
-"""What models may return, by what is special about it."""
+"""Forms of outputs by name."""
 
 
 class Giving(nn.Module):
-    """(batch, 4) -> a loss where there are labels, and what `give` makes of inputs and logits."""
+    """(batch, 4) -> a loss if there are labels, and the result of `give` for inputs and logits."""
 
     def __init__(self, give: Give, as_tuple: bool = False) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Giving(nn.Module):
 
 
 class Points(Dataset[dict[str, Tensor]]):
-    """Samples of four random numbers and a label; `names` says what the labels are called."""
+    """Samples of four random numbers and a label; `names` are the names of the labels."""
 
     def __init__(self, count: int, names: tuple[str, ...] = ("labels",), seed: int = 0) -> None:
         source = torch.Generator().manual_seed(seed)
@@ -71,7 +71,7 @@ class Points(Dataset[dict[str, Tensor]]):
 
 
 class Passing(IterableDataset[dict[str, Tensor]]):
-    """The same samples, one after the other, with no length."""
+    """The same samples as a stream without a length."""
 
     def __init__(self, count: int) -> None:
         self.points = Points(count)

@@ -1,4 +1,4 @@
-"""Where evaluation differs from transformers': what docs/differences.md says, on both sides."""
+"""Every difference of evaluation from transformers in docs/differences.md, shown with both libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = Giving(FORMS["one tensor"])
 
 
 class Uneven(nn.Module):
-    """A loss that is the number of rows."""
+    """Its loss is the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Uneven(nn.Module):
 
 
 def trained(library: Any, folder: Path, **given: Any) -> Tensor:
-    """A weight after a training with dropout, with the arguments given besides."""
+    """Return a weight after training with dropout and the given arguments."""
     arguments = {"max_steps": 4, "save_strategy": "no", "train_sampling_strategy": "sequential", **given}
     with lenient(library):
         parts = {"train_dataset": Points(40), "eval_dataset": Noisy(8)}
@@ -42,7 +42,7 @@ def trained(library: Any, folder: Path, **given: Any) -> Tensor:
 
 
 class Noisy(Points):
-    """Samples that are never the same twice."""
+    """Samples with new noise on each read."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {**super().__getitem__(index), "x": torch.randn(4)}
@@ -50,15 +50,15 @@ class Noisy(Points):
 
 @pytest.mark.parametrize("library", [hexloop, transformers])
 def test_only_transformers_training_is_changed_by_an_evaluation(library: Any, tmp_path: Path) -> None:
-    """A run that evaluates on data with noise in them, and one that does not."""
+    """Compare runs with and without an evaluation on noisy data."""
     evaluating = trained(library, tmp_path / "evaluating", eval_strategy="steps", eval_steps=1)
     without = trained(library, tmp_path / "without")
 
     assert torch.equal(evaluating, without) == (library is hexloop)
 
 
-def test_the_loss_is_the_mean_over_the_rows_of_any_loader(tmp_path: Path) -> None:
-    """Of batches of 4, 4 and 2 rows from a user's loader, transformers counts the last as full."""
+def test_the_loss_is_the_mean_over_rows_for_any_loader(tmp_path: Path) -> None:
+    """For batches of 4, 4 and 2 rows from a user's loader, transformers weights the last like a full one."""
 
     def derive(kind: Any) -> Any:
         class Own(kind):  # type: ignore[misc]
@@ -72,8 +72,8 @@ def test_the_loss_is_the_mean_over_the_rows_of_any_loader(tmp_path: Path) -> Non
     assert theirs == pytest.approx((4 + 4 + 2) / 3)
 
 
-def test_only_samples_that_were_predicted_are_counted(tmp_path: Path) -> None:
-    """Where the last batch is left out."""
+def test_only_predicted_samples_are_counted(tmp_path: Path) -> None:
+    """If the last batch is dropped."""
 
     def ask(trainer: Any) -> Any:
         output = trainer.evaluation_loop(trainer.get_eval_dataloader(Points(10)), "Prediction")
@@ -91,7 +91,7 @@ def test_a_number_of_a_single_batch_is_a_row(tmp_path: Path) -> None:
     assert ours[0] == theirs
 
 
-def test_a_tensor_by_itself_is_the_predictions(tmp_path: Path) -> None:
+def test_a_single_tensor_is_the_prediction(tmp_path: Path) -> None:
     """For a batch of one row, transformers drops the row's first dimension."""
 
     class Bare(nn.Module):
@@ -108,7 +108,7 @@ def test_a_tensor_by_itself_is_the_predictions(tmp_path: Path) -> None:
     assert (ours.shape, theirs.shape) == ((2, 3), (6,))
 
 
-def test_texts_can_be_predicted(tmp_path: Path) -> None:
+def test_strings_can_be_predicted(tmp_path: Path) -> None:
     """One list per batch becomes one list; transformers cannot concatenate them."""
 
     class Speaking(Giving):

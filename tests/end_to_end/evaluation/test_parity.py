@@ -1,4 +1,4 @@
-"""Evaluations and predictions against transformers': arrays, metrics, their names and their order."""
+"""Evaluations and predictions match transformers': arrays, metrics, names and order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS = Points(10)
 
 
 class Plain(Giving):
-    """One tensor of logits, computed in the type of the weights."""
+    """Returns one tensor of logits, computed in the dtype of the weights."""
 
     main_input_name = "x"
 
@@ -41,7 +41,7 @@ def evaluated(trainer: Any) -> Any:
 
 
 def measure(found: Any) -> dict[str, Any]:
-    """Metrics that differ where anything in the arrays does, one of which has its prefix already."""
+    """Return metrics that depend on every value in the arrays; one has its prefix already."""
     predictions, labels = found.predictions, found.label_ids
     return {
         "error": ((predictions.sum(1) - labels) ** 2).mean(),
@@ -53,7 +53,7 @@ def measure(found: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_predictions_match_transformers(form: str, tmp_path: Path) -> None:
-    """Whatever the model returns: the same nesting, shapes, types, padding and bits."""
+    """For every form of outputs: nesting, shapes, types, padding and bits are equal."""
     assert_equal(*by_both(tmp_path, Giving(FORMS[form]), {}, predicted))
 
 
@@ -74,12 +74,12 @@ def test_predictions_match_transformers(form: str, tmp_path: Path) -> None:
 def test_predictions_match_transformers_with_every_argument(
     form: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The same with arguments that say how predictions are kept."""
+    """Also with arguments that change how predictions are collected."""
     if form == "bytes of many widths" and "eval_accumulation_steps" in arguments:
         return  # transformers cannot pad unsigned bytes in numpy
     apart = arguments.get("per_device_eval_batch_size") == 10 or "eval_do_concat_batches" in arguments
     if form == "a number a batch" and apart:
-        return  # transformers gives such numbers no dimension, see test_evaluation_differences
+        return  # transformers returns such numbers as scalars, see test_evaluation_differences
     assert_equal(*by_both(tmp_path, Giving(FORMS[form]), arguments, predicted))
 
 
@@ -96,7 +96,7 @@ def test_predictions_match_transformers_with_every_argument(
     ids=str,
 )
 def test_metrics_match_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """The same names in the same order, the same values, and the same entry in the history."""
+    """Names, order, values, and the entry in the history are equal."""
 
     def ask(trainer: Any) -> Any:
         metrics = trainer.evaluate(POINTS)
@@ -105,8 +105,8 @@ def test_metrics_match_transformers(arguments: dict[str, Any], tmp_path: Path) -
     assert_equal(*by_both(tmp_path, PLAIN, arguments, ask, compute_metrics=measure))
 
 
-def test_what_metrics_are_given_is_what_transformers_gives_them(tmp_path: Path) -> None:
-    """Predictions, labels, inputs and every row's loss, as arrays, and as lists of them where batches stay apart."""
+def test_metrics_receive_what_transformers_passes(tmp_path: Path) -> None:
+    """Predictions, labels, inputs and each row's loss, as arrays, or as lists of arrays without concatenation."""
     seen: list[Any] = []
 
     class Named(Giving):
@@ -123,8 +123,8 @@ def test_what_metrics_are_given_is_what_transformers_gives_them(tmp_path: Path) 
         assert_equal(ours, theirs)
 
 
-def test_batchwise_metrics_are_given_what_transformers_gives_them(tmp_path: Path) -> None:
-    """Tensors of a batch, its inputs, its rows' losses; the result is wanted at the last; `predict` still predicts."""
+def test_batchwise_metrics_receive_what_transformers_passes(tmp_path: Path) -> None:
+    """Each call gets one batch's tensors, inputs and losses; the result is returned by the last; `predict` works."""
     calls: list[Any] = []
 
     def compute(found: Any, compute_result: bool) -> dict[str, float]:
@@ -147,8 +147,8 @@ def test_batchwise_metrics_are_given_what_transformers_gives_them(tmp_path: Path
     [(("labels",), None), (("labels", "more"), ["labels"]), (("target",), ["target"]), ((), None), (("labels",), [])],
     ids=str,
 )
-def test_labels_go_by_their_names(names: tuple[str, ...], asked: list[str] | None, tmp_path: Path) -> None:
-    """One name, several, another; none in the data; none asked for. The loss and the labels are as in transformers."""
+def test_label_names_match_transformers(names: tuple[str, ...], asked: list[str] | None, tmp_path: Path) -> None:
+    """One name, several, another; none in the data; none requested: loss and labels equal transformers'."""
 
     class Two(Giving):
         def forward(self, x: Tensor, labels: Any = None, target: Any = None, more: Any = None) -> Any:
@@ -161,7 +161,7 @@ def test_labels_go_by_their_names(names: tuple[str, ...], asked: list[str] | Non
 
 
 def test_a_loss_without_labels_matches_transformers(tmp_path: Path) -> None:
-    """Where forward's `return_loss` is on, or a batch says so, the loss is measured, and the labels are none."""
+    """If forward's `return_loss` is true, or a batch sets it, the loss is computed, and there are no labels."""
 
     class Unasked(Giving):
         def forward(self, x: Tensor, return_loss: bool = True) -> Any:  # type: ignore[override]
@@ -184,8 +184,8 @@ def test_a_loss_without_labels_matches_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ignored", [None, [], ["hidden"]], ids=str)
-def test_outputs_are_left_out_as_in_transformers(ignored: list[str] | None, tmp_path: Path) -> None:
-    """By `ignore_keys`, by the configuration where there is one, and not at all without one; also of tuples."""
+def test_outputs_are_ignored_as_in_transformers(ignored: list[str] | None, tmp_path: Path) -> None:
+    """With `ignore_keys`, with the configuration if there is one, and without; for tuples, too."""
 
     def ask(trainer: Any) -> Any:
         return trainer.predict(POINTS, ignore_keys=ignored)
@@ -205,8 +205,8 @@ def test_outputs_are_left_out_as_in_transformers(ignored: list[str] | None, tmp_
         assert_equal(*by_both(tmp_path, model, {}, ask))
 
 
-def test_several_sets_are_evaluated_as_in_transformers(tmp_path: Path) -> None:
-    """Dictionaries of sets, the Trainer's own or given, and a set by its name: the same names and values."""
+def test_several_datasets_are_evaluated_as_in_transformers(tmp_path: Path) -> None:
+    """Dictionaries of datasets, the Trainer's or passed, and one dataset by name: names and values are equal."""
 
     def ask(trainer: Any) -> Any:
         given = trainer.evaluate({"c": Points(3, seed=3)}, metric_key_prefix="test")
@@ -257,8 +257,8 @@ def test_names_of_metrics_around_training_match_transformers(when: str, tmp_path
     ],
     ids=str,
 )
-def test_evaluations_run_when_they_do_in_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
-    """By steps, by epochs, by a ratio, late, and before the first step."""
+def test_evaluations_run_at_the_same_steps_as_in_transformers(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """By steps, by epochs, by a ratio, delayed, and before the first step."""
 
     def ask(trainer: Any) -> Any:
         trainer.train()
@@ -269,8 +269,8 @@ def test_evaluations_run_when_they_do_in_transformers(arguments: dict[str, Any],
     assert ours == theirs != []
 
 
-def test_logits_and_labels_are_worked_on_as_in_transformers(tmp_path: Path) -> None:
-    """`preprocess_logits_for_metrics` is given the same, and predictions are what it returns, of whatever form."""
+def test_logits_are_preprocessed_as_in_transformers(tmp_path: Path) -> None:
+    """`preprocess_logits_for_metrics` receives the same, and its result, of any form, is the prediction."""
 
     def work(logits: Any, labels: Any) -> Any:
         return (logits[0].argmax(-1), {"sum": logits[1].sum((1, 2)) + labels})
@@ -280,7 +280,7 @@ def test_logits_and_labels_are_worked_on_as_in_transformers(tmp_path: Path) -> N
 
 
 def test_a_custom_step_is_used_as_in_transformers(tmp_path: Path) -> None:
-    """`prediction_step` may return anything in tensors, and no loss or no labels."""
+    """`prediction_step` may return any structure of tensors, and no loss or no labels."""
 
     def derive(kind: Any) -> Any:
         class Own(kind):  # type: ignore[misc]
@@ -294,7 +294,7 @@ def test_a_custom_step_is_used_as_in_transformers(tmp_path: Path) -> None:
 
 
 def test_a_custom_loader_is_used_as_in_transformers(tmp_path: Path) -> None:
-    """Batches of another size, from the user's own loader, give the same predictions and as many samples."""
+    """Batches of another size from the user's own loader give the same predictions and number of samples."""
 
     def derive(kind: Any) -> Any:
         class Own(kind):  # type: ignore[misc]
@@ -312,8 +312,8 @@ def test_a_custom_loader_is_used_as_in_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("filtered", [True, False])
-def test_a_loss_that_is_not_finite_counts_as_in_transformers(filtered: bool, tmp_path: Path) -> None:
-    """Left out of the mean, or not, as `logging_nan_inf_filter` says."""
+def test_non_finite_losses_count_as_in_transformers(filtered: bool, tmp_path: Path) -> None:
+    """It is excluded from the mean or not, by `logging_nan_inf_filter`."""
 
     class Broken(Giving):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:

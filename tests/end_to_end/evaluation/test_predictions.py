@@ -1,4 +1,4 @@
-"""What is kept of the predictions of many batches."""
+"""Collecting the predictions of many batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.end_to_end.evaluation.both import assert_equal
 
 
 class Pair(NamedTuple):
-    """A tuple with names."""
+    """A named tuple."""
 
     first: Any
     second: Any
@@ -32,7 +32,7 @@ def joined(*batches: Any, samples: int = 2) -> Any:
 
 
 def test_predictions_keep_their_nesting() -> None:
-    """Tuples, lists, named tuples and mappings of any kind come out as they came in, with arrays in them."""
+    """Tuples, lists, named tuples and mappings of any type keep their structure, with arrays as leaves."""
     one, two = torch.ones(2, 3), torch.zeros(2)
     batch = OrderedDict(a=(one, [two, {"b": one}]), c=Pair(one, two))
     wanted = OrderedDict(
@@ -45,8 +45,8 @@ def test_predictions_keep_their_nesting() -> None:
     assert joined(defaultdict(list, a=one)).keys() == {"a"}
 
 
-def test_what_is_no_tensor_is_kept_in_lists() -> None:
-    """Texts by row where a batch gives a list of them, else by batch; numbers in an array; nothing as None."""
+def test_other_values_than_tensors_are_kept_in_lists() -> None:
+    """Strings are kept by row if a batch is a list of them, otherwise by batch; numbers as an array; None as None."""
     assert joined(["a", "b"], ["c"]) == ["a", "b", "c"]
     assert joined({"text": "a"}, {"text": "b"}) == {"text": ["a", "b"]}
     assert joined((None, torch.ones(1)), (None, torch.ones(1)))[0] is None
@@ -54,25 +54,25 @@ def test_what_is_no_tensor_is_kept_in_lists() -> None:
     np.testing.assert_array_equal(joined(np.ones(2), np.zeros(1)), [1.0, 1.0, 0.0])
 
 
-def test_brain_floats_become_single_precision() -> None:
-    """There is no bfloat16 in numpy; float16 stays what it is."""
+def test_bfloat16_becomes_float32() -> None:
+    """Numpy has no bfloat16; float16 is kept."""
     assert joined(torch.ones(2, dtype=torch.bfloat16)).dtype == np.float32
     assert joined(torch.ones(2, dtype=torch.float16)).dtype == np.float16
 
 
-def test_tensors_with_a_graph_are_kept_without_it() -> None:
-    """A prediction step of the user's may leave it on."""
+def test_tensors_are_detached() -> None:
+    """A user's prediction step may return tensors that require grad."""
     assert joined(torch.ones(2, requires_grad=True) * 2).tolist() == [2.0, 2.0]
 
 
-def test_nothing_collected_is_none() -> None:
+def test_no_predictions_are_none() -> None:
     """An evaluation without predictions has no arrays."""
     assert JoinedCollector().result() is None
     assert BatchCollector().result() is None
 
 
-def test_a_buffer_that_a_model_uses_again_is_no_danger() -> None:
-    """What is kept is a copy: the next batch may be computed where this one was."""
+def test_models_may_reuse_an_output_buffer() -> None:
+    """A copy is kept, so the model may reuse its output buffer for the next batch."""
     collected, buffer = JoinedCollector(expected=4), torch.zeros(2)
     for value in (1.0, 2.0):
         collected.add(buffer.fill_(value), 2)
@@ -93,14 +93,14 @@ def test_a_buffer_that_a_model_uses_again_is_no_danger() -> None:
     ],
     ids=str,
 )
-def test_batches_that_are_unlike_are_refused(first: Any, second: Any, said: str) -> None:
-    """The error says what came, what had come, and what to do."""
+def test_mismatched_batches_are_refused(first: Any, second: Any, said: str) -> None:
+    """The error names what came, what came before, and how to fix it."""
     with pytest.raises(DataError, match=said):
         joined(first, second)
 
 
 class Elsewhere(Tensor):
-    """A tensor that says it is on another device, until it is moved to the host."""
+    """A tensor that claims to be on another device until it is moved to the host."""
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override]
@@ -111,13 +111,13 @@ class Elsewhere(Tensor):
 
 
 def to_another_device(tensor: Tensor) -> Tensor:
-    """On a card where there is one."""
+    """To a GPU if there is one."""
     return tensor.cuda() if torch.cuda.is_available() else tensor.as_subclass(Elsewhere)
 
 
 @pytest.mark.parametrize("form", ["rows", "numbers", "widths"])
-def test_tensors_wait_on_their_device_until_they_are_many(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are moved together when they have so many bytes, or are so many; or only when that is asked for."""
+def test_tensors_are_moved_to_the_host_together(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are moved together when they reach a size or a count, or only on request."""
     monkeypatch.setattr(predictions, "MOST_BYTES", 64)
     monkeypatch.setattr(predictions, "MOST_TENSORS", 8)
     moved: list[int] = []
@@ -155,8 +155,8 @@ def test_tensors_wait_on_their_device_until_they_are_many(form: str, monkeypatch
     np.testing.assert_array_equal(many.result(), wanted)
 
 
-def test_batches_apart_are_moved_when_that_is_asked_for() -> None:
-    """And all the others at the end."""
+def test_separate_batches_are_moved_on_request() -> None:
+    """All others are moved at the end."""
     apart = BatchCollector()
     for value in (1.0, 2.0):
         apart.add({"a": to_another_device(torch.full((2,), value))}, 2)

@@ -1,4 +1,4 @@
-"""How the rows of many batches become one array."""
+"""Concatenating the rows of many batches into one array."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TYPES = ("float32", "float64", "int64", "int32", "bool", "uint8", "float16")
 
 
 class Counted(MemoryArrays):
-    """Notes how much room was asked for: of results, and of what is on its way to one."""
+    """Records the memory allocated for results and for intermediate blocks."""
 
     def __init__(self) -> None:
         self.results: list[Shape] = []
@@ -56,7 +56,7 @@ def batches_of(shapes: list[tuple[int, int]], kind: str = "float32") -> Iterator
 
 
 def padded(batches: list[Array]) -> Array:
-    """What is expected, made in the plainest way."""
+    """Return the expected array, computed in the simplest way."""
     widest = max(batch.shape[1] for batch in batches)
     filler = np.asarray(PADDING).astype(batches[0].dtype)
     return np.array([[*row, *[filler] * (widest - len(row))] for batch in batches for row in batch], batches[0].dtype)
@@ -71,7 +71,7 @@ def padded(batches: list[Array]) -> Array:
 def test_rows_of_any_widths_are_padded_to_the_widest(
     shapes: list[tuple[int, int]], expected: int, kind: str, least: int
 ) -> None:
-    """Whatever number of rows was expected, and however large a block is, the result is the same."""
+    """The result does not depend on the expected number of rows or on the size of blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "LEAST_BLOCK", least)
         batches = list(batches_of(shapes, kind))
@@ -84,8 +84,8 @@ def test_rows_of_any_widths_are_padded_to_the_widest(
     assert joined.dtype == kind
 
 
-def test_rows_whose_number_is_known_are_written_once() -> None:
-    """Room for all is made at the first batch, and nothing is copied later."""
+def test_a_known_number_of_rows_is_written_once() -> None:
+    """The result is allocated at the first batch, and nothing is copied later."""
     room = Counted()
     rows = RowBuffer(room, expected=10)
     for batch in batches_of([(4, 3), (4, 3), (2, 3)]):
@@ -96,8 +96,8 @@ def test_rows_whose_number_is_known_are_written_once() -> None:
     assert joined.shape == (10, 3)
 
 
-def test_fewer_rows_than_expected_are_all_there_are() -> None:
-    """A data set that promised more gives what it gave."""
+def test_fewer_rows_than_expected_are_returned() -> None:
+    """A dataset that announced more rows returns those that it had."""
     rows = RowBuffer(MemoryArrays(), expected=1000)
     rows.add(np.ones((2, 3)))
 
@@ -120,8 +120,8 @@ def test_blocks_are_a_small_part_of_the_whole() -> None:
         filled += shape[0]
 
 
-def test_blocks_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While blocks are joined, each is gone before the next is copied."""
+def test_blocks_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While blocks are joined, each is freed before the next is copied."""
     monkeypatch.setattr(joining, "LEAST_BLOCK", 1)
     blocks: list[weakref.ref[Any]] = []
     alive: list[int] = []
@@ -146,8 +146,8 @@ def test_blocks_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert alive == [8, 7, 6, 5, 4, 3, 2, 1]
 
 
-def test_rows_of_a_wider_type_make_the_result_wider(room: ArrayStore) -> None:
-    """Whole numbers after fractions, and doubles after singles, lose nothing."""
+def test_rows_of_a_wider_type_widen_the_result(room: ArrayStore) -> None:
+    """Integers after floats, and doubles after singles, lose nothing."""
     rows = RowBuffer(room, expected=4)
     for batch in (np.ones((2, 2), np.float32), np.full((1, 2), 2**30 + 1, np.int64), np.full((1, 2), 0.1)):
         rows.add(batch)
@@ -159,7 +159,7 @@ def test_rows_of_a_wider_type_make_the_result_wider(room: ArrayStore) -> None:
 
 
 def test_deeper_rows_are_padded_in_their_second_dimension(room: ArrayStore) -> None:
-    """Of (rows, width, 2) the width may differ; more than that is refused, with what to do."""
+    """In (rows, width, 2) the width may differ; anything else is refused with the fix."""
     rows = RowBuffer(room, expected=3)
     rows.add(np.ones((1, 2, 2)))
     rows.add(np.ones((1, 3, 2)))
@@ -174,7 +174,7 @@ def test_deeper_rows_are_padded_in_their_second_dimension(room: ArrayStore) -> N
 
 
 def test_rows_in_a_folder_are_mapped_and_leave_no_file(tmp_path: Path) -> None:
-    """The arrays are there, on the disk, and the folder shows nothing; empty ones need no file."""
+    """The arrays are on disk, but no file is visible in the folder; empty ones need no file."""
     rows = RowBuffer(FileArrays(str(tmp_path)), expected=4)
     rows.add(np.ones((2, 3)))
     rows.add(np.ones((2, 3)))
@@ -186,21 +186,21 @@ def test_rows_in_a_folder_are_mapped_and_leave_no_file(tmp_path: Path) -> None:
     assert FileArrays(str(tmp_path)).allocate_result((0, 3), np.dtype("f4")).shape == (0, 3)
 
 
-def test_a_folder_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """A disk that cannot promise the bytes says so at once; a mapped write would end the process later."""
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path: Path) -> None:
+    """A disk without enough space is reported at once; a write to mapped memory would kill the process later."""
     with pytest.raises(StorageFullError, match="choose a folder on a disk with more space"):
         FileArrays(str(tmp_path)).allocate_result((1 << 45, 1 << 10), np.dtype("f8"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_memory_without_room_is_refused_with_the_ways_out() -> None:
-    """At the first batch, and not after the last, where it is known how many rows there will be."""
+def test_insufficient_memory_is_reported_with_alternatives() -> None:
+    """At the first batch if the number of rows is known, not after the last."""
     with pytest.raises(DataError, match=r"need .* GB .*batch_eval_metrics=True.*predictions_folder"):
         RowBuffer(MemoryArrays(), expected=1 << 45).add(np.ones((1, 1 << 10)))
 
 
-def test_rows_without_numbers_take_room_too(room: ArrayStore) -> None:
-    """Rows of width 0 have their number and nothing else."""
+def test_rows_of_width_zero_are_counted(room: ArrayStore) -> None:
+    """Rows of width 0 are only counted."""
     rows = RowBuffer(room, expected=3)
     for _ in range(3):
         rows.add(np.ones((1, 0)))

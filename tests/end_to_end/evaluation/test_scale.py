@@ -1,4 +1,4 @@
-"""Evaluations that are large beside the memory, the disk or the time that there is."""
+"""Evaluations that are large compared with memory, disk or time."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ print(json.dumps([known, unknown, peak(WideRows(30_000), batch_eval_metrics=True
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
-def test_nothing_but_the_result_takes_memory(tmp_path: Path) -> None:
-    """30,000 rows of 1,000 logits take at most 1.2 times their size, their number known or not; accumulated, none."""
+def test_evaluation_needs_little_more_memory_than_its_result(tmp_path: Path) -> None:
+    """30,000 rows of 1,000 logits take at most 1.2 times their size, with or without a known number of rows."""
     command = [sys.executable, "-c", MEASURING, str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -61,8 +61,8 @@ def test_nothing_but_the_result_takes_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["two tensors", "wider from batch to batch", "a number a batch"])
 @pytest.mark.parametrize("points", [Points(10), Passing(10)], ids=["length", "no length"])
-def test_predictions_in_a_folder_are_the_same(form: str, points: Any, tmp_path: Path) -> None:
-    """Mapped from files of a folder that is made, and holds nothing to be seen, they are those that are in memory."""
+def test_predictions_in_a_folder_are_equal(form: str, points: Any, tmp_path: Path) -> None:
+    """Mapped from files in a new folder, which looks empty, they equal those in memory."""
     outputs = []
     for arguments in ({}, {"predictions_folder": str(tmp_path / "new" / "folder")}):
         outputs.append(trainer_of(hexloop, tmp_path, Giving(FORMS[form]), arguments).predict(points))
@@ -79,7 +79,7 @@ def _as_arrays(value: Any) -> Any:
     return tuple(map(np.asarray, value)) if isinstance(value, tuple) else np.asarray(value)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     """Before a batch is predicted, with the argument's name."""
     (tmp_path / "file").write_text("")
     trainer = small_trainer(tmp_path, predictions_folder=str(tmp_path / "file" / "folder"))
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["constructed", "evaluated"])
 def test_metrics_that_cannot_accumulate_are_refused(when: str, tmp_path: Path) -> None:
-    """With `batch_eval_metrics` a function has to take `compute_result`; it may be given later, too."""
+    """With `batch_eval_metrics` the function must accept `compute_result`; it may also be set later."""
 
     def compute(found: EvalPrediction) -> dict[str, float]:
         return {}
@@ -108,16 +108,16 @@ def test_metrics_that_cannot_accumulate_are_refused(when: str, tmp_path: Path) -
         evaluate()
 
 
-def test_metrics_that_are_no_dictionary_are_refused(tmp_path: Path) -> None:
-    """The message says what came and what is wanted, also where it is the last batch's."""
+def test_metrics_of_another_type_are_refused(tmp_path: Path) -> None:
+    """The message names the returned and the expected type, also for the last batch."""
     for by_batch in (False, True):
         parts = {"compute_metrics": lambda found, compute_result=True: None}
         with pytest.raises(ConfigurationError, match="compute_metrics returned NoneType"):
             small_trainer(tmp_path, parts=parts, batch_eval_metrics=by_batch).evaluate(rows(10))
 
 
-def test_outputs_that_cannot_be_joined_are_refused_and_kept_apart_if_wished(tmp_path: Path) -> None:
-    """Outputs that differ in their third dimension, or in what they are made of."""
+def test_outputs_that_cannot_be_concatenated(tmp_path: Path) -> None:
+    """Outputs that differ in their third dimension, or in their structure."""
 
     def deeper(x: Any, logits: Any) -> dict[str, Any]:
         return {"logits": logits[:, None, : len(x)]}
@@ -132,8 +132,8 @@ def test_outputs_that_cannot_be_joined_are_refused_and_kept_apart_if_wished(tmp_
         assert len(apart.predictions) == 3
 
 
-def test_the_name_of_version_4_predicts_too(tmp_path: Path) -> None:
-    """`prediction_loop` is `evaluation_loop`, overridden or not."""
+def test_prediction_loop_works(tmp_path: Path) -> None:
+    """`prediction_loop` calls `evaluation_loop`, overridden or not."""
     calls: list[str] = []
 
     class Own(Trainer):
@@ -152,8 +152,8 @@ def test_the_name_of_version_4_predicts_too(tmp_path: Path) -> None:
     assert one.num_samples == 10
 
 
-def test_an_own_evaluation_loop_may_have_a_loader_without_length(tmp_path: Path) -> None:
-    """The speed is measured by the samples that it says it predicted."""
+def test_an_overridden_evaluation_loop_may_use_a_loader_without_length(tmp_path: Path) -> None:
+    """The speed is computed from the number of samples that it returns."""
 
     class Own(Trainer):
         def evaluation_loop(self, *given: Any, **further: Any) -> Any:

@@ -22,14 +22,14 @@ EVALUATING = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
 
 
 def drawing(found: Any) -> dict[str, float]:
-    """Metrics that draw from all streams, as a bootstrap would."""
+    """Return metrics that draw from all generators, like a bootstrap."""
     return {"drawn": float(torch.rand(()) + np.random.rand() + random.random())}
 
 
 def trained(
     folder: Path, evaluates: bool, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **given: Any
 ) -> dict[str, Any]:
-    """Weights, losses and streams after two epochs of noisy, shuffled samples with dropout."""
+    """Return weights, losses and random states after two epochs of noisy, shuffled samples with dropout."""
     chosen = {
         "model": net(dropout=0.3),
         "train_dataset": Noisy(14),
@@ -50,16 +50,16 @@ def trained(
     }
 
 
-def assert_untouched(folder: Path, **given: Any) -> None:
-    """Training with evaluations is training without them."""
+def assert_unchanged(folder: Path, **given: Any) -> None:
+    """Training with evaluations equals training without them."""
     with_them, without = (trained(folder / str(evaluates), evaluates, **given) for evaluates in (True, False))
     assert with_them["losses"] == without["losses"]
     assert same_weights(with_them["weights"], without["weights"])
     assert with_them["streams"] == without["streams"]
 
 
-class OfMyOwn(Trainer):
-    """Evaluates by a loop of its own."""
+class WithOwnEvaluation(Trainer):
+    """Overrides the evaluation methods."""
 
     def evaluate(self, *given: Any, **further: Any) -> dict[str, float]:
         drawing(None)
@@ -73,14 +73,14 @@ class OfMyOwn(Trainer):
         return DataLoader(self.eval_dataset, batch_size=3, shuffle=True, collate_fn=self.data_collator)
 
 
-@pytest.mark.parametrize("kind", [Trainer, OfMyOwn])
+@pytest.mark.parametrize("kind", [Trainer, WithOwnEvaluation])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_leaves_training_untouched(kind: type[Trainer], workers: int, tmp_path: Path) -> None:
-    """Shuffled, with dropout and with augmentation by three libraries, in both data sets and in the metrics."""
+    """With shuffling, dropout, and augmentation by three libraries in both datasets and in the metrics."""
     given = {"dataloader_num_workers": workers}
     if workers:
         given |= {"max_steps": 8, "num_train_epochs": 1}
-    assert_untouched(tmp_path, kind=kind, **given)
+    assert_unchanged(tmp_path, kind=kind, **given)
 
 
 @pytest.mark.matrix
@@ -102,11 +102,11 @@ def test_evaluation_leaves_training_untouched_with_every_argument(given: dict[st
     def compute(found: Any, compute_result: bool = True) -> dict[str, float]:
         return drawing(found)
 
-    assert_untouched(tmp_path, parts={"compute_metrics": compute}, **given)
+    assert_unchanged(tmp_path, parts={"compute_metrics": compute}, **given)
 
 
 class Calls(TrainerCallback):
-    """Evaluates and predicts in the middle of a step's end."""
+    """Evaluates and predicts in on_step_end."""
 
     def __init__(self) -> None:
         self.trainer: Any = None
@@ -119,8 +119,8 @@ class Calls(TrainerCallback):
             self.trainer.evaluation_loop(self.trainer.get_test_dataloader(Noisy(3)), "Prediction")
 
 
-def test_an_evaluation_that_a_callback_asks_for_leaves_training_untouched(tmp_path: Path) -> None:
-    """The same of `evaluate`, `predict` and `evaluation_loop`, called by hand."""
+def test_an_evaluation_called_by_a_callback_leaves_training_untouched(tmp_path: Path) -> None:
+    """The same for `evaluate`, `predict` and `evaluation_loop`, called directly."""
     found = []
     for active in (True, False):
         calls = Calls()
@@ -132,8 +132,8 @@ def test_an_evaluation_that_a_callback_asks_for_leaves_training_untouched(tmp_pa
     assert same_weights(*found)
 
 
-def test_a_save_in_an_evaluation_holds_the_streams_of_training(tmp_path: Path) -> None:
-    """Asked for between two batches of an evaluation that draws, and resumed from, it gives what it would have."""
+def test_a_save_during_an_evaluation_contains_the_random_states_of_training(tmp_path: Path) -> None:
+    """A save requested between two batches of an evaluation that draws numbers resumes exactly."""
 
     def make(name: str = "", **given: Any) -> Any:
         parts = {"model": net(0.3), "train_dataset": Noisy(14), "eval_dataset": Noisy(9), "compute_metrics": drawing}
@@ -156,8 +156,8 @@ def test_a_save_in_an_evaluation_holds_the_streams_of_training(tmp_path: Path) -
     assert same_weights(weights(resumed), weights(whole))
 
 
-def test_evaluations_of_two_runs_in_turn_leave_both_untouched(tmp_path: Path) -> None:
-    """Two runs stepped alternately, also within their evaluations, one of them given up there: each is as if alone."""
+def test_interleaved_evaluations_leave_both_runs_untouched(tmp_path: Path) -> None:
+    """Two interleaved runs, also within their evaluations, one of them closed there, equal separate runs."""
 
     def make(name: str, seed: int, **given: Any) -> Any:
         parts = {"model": net(0.3), "train_dataset": Noisy(14), "eval_dataset": Noisy(6), "compute_metrics": drawing}
@@ -179,8 +179,8 @@ def test_evaluations_of_two_runs_in_turn_leave_both_untouched(tmp_path: Path) ->
     assert same_weights(weights(one), weights(alone))
 
 
-def test_modules_are_put_back_in_the_mode_that_each_was_in(tmp_path: Path) -> None:
-    """A part that rests in training, and one that works in a model at rest, are found as they were."""
+def test_modules_return_to_their_modes(tmp_path: Path) -> None:
+    """A module in evaluation mode during training, and one in training mode otherwise, keep their modes."""
 
     class Resting(Net):
         def train(self, mode: bool = True) -> Any:
@@ -204,7 +204,7 @@ def test_modules_are_put_back_in_the_mode_that_each_was_in(tmp_path: Path) -> No
 
 
 class Modes:
-    """Stores whether the model is in training mode, with what a callback is called for."""
+    """Records the model's mode in each call of a callback."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bool]] = []
@@ -223,7 +223,7 @@ class Modes:
 
 @pytest.mark.parametrize("library", [hexloop, transformers], ids=["hexloop", "transformers"])
 def test_logs_after_an_evaluation_are_written_in_evaluation_mode(tmp_path: Path, library: Any) -> None:
-    """`Trainer.log`, on_log and on_evaluate see the mode that they see in transformers, until the next update."""
+    """`Trainer.log`, on_log and on_evaluate find transformers' mode, until the next update."""
 
     class Logging(library.Trainer):  # type: ignore[misc]
         logged: ClassVar[list[bool]] = []
@@ -244,7 +244,7 @@ def test_logs_after_an_evaluation_are_written_in_evaluation_mode(tmp_path: Path,
     assert not trainer.model.training
 
 
-def test_a_model_that_is_evaluated_outside_of_a_run_stays_at_rest(tmp_path: Path) -> None:
+def test_a_model_evaluated_outside_a_run_stays_in_evaluation_mode(tmp_path: Path) -> None:
     """As in transformers, the model is in evaluation mode after `evaluate` or `predict`."""
     for method in ("evaluate", "predict"):
         trainer = small_trainer(tmp_path, parts={"model": net(0.3).train()})
@@ -252,7 +252,7 @@ def test_a_model_that_is_evaluated_outside_of_a_run_stays_at_rest(tmp_path: Path
         assert not trainer.model.training
 
 
-def test_what_is_drawn_outside_of_a_run_goes_on(tmp_path: Path) -> None:
+def test_random_states_outside_a_run_continue(tmp_path: Path) -> None:
     """Outside a run, two predictions with dropout differ, because no run restores the random state."""
 
     class Sampling(Trainer):
@@ -266,7 +266,7 @@ def test_what_is_drawn_outside_of_a_run_goes_on(tmp_path: Path) -> None:
     assert not np.array_equal(first, second)
 
 
-def test_an_evaluation_that_breaks_leaves_streams_and_modes(tmp_path: Path) -> None:
+def test_a_failed_evaluation_restores_random_states_and_modes(tmp_path: Path) -> None:
     """An evaluation error that the caller catches does not change the run."""
 
     def broken(found: Any) -> dict[str, float]:

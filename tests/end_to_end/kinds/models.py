@@ -1,4 +1,4 @@
-"""Models of every kind, tiny and without dropout, each with data of its kind."""
+"""Tiny models of every kind, without dropout, each with its data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _classes() -> Tensor:
 
 
 def _masked(labels: Tensor) -> Tensor:
-    """Every third label stays."""
+    """Keep every third label."""
     return torch.where(torch.arange(labels.numel()).view(labels.shape) % 3 == 0, labels, -100)
 
 
@@ -77,7 +77,7 @@ def _frozen_bert() -> Any:
 
 
 class SeveralLosses(nn.Module):
-    """A classifier whose output holds a second loss, which is part of the first, before its logits."""
+    """A classifier whose output contains a second loss, which is part of the first, before its logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class TupleOfLosses(SeveralLosses):
 
 @frozen
 class Kind:
-    """How a model is made, and the samples that it takes."""
+    """Creates a model and its samples."""
 
     model: Callable[[], Any]
     samples: Callable[[], Samples]

@@ -1,4 +1,4 @@
-"""Models that return logits alone, batches that are no dictionaries, tied weights, and losses that are missing."""
+"""Models that return only logits, batches that are not dictionaries, tied weights, and missing losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = 3
 
 
 def points(count: int = 24) -> tuple[Tensor, Tensor]:
-    """Points (count, 4), and the class of each (count,)."""
+    """Return points (count, 4), and the class of each (count,)."""
     source = torch.Generator().manual_seed(1)
     x = torch.randn(count, 4, generator=source)
     return x, x[:, :CLASSES].argmax(dim=1)
@@ -31,7 +31,7 @@ def named_rows() -> list[dict[str, Tensor]]:
 
 
 class Backbone(nn.Module):
-    """As timm's models: logits (rows, 3) for inputs (rows, 4), and nothing else."""
+    """Returns logits (rows, 3) for inputs (rows, 4), and nothing else, like timm's models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Backbone(nn.Module):
 
 
 class Classifier(Backbone):
-    """The same with its loss, where it is given labels."""
+    """Also returns its loss if it receives labels."""
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
         logits = super().forward(x)
@@ -64,7 +64,7 @@ def accuracy(evaluated: hexloop.EvalPrediction) -> dict[str, float]:
 
 
 class OwnLoss(hexloop.Trainer):
-    """A loss from rows that are dictionaries."""
+    """Computes a loss for rows that are dictionaries."""
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -76,7 +76,7 @@ class OwnLoss(hexloop.Trainer):
 
 
 class OwnLossOfPairs(hexloop.Trainer):
-    """A loss from batches that are pairs."""
+    """Computes a loss for batches that are pairs."""
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -90,7 +90,7 @@ class OwnLossOfPairs(hexloop.Trainer):
 def outcome(
     folder: Path, model: nn.Module, data: Any, kind: type[hexloop.Trainer] = hexloop.Trainer, **parts: Any
 ) -> Any:
-    """What was logged, the weights, and what is predicted."""
+    """Return the log, the weights, and the predictions."""
     trainer = kind(
         model,
         arguments(folder, eval_strategy="epoch", num_train_epochs=2, train_sampling_strategy="sequential"),
@@ -116,8 +116,8 @@ WAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_a_loss_is_the_same_training(way: str, tmp_path: Path) -> None:
-    """Logs, weights, predictions, labels and metrics are those of a model with a loss, fed by name."""
+def test_every_way_to_compute_a_loss_trains_identically(way: str, tmp_path: Path) -> None:
+    """Logs, weights, predictions, labels and metrics match a model with a loss and named inputs."""
     model, data, parts = WAYS[way]
     trainer, predicted = outcome(tmp_path / "way", model(), data(), **parts)
     expected, prediction = outcome(tmp_path / "named", Classifier(), named_rows())
@@ -132,7 +132,7 @@ def test_every_way_to_a_loss_is_the_same_training(way: str, tmp_path: Path) -> N
 
 
 class Autoencoder(nn.Module):
-    """The error of inputs that pass through one number."""
+    """Its loss is the error of inputs that pass through one number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Autoencoder(nn.Module):
 
 
 def test_a_batch_may_be_one_tensor(tmp_path: Path) -> None:
-    """Samples that are tensors are stacked and given to the model, which computes its loss from them alone."""
+    """Samples that are tensors are stacked and passed to the model, which computes its loss from them alone."""
     trainer = hexloop.Trainer(Autoencoder(), arguments(tmp_path), train_dataset=list(points()[0]), loggers=[])
     assert trainer.train().global_step == 6
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -154,8 +154,8 @@ def test_a_batch_may_be_one_tensor(tmp_path: Path) -> None:
     assert [each.shape for each in predicted.predictions] == [(6,), (24, 4)]
 
 
-def test_a_loader_of_pairs_is_taken_as_it_is(tmp_path: Path) -> None:
-    """A loader of the user's own may give tuples, which are named by position as well."""
+def test_a_loader_of_pairs_is_used_unchanged(tmp_path: Path) -> None:
+    """A user's loader may return tuples, which are named by position, too."""
 
     class Loading(hexloop.Trainer):
         def get_train_dataloader(self) -> Any:
@@ -165,8 +165,8 @@ def test_a_loader_of_pairs_is_taken_as_it_is(tmp_path: Path) -> None:
     assert trainer.train().global_step == 3
 
 
-def test_smoothed_labels_need_no_loss_of_the_model(tmp_path: Path) -> None:
-    """The loss of smoothed labels comes from logits alone, for rows with names and for pairs."""
+def test_label_smoothing_needs_no_loss_of_the_model(tmp_path: Path) -> None:
+    """The loss of smoothed labels needs only logits, for rows with names and for pairs."""
     losses = []
     for name, data in (("named", named_rows()), ("pairs", TensorDataset(*points()))):
         trainer = hexloop.Trainer(
@@ -215,8 +215,8 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert same_weights(weights(whole), weights(resumed))
 
 
-def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
-    """The optimizer has the others alone, and a resumed run too."""
+def test_frozen_parameters_are_unchanged(tmp_path: Path) -> None:
+    """The optimizer contains only the others, in a resumed run, too."""
 
     def trainer_of() -> hexloop.Trainer:
         model = Classifier()
@@ -235,21 +235,21 @@ def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
 
 
 class Forgetful(Classifier):
-    """No loss, whatever it is given."""
+    """Never returns a loss."""
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
         return {"logits": Backbone.forward(self, x)}
 
 
 class Bare(Backbone):
-    """Logits in the place of the loss."""
+    """Returns logits in place of the loss."""
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
         return super().forward(x)
 
 
 def test_a_missing_loss_is_reported(tmp_path: Path) -> None:
-    """The error names what came, what the batch held, and the ways to a loss."""
+    """The error names the outputs, the batch's keys, and the ways to provide a loss."""
     for model, came in (
         (Forgetful(), "the keys logits"),
         (Bare(), r"a Tensor, with a tensor of shape \(4, 3\) as the loss"),
@@ -262,7 +262,7 @@ def test_a_missing_loss_is_reported(tmp_path: Path) -> None:
 
 
 def test_unused_tensors_are_reported(tmp_path: Path) -> None:
-    """More tensors than forward has parameters are an error that names both, and the ways out."""
+    """More tensors than forward has parameters are an error that names both, and the alternatives."""
     trainer = hexloop.Trainer(Autoencoder(), arguments(tmp_path), train_dataset=TensorDataset(*points()), loggers=[])
     with pytest.raises(DataError, match=r"2 tensors .* Autoencoder takes 1 by name \(x\); .* compute_loss_func"):
         trainer.train()

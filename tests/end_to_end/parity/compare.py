@@ -1,4 +1,4 @@
-"""How close two runs have to be."""
+"""Tolerances for comparing two runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.end_to_end.parity.models import UNDETERMINED
 from tests.end_to_end.parity.runs import Outcome
 
 TIMES = ("_runtime", "_per_second")
-"""What ends so depends on the clock."""
+"""Suffixes of values that depend on the clock."""
 
 OPERATIONS = "total_flos"
-"""Where a model does not say how many operations a batch takes, hexloop measures them, and transformers has 0."""
+"""If a model does not know its operation count, hexloop measures it, and transformers reports 0."""
 
 
 @frozen
 class Tolerance:
-    """Relative differences that are let pass.
+    """Accepted relative differences.
 
-    logged: each logged number. model: the whole model's weights, as the norm of the difference over their norm.
-    tensor: each tensor's weights likewise, None where a tensor alone is not compared. gradient: each tensor's gradient
-    at the first update likewise.
+    logged: of each logged number. model: of all weights, as the norm of the difference over their norm. tensor: of each
+    tensor's weights likewise, None if tensors are not compared by themselves. gradient: of each tensor's gradient at
+    the first update likewise.
     """
 
     logged: float = 1e-6
@@ -39,11 +39,11 @@ SGD = Tolerance(tensor=1e-5)
 BF16 = Tolerance(logged=1e-3, model=1e-2, gradient=None)
 
 GRADIENT_FLOOR = 1e-7
-"""Differences below this share of the whole gradient's norm are rounding."""
+"""Differences below this fraction of the whole gradient's norm are rounding."""
 
 
 def assert_same_run(one: Outcome, other: Outcome, tolerance: Tolerance, min_steps: int = 60) -> None:
-    """Every logged loss, rate and gradient norm, the final weights, and the first update's gradients agree."""
+    """Compare every logged loss, rate and gradient norm, the final weights, and the first update's gradients."""
     steps = one.output.global_step
     assert steps == other.output.global_step >= min_steps
     losses = one.series("loss")
@@ -59,7 +59,7 @@ def assert_same_run(one: Outcome, other: Outcome, tolerance: Tolerance, min_step
 def assert_same_log(
     one: list[dict[str, float]], other: list[dict[str, float]], tolerance: float, exact: tuple[str, ...] = ("step",)
 ) -> None:
-    """The same names, in the same order of entries, and the same numbers; times apart."""
+    """Compare names, order of entries, and numbers, without times."""
     assert [sorted(entry) for entry in one] == [sorted(entry) for entry in other]
     for left, right in zip(one, other, strict=True):
         for name in (each for each in left if not each.endswith(TIMES)):
@@ -91,7 +91,7 @@ def assert_same_gradients(one: Mapping[str, Tensor], other: Mapping[str, Tensor]
 
 
 def _pairs(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The tensors of both sides by name, in double precision, without what the loss does not determine."""
+    """Return both sides' tensors by name, in double precision, without those that do not affect the loss."""
     assert one.keys() == other.keys()
     for name in one:
         left, right = one[name].double().clone(), other[name].double().clone()

@@ -24,13 +24,13 @@ class Samples(Dataset[dict[str, Tensor]]):
         return {name: column[index] for name, column in self.columns.items()}
 
     def to(self, dtype: torch.dtype) -> Samples:
-        """The same samples, their fractions of another type."""
+        """Return the same samples with floats of another dtype."""
         columns = self.columns.items()
         return Samples(**{name: each.to(dtype) if each.is_floating_point() else each for name, each in columns})
 
 
 def images(count: int, seed: int = 0) -> Samples:
-    """Noisy pictures of shape (1, 8, 8), one pattern a class."""
+    """Return noisy images of shape (1, 8, 8), with one pattern per class."""
     source = torch.Generator().manual_seed(seed)
     patterns = torch.randn(CLASSES, 1, IMAGE_SIDE, IMAGE_SIDE, generator=torch.Generator().manual_seed(99))
     labels = torch.randint(0, CLASSES, (count,), generator=source)
@@ -39,10 +39,10 @@ def images(count: int, seed: int = 0) -> Samples:
 
 
 def token_rows(count: int, seed: int = 0, shifted: bool = False) -> Samples:
-    """Rows of tokens, most of which follow from the one before, with a first part of each row not to be learned.
+    """Return rows of tokens, most of which follow from the previous one; the start of each row has no labels.
 
-    How long that part is differs widely from row to row. Labels stand beside their inputs where `shifted`; otherwise
-    they are the inputs, and the loss is to shift them.
+    The length of that start varies widely between rows. With `shifted`, labels are aligned with their inputs; otherwise
+    they are the inputs, and the loss shifts them.
     """
     source = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCABULARY, (count, CONTEXT + 1), generator=source)
@@ -59,5 +59,5 @@ def token_rows(count: int, seed: int = 0, shifted: bool = False) -> Samples:
 
 
 def samples_for(model: str, count: int, seed: int = 0) -> Samples:
-    """Data that the model of that name can be trained on."""
+    """Return data for the model of that name."""
     return images(count, seed) if model == "convolution" else token_rows(count, seed, shifted=model == "plain GPT")

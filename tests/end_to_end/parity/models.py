@@ -1,4 +1,4 @@
-"""The models that both libraries train: a convolutional net, a plain GPT, and transformers' GPT-2 from a config."""
+"""The models that both libraries train: a convolutional net, a plain GPT, and transformers' GPT-2."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ UNDETERMINED: Mapping[str, slice] = {
     "transformer.h.0.attn.c_attn.bias": slice(WIDTH, 2 * WIDTH),
     "transformer.h.1.attn.c_attn.bias": slice(WIDTH, 2 * WIDTH),
 }
-"""Where the loss does not depend on a parameter, so that its gradient is rounding noise, which Adam scales up.
+"""Parameters that do not affect the loss, so that their gradient is rounding noise, which Adam scales up.
 
-A key bias adds the same number to every score of a query, and softmax takes no notice of that.
+A key bias adds the same number to every score of a query, which softmax cancels.
 """
 
 
 class Recomputing(nn.Module):
-    """A module whose blocks can be computed again in the backward pass instead of being kept."""
+    """A module whose blocks can be recomputed in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Recomputing(nn.Module):
 
 
 class ConvolutionalNet(Recomputing):
-    """Two convolutions with a group norm each, and a classifier on their mean: (batch, 1, 8, 8) -> (batch, 5)."""
+    """Two convolutions with group norms, and a classifier on their mean: (batch, 1, 8, 8) -> (batch, 5)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ConvolutionalNet(Recomputing):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with a projection each for queries, keys and values."""
+    """Causal self-attention with separate projections for queries, keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer net, each after a layer norm and added to what came in."""
+    """Attention and a two-layer net, each after a layer norm and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 
 class PlainGPT(Recomputing):
-    """A GPT in plain torch; its loss is the mean over the labels that are not -100, which stand beside their inputs."""
+    """A GPT in plain torch; its loss is the mean over the labels that are not -100, aligned with their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class PlainGPT(Recomputing):
 
 
 def gpt2() -> GPT2LMHeadModel:
-    """Transformers' GPT-2, small and without dropout."""
+    """Return transformers' GPT-2, small and without dropout."""
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCABULARY,
@@ -136,13 +136,13 @@ MAKERS = {"convolution": ConvolutionalNet, "plain GPT": PlainGPT, "GPT-2": gpt2}
 
 
 def make_model(name: str) -> nn.Module:
-    """The model of that name with the same weights every time."""
+    """Return the model of that name, with the same weights every time."""
     torch.manual_seed(0)
     return MAKERS[name]()
 
 
 def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    """A user's loss, divided by the count of items that it is handed."""
+    """A user's loss, divided by the given count of items."""
     logits = outputs["logits"].flatten(0, -2)
     loss: Tensor = cross_entropy(logits, labels.flatten(), reduction="sum") / num_items_in_batch
     return loss

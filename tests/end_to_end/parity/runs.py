@@ -1,4 +1,4 @@
-"""The same training by transformers' Trainer and by hexloop's, and what can be compared of it."""
+"""The same training with transformers' Trainer and with hexloop's, and the results to compare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH: Mapping[str, Any] = {
     "seed": 0,
     "use_cpu": True,
 }
-"""Arguments of every comparison; a case's own come over them."""
+"""Arguments of every comparison; a case's own take precedence."""
 
 
 EVENTS = tuple(name for name in vars(transformers.TrainerCallback) if name.startswith("on_"))
@@ -33,11 +33,11 @@ SWITCHES = ("should_training_stop", "should_epoch_stop", "should_save", "should_
 
 @define
 class Outcome:
-    """One run.
+    """The result of a run.
 
-    log: everything logged. output: what `train` gave. weights: by name, after the run. gradients: by name, as the
-    first update found them. events: (event, step, epoch, switches) as a callback saw them. keywords: what came with
-    each of them by keyword, as (name, whether it was None).
+    log: everything logged. output: what `train` returned. weights: by name, after the run. gradients: by name, at the
+    first update. events: (event, step, epoch, flags) as a callback received them. keywords: the keywords of each event,
+    as (name, whether it was None).
     """
 
     trainer: Any = None
@@ -49,12 +49,12 @@ class Outcome:
     keywords: list[tuple[str, tuple[tuple[str, bool], ...]]] = field(factory=list)
 
     def series(self, name: str) -> list[float]:
-        """What was logged under a name, in order."""
+        """Return what was logged under a name, in order."""
         return [entry[name] for entry in self.log if name in entry]
 
 
 def recorder(library: Any, outcome: Outcome) -> Any:
-    """A callback of that library that writes down what it sees."""
+    """Return a callback of that library that records its events."""
 
     def listener(event: str) -> Callable[..., None]:
         def listen(self: Any, args: Any, state: Any, control: Any, **keywords: Any) -> None:
@@ -73,9 +73,9 @@ def recorder(library: Any, outcome: Outcome) -> Any:
 def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
     """Train a copy of `model`.
 
-    parts: further arguments of the Trainer. `callbacks` is called with the library and gives those to add; `derive` is
-    called with its Trainer and gives the class to train with; `resume_from` names the checkpoint in `folder` to resume
-    from; `afterwards` is called with the Trainer when the run is over.
+    parts: further arguments of the Trainer. `callbacks` is called with the library and returns those to add; `derive`
+    is called with its Trainer class and returns the class to use; `resume_from` names the checkpoint in `folder` to resume
+    from; `afterwards` is called with the Trainer after the run.
     """
     torch.set_num_threads(1)
     outcome = Outcome()
@@ -96,18 +96,18 @@ def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, An
 
 
 def run_hexloop(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
-    """Train with hexloop, weighing losses as the arguments say."""
+    """Train with hexloop, with the loss weighting of the arguments."""
     return run(hexloop, folder / "hexloop", model, arguments, **parts)
 
 
 def run_reference(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> Outcome:
     """Train with transformers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own business
+        warnings.simplefilter("ignore")  # warnings of transformers itself
         return run(transformers, folder / "reference", model, arguments, **parts)
 
 
 def run_both(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **parts: Any) -> tuple[Outcome, Outcome]:
-    """The same training by hexloop, which weighs losses as transformers does, and by transformers."""
+    """Train with hexloop, with transformers' loss weighting, and with transformers."""
     ours = run_hexloop(folder, model, {"loss_weighting": "reference", **arguments}, **parts)
     return ours, run_reference(folder, model, arguments, **parts)

@@ -47,13 +47,13 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 
 
 def allowed(choice: Choice) -> bool:
-    """The loader of torchdata does not keep the random streams of its workers, from which augmentation draws."""
+    """Torchdata's loader does not save the random states of its workers, which augmentation uses."""
     stateful_loader = str(choice.get("data")).startswith("a stateful loader")
     return not (stateful_loader and choice.get("workers") == 2 and choice.get("augmentation", "none") != "none")
 
 
 class EveryThirdStep(TrainerCallback, ExportableState):
-    """Evaluates after every third step that it has seen."""
+    """Evaluates after every third step."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -67,7 +67,7 @@ class EveryThirdStep(TrainerCallback, ExportableState):
 
 
 def make_trainer(case: Choice, folder: str) -> Trainer:
-    """The case's Trainer, as any process makes it."""
+    """Return the case's Trainer, the same in any process."""
     callbacks: list[Any] = [EarlyStoppingCallback(2, 0.01)] if case["early stopping"] else []
     callbacks += [EveryThirdStep()] if case["callback"] else []
     trainer: Trainer = small_trainer(
@@ -111,7 +111,7 @@ class First:
 
 
 def interruptions(case: Choice, number: int, last: int) -> list[tuple[Cut, bool]]:
-    """Where a case's run of `last` steps is interrupted, and whether it is told to stop there or just ends."""
+    """Return where a case's run of `last` steps is interrupted, and whether it is stopped there or just ends."""
     step = 1 + number % (last - 1)
     ways: dict[str, list[tuple[Cut, bool]]] = {
         "cut": [(step_is(step), False)],

@@ -1,4 +1,4 @@
-"""Few combinations of factors among which every pair of values comes: a covering array of strength two."""
+"""Covering arrays of strength two: few combinations of factors that contain every pair of values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 
 def pairs_of(choice: Mapping[str, Any]) -> set[Pair]:
-    """Every pair of the values of different factors, the factors in alphabetical order."""
+    """Return every pair of values of different factors, with the factors in alphabetical order."""
     return set(combinations(sorted(choice.items()), 2))
 
 
 def all_pairs(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Choice], bool]) -> set[Pair]:
-    """Every pair of values that is allowed with at least some others."""
+    """Return every pair of values that is allowed in at least one combination."""
     return {
         ((one, a), (other, b))
         for one, other in combinations(sorted(factors), 2)
@@ -26,10 +26,10 @@ def all_pairs(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Choice], 
 
 
 def covering_array(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Choice], bool]) -> list[Choice]:
-    """Choices that have every allowed pair; the same ones each time.
+    """Return combinations that contain every allowed pair, deterministically.
 
-    allowed: whether a choice, of which factors may still be missing, can be completed. Greedy: each choice begins with
-    a pair that is still missing, and takes factor by factor the value that has the most missing pairs with the others.
+    allowed: whether a partial combination can be completed. Greedy: each combination starts with a missing pair, and
+    adds for each factor the value with the most missing pairs.
     """
     missing = all_pairs(factors, allowed)
     chosen: list[Choice] = []
@@ -37,7 +37,7 @@ def covering_array(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Choi
         choice: Choice = dict(min(missing, key=repr))
         for factor in sorted(factors.keys() - choice.keys(), key=lambda name: -len(factors[name])):
             possible = [value for value in factors[factor] if allowed({**choice, factor: value})]
-            # Of equals the one that comes next in turn, so that values spread evenly.
+            # Ties rotate, so that values are used evenly.
             turn = len(chosen) % len(possible)
             turned = [*possible[turn:], *possible[:turn]]
             choice[factor] = max(turned, key=lambda value: _gain(choice, factor, value, missing))

@@ -29,12 +29,12 @@ NOISE: dict[str, Callable[[], float]] = {
 
 
 def augmented(library: str, row: Row) -> Row:
-    """The row with a little noise, drawn by a library's own stream."""
+    """Return the row with a little noise from a library's generator."""
     return {"x": torch.as_tensor(row["x"]) + 0.1 * NOISE[library](), "labels": torch.as_tensor(row["labels"])}
 
 
 class Mapped(Dataset[Row]):
-    """Rows that can be read in any order."""
+    """Rows with random access."""
 
     def __init__(self, library: str) -> None:
         self.library, self.rows = library, rows(COUNT)
@@ -47,7 +47,7 @@ class Mapped(Dataset[Row]):
 
 
 class MappedWithState(Mapped):
-    """They also get noise from a generator that is the data set's own, whose state it tells."""
+    """Also adds noise from a generator of its own, which its state_dict contains."""
 
     def __init__(self, library: str) -> None:
         super().__init__(library)
@@ -65,7 +65,7 @@ class MappedWithState(Mapped):
 
 
 class Streamed(IterableDataset[Row]):
-    """Rows that come one after the other; workers share them out."""
+    """Rows as a stream, split among workers."""
 
     def __init__(self, library: str) -> None:
         self.library, self.rows = library, rows(COUNT)
@@ -80,7 +80,7 @@ class Streamed(IterableDataset[Row]):
 
 
 class StreamedWithState(Streamed):
-    """Rows that tell where they stand, with noise from a generator of python's of their own."""
+    """A stream with a state_dict, and noise from a Python generator of its own."""
 
     def __init__(self, library: str) -> None:
         super().__init__(library)
@@ -103,14 +103,14 @@ class StreamedWithState(Streamed):
 
 
 def of_the_hub() -> Any:
-    from datasets import Dataset as HubDataset  # takes long to import, and only some cases need it
+    from datasets import Dataset as HubDataset  # slow to import, and only some cases need it
 
     plain = rows(COUNT)
     return HubDataset.from_dict({name: [row[name].tolist() for row in plain] for name in ("x", "labels")})
 
 
 def transformed(library: str, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """What `datasets` calls on the rows that are read."""
+    """The transform that `datasets` calls on rows when they are read."""
     read = [augmented(library, {"x": x, "labels": y}) for x, y in zip(batch["x"], batch["labels"], strict=True)]
     return {name: [row[name] for row in read] for name in ("x", "labels")}
 
@@ -134,7 +134,7 @@ DATA: dict[str, Callable[[str], Any]] = {
 
 
 class UsersLoader(Trainer):
-    """Reads its data with torch's own loader."""
+    """Loads its data with torch's own loader."""
 
     def get_train_dataloader(self) -> Any:
         workers = self.args.dataloader_num_workers
@@ -142,7 +142,7 @@ class UsersLoader(Trainer):
 
 
 class StatefulLoader(Trainer):
-    """Reads its data with torchdata's loader."""
+    """Loads its data with torchdata's loader."""
 
     def get_train_dataloader(self) -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader

@@ -1,8 +1,8 @@
-"""The halves of many interrupted runs. Run as `python -m tests.end_to_end.resume.halves CASES FOLDER PART`.
+"""The parts of many interrupted runs. Run as `python -m tests.end_to_end.resume.halves CASES FOLDER PART`.
 
-CASES is a JSON file of numbers and cases. PART is one process's share of each run: "whole" runs every case without an
-interruption, 0 from its beginning to its first interruption, 1 from there to the next or to its end, and so on. What is
-noted goes to FOLDER/<number of the case>/<part>.json.
+CASES is a JSON file of numbers and cases. PART is one process's part of each run: "whole" runs every case without an
+interruption, 0 from its start to its first interruption, 1 from there to the next or to its end, and so on. Results go
+to FOLDER/<number of the case>/<part>.json.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.end_to_end.resume.covering import Choice
 
 
 def read(folder: Path, part: str) -> RunRecord:
-    """What a process noted of a case."""
+    """Return what a process recorded of a case."""
     return from_json((folder / f"{part}.json").read_text())
 
 
 def run_part(case: Choice, number: int, folder: Path, part: str) -> None:
-    """Run a case's part, where there is one, and write what was noted."""
+    """Run a part of a case, if it has that part, and write the record."""
     if part == "whole":
         noted = record_run(make_trainer(case, str(folder / "whole")))
     else:

@@ -1,4 +1,4 @@
-"""Tiny encoder-decoders, and sequences whose reverse they are to give."""
+"""Tiny encoder-decoders, and sequences that they learn to reverse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCABULARY = 13
 
 
 def t5() -> T5ForConditionalGeneration:
-    """T5 of two layers, without dropout, the same weights every time."""
+    """Return a T5 of two layers without dropout, with the same weights every time."""
     torch.manual_seed(0)
     return T5ForConditionalGeneration(
         T5Config(
@@ -26,13 +26,13 @@ def t5() -> T5ForConditionalGeneration:
             dropout_rate=0.0,
             pad_token_id=PADDING,
             eos_token_id=END,
-            decoder_start_token_id=PADDING,  # type: ignore[call-arg]  # taken, and not declared
+            decoder_start_token_id=PADDING,  # type: ignore[call-arg]  # accepted, but not declared
         )
     )
 
 
 def bart() -> BartForConditionalGeneration:
-    """BART of one layer, without dropout, the same weights every time."""
+    """Return a BART of one layer without dropout, with the same weights every time."""
     torch.manual_seed(0)
     return BartForConditionalGeneration(
         BartConfig(
@@ -59,7 +59,7 @@ MODELS = {"T5": t5, "BART": bart}
 
 
 def digits(count: int, longest: int = 6, seed: int = 0) -> list[dict[str, list[int]]]:
-    """Rows of 2 to `longest` digits as tokens, with the same in reverse as labels, both with the end token."""
+    """Return rows of 2 to `longest` digits as tokens, with their reverse as labels, both with the end token."""
     source = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(count):
@@ -70,7 +70,7 @@ def digits(count: int, longest: int = 6, seed: int = 0) -> list[dict[str, list[i
 
 
 def padded(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-    """A batch: inputs filled up with the padding token, labels with -100."""
+    """Return a batch: inputs padded with the padding token, labels with -100."""
     inputs = _filled([row["input_ids"] for row in rows], PADDING)
     batch = {"input_ids": inputs, "attention_mask": (inputs != PADDING).long()}
     if "labels" in rows[0]:
@@ -79,7 +79,7 @@ def padded(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
 
 
 def padded_with_decoder_inputs(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-    """A batch with decoder inputs too, which are the labels one place to the right."""
+    """Return a batch that also contains decoder inputs, which are the labels shifted right."""
     batch = padded(rows)
     shifted = batch["labels"].roll(1, dims=-1)
     shifted[:, 0] = PADDING
@@ -93,7 +93,7 @@ def _filled(rows: list[list[int]], filler: int) -> Tensor:
 
 
 def exact_match(evaluated: Any) -> dict[str, float]:
-    """The share of rows whose tokens up to the end token are those of the label, and the mean length."""
+    """Return the fraction of rows whose tokens up to the end token equal the label's, and the mean length."""
     pairs = list(zip(evaluated.predictions, evaluated.label_ids, strict=True))
     right = [_until_end(tokens[1:]) == _until_end(label) for tokens, label in pairs]
     lengths = [len(_until_end(tokens[1:])) for tokens, _ in pairs]

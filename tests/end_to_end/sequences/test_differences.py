@@ -1,4 +1,4 @@
-"""Where the Seq2SeqTrainer differs from transformers': what docs/differences.md says, on both sides."""
+"""Every difference of Seq2SeqTrainer from transformers in docs/differences.md, shown with both libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import hexloop
 from tests.end_to_end.sequences.models import digits, padded, t5
-from tests.end_to_end.sequences.test_beside_reference import trainer_of
+from tests.end_to_end.sequences.test_parity import trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`:UserWarning")
 
@@ -28,7 +28,7 @@ def losses_by_batch(sizes: list[int]) -> list[float]:
     return found
 
 
-def test_a_short_last_batch_weighs_as_its_rows(tmp_path: Path) -> None:
+def test_a_short_last_batch_is_weighted_by_its_rows(tmp_path: Path) -> None:
     """Transformers' Seq2SeqTrainer gives it the weight of a full one."""
     first, last = losses_by_batch([4, 1])
     ours, theirs = (
@@ -40,8 +40,8 @@ def test_a_short_last_batch_weighs_as_its_rows(tmp_path: Path) -> None:
     assert abs(ours["eval_loss"] - theirs["eval_loss"]) > 1e-3
 
 
-def test_evaluating_changes_no_generation_config(tmp_path: Path) -> None:
-    """Transformers writes defaults into the model's, so that later batches have one token less than the first one."""
+def test_evaluating_does_not_change_the_generation_config(tmp_path: Path) -> None:
+    """Transformers writes defaults into the model's config, so that later batches are a token shorter than the first."""
     lengths = []
     for library in LIBRARIES:
         trainer = trainer_of(library, tmp_path, t5(), {}, compute_metrics=None)
@@ -50,7 +50,7 @@ def test_evaluating_changes_no_generation_config(tmp_path: Path) -> None:
     assert lengths == [([21, 21], None), ([21, 20], 20)]
 
 
-def test_the_loss_beside_generation_is_the_one_that_is_trained_on(tmp_path: Path) -> None:
+def test_the_loss_during_generation_is_the_training_loss(tmp_path: Path) -> None:
     """With a loss function, transformers' loss in evaluation is the model's own."""
 
     def double(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:

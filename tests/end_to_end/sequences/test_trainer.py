@@ -1,4 +1,4 @@
-"""How the Seq2SeqTrainer is set up: generation configs, arguments, what is refused, what is saved."""
+"""Seq2SeqTrainer: generation configs, arguments, refused setups, and saving."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def trainer_of(folder: Path, **values: Any) -> Seq2SeqTrainer:
     return Seq2SeqTrainer(t5(), given(folder, **values), padded, digits(16), digits(4), loggers=[])
 
 
-def test_a_generation_config_comes_by_path_folder_or_object(tmp_path: Path) -> None:
-    """A folder, a file in it and the object itself come to the same config, which is a copy."""
+def test_a_generation_config_is_given_by_path_folder_or_object(tmp_path: Path) -> None:
+    """A folder, a file in it and the object itself give the same config, which is a copy."""
     mine = config(max_length=9, num_beams=2)
     mine.save_pretrained(tmp_path / "model")
     for source in (mine, str(tmp_path / "model"), tmp_path / "model", tmp_path / "model" / "generation_config.json"):
@@ -48,15 +48,15 @@ def test_a_generation_config_comes_by_path_folder_or_object(tmp_path: Path) -> N
 
 
 def test_a_contradictory_generation_config_is_refused(tmp_path: Path) -> None:
-    """What could not be saved after training is refused before it; a value that is no config is refused at once."""
+    """A config that could not be saved is refused before training; another type is refused at once."""
     with pytest.raises(ConfigurationError, match="is inconsistent, and could not be saved: "):
         trainer_of(tmp_path, generation_config=config(do_sample=False, temperature=0.5))
     with pytest.raises(ConfigurationError, match=r"generation_config=3.*a GenerationConfig"):
         given(tmp_path, generation_config=3)
 
 
-def test_every_model_of_model_init_generates_as_the_arguments_say(tmp_path: Path) -> None:
-    """The config is that of the first model, and of the fresh one that each run begins with."""
+def test_every_model_of_model_init_uses_the_generation_config(tmp_path: Path) -> None:
+    """The config applies to the first model, and to the new model of each run."""
     trainer = Seq2SeqTrainer(
         args=given(tmp_path, generation_config=config(max_length=5), max_steps=1),
         model_init=t5,
@@ -92,7 +92,7 @@ def test_the_generation_config_is_saved_with_the_model(tmp_path: Path) -> None:
 
 
 def test_arguments_are_plain_values_for_files_and_copies(tmp_path: Path) -> None:
-    """A config among them becomes a mapping where they are written, and stays itself in a copy."""
+    """A generation config among them becomes a mapping in files, and stays an object in a copy."""
     mine = config(max_length=9)
     made = given(tmp_path, generation_config=mine)
     assert json.loads(made.to_json_string())["generation_config"]["max_length"] == 9
@@ -111,7 +111,7 @@ class Attrs(Seq2SeqTrainingArguments):
 
 
 @pytest.mark.parametrize("kind", [Dataclass, Attrs])
-def test_arguments_may_be_derived_from(kind: Any, tmp_path: Path) -> None:
+def test_arguments_can_be_subclassed(kind: Any, tmp_path: Path) -> None:
     """Subclasses with either decorator have all arguments, and their own."""
     made = kind(output_dir=str(tmp_path), generation_max_length=7, temperature=2.0, **DEFAULTS)
     assert (made.generation_max_length, made.temperature, made.predict_with_generate) == (7, 2.0, False)
@@ -120,10 +120,10 @@ def test_arguments_may_be_derived_from(kind: Any, tmp_path: Path) -> None:
         kind(output_dir=str(tmp_path), generation_num_beams=0)
 
 
-def test_transformers_arguments_are_taken_as_they_are(tmp_path: Path) -> None:
-    """Those of transformers, a generation config among them, become hexloop's."""
+def test_transformers_arguments_are_accepted(tmp_path: Path) -> None:
+    """Transformers' arguments, including a generation config, become hexloop's."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own business
+        warnings.simplefilter("ignore")  # warnings of transformers itself
         theirs = transformers.Seq2SeqTrainingArguments(
             output_dir=str(tmp_path),
             predict_with_generate=True,
@@ -139,7 +139,7 @@ def test_transformers_arguments_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_arguments_of_another_class_are_refused(tmp_path: Path) -> None:
-    """Plain TrainingArguments do not say how to generate; without any, the right ones are made."""
+    """TrainingArguments have no generation options; without arguments, the right class is created."""
     with pytest.raises(ConfigurationError, match="args is a TrainingArguments; pass Seq2SeqTrainingArguments"):
         Seq2SeqTrainer(t5(), arguments(tmp_path), loggers=[])
     assert isinstance(Seq2SeqTrainer(t5(), loggers=[]).args, Seq2SeqTrainingArguments)
@@ -147,7 +147,7 @@ def test_arguments_of_another_class_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_generate_is_refused(tmp_path: Path) -> None:
-    """The message names the model; without predict_with_generate it may be trained."""
+    """The message names the model; without predict_with_generate it can be trained."""
     with pytest.raises(
         ConfigurationError, match="predict_with_generate=True needs a model with a method generate, which Net"
     ):
@@ -155,8 +155,8 @@ def test_a_model_that_cannot_generate_is_refused(tmp_path: Path) -> None:
     Seq2SeqTrainer(net(), given(tmp_path, predict_with_generate=False), loggers=[])
 
 
-def test_the_older_way_to_sort_samples_is_the_present_one(tmp_path: Path) -> None:
-    """sortish_sampler groups by length, and says so; another order that was chosen stays."""
+def test_sortish_sampler_groups_by_length(tmp_path: Path) -> None:
+    """sortish_sampler groups by length, with a warning; another explicit order takes precedence."""
     with pytest.warns(FutureWarning, match="train_sampling_strategy='group_by_length'"):
         made = given(tmp_path, sortish_sampler=True)
     assert made.train_sampling_strategy == "group_by_length"
@@ -164,7 +164,7 @@ def test_the_older_way_to_sort_samples_is_the_present_one(tmp_path: Path) -> Non
 
 
 class Reverser(nn.Module):
-    """A model of the user's own, with a `generate` that takes its keywords."""
+    """A user's model with a `generate` method that takes its keywords."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,8 +181,8 @@ class Pads:
     pad_token_id = PADDING
 
 
-def test_a_model_of_one_s_own_may_generate(tmp_path: Path) -> None:
-    """Without a config or a generation config, what it generates is filled up all the same."""
+def test_a_user_s_model_can_generate(tmp_path: Path) -> None:
+    """Without a config or a generation config, its output is padded all the same."""
     trainer = Seq2SeqTrainer(
         Reverser(),
         given(tmp_path, generation_max_length=3),
@@ -195,8 +195,8 @@ def test_a_model_of_one_s_own_may_generate(tmp_path: Path) -> None:
     assert trainer.predict(trainer.eval_dataset).predictions.shape == (1, 20)
 
 
-def test_several_sets_are_generated_as_all_of_them_are_asked_for(tmp_path: Path) -> None:
-    """An overridden `evaluate`, which is asked for each set, need not know the keywords of `generate`."""
+def test_generation_keywords_apply_to_every_dataset(tmp_path: Path) -> None:
+    """An overridden `evaluate`, which is called for each dataset, does not have to know the keywords of `generate`."""
 
     class Own(Seq2SeqTrainer):
         def evaluate(self, *args: Any, **keywords: Any) -> dict[str, float]:
@@ -218,7 +218,7 @@ def test_several_sets_are_generated_as_all_of_them_are_asked_for(tmp_path: Path)
 
 
 def test_sampling_in_an_evaluation_leaves_training_untouched(tmp_path: Path) -> None:
-    """A run that generates by chance now and then has the weights of one that does not."""
+    """A run that sometimes generates with sampling has the weights of one that does not."""
     sampled = trainer_of(
         tmp_path / "sampled",
         generation_config=config(do_sample=True, max_length=6),
@@ -236,7 +236,7 @@ def test_sampling_in_an_evaluation_leaves_training_untouched(tmp_path: Path) -> 
     assert losses[0] == losses[1]
 
 
-def test_a_padding_token_has_to_be_known(tmp_path: Path) -> None:
+def test_a_padding_token_is_required(tmp_path: Path) -> None:
     """An error is raised if padding is needed and neither the tokenizer nor the config defines a token."""
     trainer = Seq2SeqTrainer(Reverser(), given(tmp_path, generation_max_length=3), loggers=[])
     with pytest.raises(ConfigurationError, match="set pad_token_id in the model's config, or pass a tokenizer"):

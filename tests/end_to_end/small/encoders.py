@@ -1,4 +1,4 @@
-"""Configurations of transformers' encoders, as small as they come, and without dropout."""
+"""Tiny configurations of transformers' encoders, without dropout."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LAYER: dict[str, Any] = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-"""One layer, in the words of most encoders' configurations."""
+"""One layer, with the names of most encoders' configurations."""
 
 
 def bert_config(words: int, positions: int = 32, **further: Any) -> BertConfig:
-    """A BERT of one layer with a vocabulary of so many words, for texts of so many places."""
+    """Return the config of a BERT with one layer, a vocabulary size and a maximum length."""
     return BertConfig(vocab_size=words, max_position_embeddings=positions, **LAYER, **further)

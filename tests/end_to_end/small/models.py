@@ -1,4 +1,4 @@
-"""A model that takes a fraction of a millisecond, with dropout, and the data that it learns."""
+"""A model that takes a fraction of a millisecond, with dropout, and its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEATURES = 4
 
 
 class Net(nn.Module):
-    """(batch, 4) -> (batch, 1); the loss comes under "loss" where there are labels."""
+    """(batch, 4) -> (batch, 1); the output contains "loss" if there are labels."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class Net(nn.Module):
 
 
 def net(dropout: float = 0.0, kind: type[Net] = Net) -> Net:
-    """The same weights every time."""
+    """Return the model with the same weights every time."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         return kind(dropout)
 
 
 def rows(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Samples of a fixed plane."""
+    """Return samples of a fixed plane."""
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(count, FEATURES, generator=source)
     labels = x.sum(dim=1, keepdim=True)
@@ -43,7 +43,7 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
 
 
 class Noisy(Dataset[dict[str, Tensor]]):
-    """Samples to which each of the three random streams adds noise."""
+    """Samples to which each of the three random generators adds noise."""
 
     def __init__(self, count: int) -> None:
         self.rows = rows(count)
@@ -57,7 +57,7 @@ class Noisy(Dataset[dict[str, Tensor]]):
 
 
 class Stream(IterableDataset[dict[str, Tensor]]):
-    """Samples that come one after the other and have no length."""
+    """Samples as a stream without a length."""
 
     def __init__(self, count: int) -> None:
         self.rows = rows(count)

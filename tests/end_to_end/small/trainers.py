@@ -1,4 +1,4 @@
-"""Trainers of the small model, and what can be compared of two runs."""
+"""Trainers of the small model, and comparisons of two runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CLOCK_READINGS = ("runtime", "per_second")
 
 
 def arguments(folder: Path, **given: Any) -> TrainingArguments:
-    """Arguments of a short quiet run."""
+    """Return arguments of a short run without output."""
     return TrainingArguments(output_dir=str(folder), **{**DEFAULTS, **given})
 
 
 def small_trainer(
     folder: Path, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **given: Any
 ) -> Any:
-    """A Trainer of the small model on 16 samples, silent; `parts` are further arguments of its constructor."""
+    """Return a silent Trainer of the small model on 16 samples; `parts` are further arguments of its constructor."""
     chosen: dict[str, Any] = {"train_dataset": rows(16), "loggers": [], **(parts or {})}
     if "model_init" not in chosen:
         chosen.setdefault("model", net())
@@ -42,7 +42,7 @@ def small_trainer(
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """A copy of the weights."""
+    """Return a copy of the weights."""
     return {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()}
 
 
@@ -52,7 +52,7 @@ def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def history(trainer: Trainer) -> list[dict[str, float | str]]:
-    """Everything logged but for readings of the clock; what is not a number equals itself here."""
+    """Return everything logged without clock readings; NaNs compare as equal."""
     return [
         {
             name: value if math.isfinite(value) else str(value)

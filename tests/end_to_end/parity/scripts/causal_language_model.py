@@ -1,4 +1,4 @@
-"""A small GPT-2 on blocks of text, with the accuracy of its next word and its perplexity."""
+"""A small GPT-2 on blocks of text, with next-token accuracy and perplexity."""
 
 from __future__ import annotations
 

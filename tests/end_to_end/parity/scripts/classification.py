@@ -1,4 +1,4 @@
-"""Whether a sentence praises: a classifier of padded sentences, the best of whose epochs is kept."""
+"""Sentiment classification of padded sentences; the best epoch's weights are kept."""
 
 from __future__ import annotations
 

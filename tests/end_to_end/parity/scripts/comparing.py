@@ -1,4 +1,4 @@
-"""Whether a script came to the same with both libraries, and left the same."""
+"""Compares the results and files of a script run with both libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.end_to_end.parity.scripts.observing import Observation
 TOLERANCE = 1e-5
 
 PICKLED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
-"""What transformers writes with pickle, and hexloop therefore does not."""
+"""Files that transformers writes with pickle, and hexloop therefore does not write."""
 
 OWN_FILES = {
     "manifest.json": "says what the checkpoint consists of",
@@ -34,11 +34,11 @@ OWN_FILES = {
     "journal.jsonl": "what each step came to",
     "finished.json": "that the run is over",
 }
-"""What only hexloop writes."""
+"""Files that only hexloop writes."""
 
 
 def assert_same_script(ours: Observation, reference: Observation, length_known: bool = True) -> None:
-    """The same metrics, predictions, logs, traces and files, of models that learned something."""
+    """Metrics, predictions, logs, traces and files are equal, and the models have learned."""
     losses = [entry["loss"] for entry in history(ours) if "loss" in entry]
     third = max(1, len(losses) // 3)
     assert sum(losses[-third:]) < sum(losses[:third]), "the model learned nothing, so little was compared"
@@ -52,10 +52,10 @@ def assert_same_script(ours: Observation, reference: Observation, length_known: 
 
 
 def assert_same_trace(ours: Observation, reference: Observation, length_known: bool) -> None:
-    """The same events at the same steps, epochs, with the same switches and keywords.
+    """Events are equal: their steps, epochs, flags and keywords.
 
-    Where the length of the data is not known, an epoch is shorter than the run is taken to be: `state.epoch` is then a
-    whole number as soon as the next begins in hexloop, and in transformers from its first step on.
+    If the length of the data is unknown, an epoch is shorter than estimated: `state.epoch` is then an integer as soon
+    as the next one starts in hexloop, and from its first step in transformers.
     """
     one, other = ours.outcome.events, reference.outcome.events
     if not length_known:
@@ -65,7 +65,7 @@ def assert_same_trace(ours: Observation, reference: Observation, length_known: b
 
 
 def without_new_epochs(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The events, without the epoch from the beginning of one to its first step's end."""
+    """Return the events, without the epoch between the start of an epoch and the end of its first step."""
     kept, new = [], False
     for event, step, epoch, switches in events:
         new = event == "on_epoch_begin" or (new and event != "on_step_end")
@@ -78,9 +78,9 @@ def history(observation: Observation) -> Any:
 
 
 def assert_same_metrics(ours: Observation, reference: Observation) -> None:
-    """The dictionaries that `train`, `evaluate` and `predict` gave have the same names and numbers.
+    """The metrics of `train`, `evaluate` and `predict` have the same names and values.
 
-    But for the operations, which transformers' PrinterCallback takes out of them.
+    Operation counts are excluded: transformers' PrinterCallback removes them.
     """
     for each in (ours, reference):
         each.results.measured["train"].pop(OPERATIONS, None)
@@ -88,7 +88,7 @@ def assert_same_metrics(ours: Observation, reference: Observation) -> None:
 
 
 def assert_same_predictions(ours: Observation, reference: Observation) -> None:
-    """The arrays that `predict` gave have the same structure, shapes, types and values."""
+    """The arrays of `predict` have the same structure, shapes, types and values."""
     one, other = ours.results.predicted, reference.results.predicted
     assert (one is None) == (other is None)
     if one is not None and other is not None:
@@ -109,7 +109,7 @@ def assert_same_arrays(one: Any, other: Any) -> None:
 
 
 def assert_same_files(ours: Observation, reference: Observation) -> None:
-    """The same names in every folder, but for those that are listed."""
+    """Every folder has the same file names, except for the listed ones."""
     one, other = (
         {name for name in each.files() if PurePosixPath(name).name not in OWN_FILES.keys() | PICKLED}
         for each in (ours, reference)
@@ -118,14 +118,14 @@ def assert_same_files(ours: Observation, reference: Observation) -> None:
 
 
 def assert_same_documents(ours: Observation, reference: Observation) -> None:
-    """The same JSON in the files that both write: states, metrics, configurations, tokenizers."""
+    """JSON files that both write are equal: states, metrics, configurations, tokenizers."""
     for name in sorted(ours.files() & reference.files()):
         if name.endswith(".json") and PurePosixPath(name).name not in OWN_FILES:
             one, other = ours.document(name), reference.document(name)
             if PurePosixPath(name).name in ("train_results.json", "all_results.json"):
                 one.pop(OPERATIONS, None)
                 other.pop(OPERATIONS, None)
-            if PurePosixPath(name).name == "generation_config.json":  # transformers' evaluation enters the defaults
+            if PurePosixPath(name).name == "generation_config.json":  # transformers' evaluation adds the defaults
                 assert one.keys() <= other.keys(), name
                 one = {each: value for each, value in one.items() if not each.startswith("_")}
                 other = {each: other[each] for each in one}
@@ -133,7 +133,7 @@ def assert_same_documents(ours: Observation, reference: Observation) -> None:
 
 
 def assert_same_weights(ours: Observation, reference: Observation) -> None:
-    """In every folder a model loads the same tensors; together they differ by rounding."""
+    """Models load the same tensors from every folder; they differ by rounding only."""
     for (name, one), (other_name, other) in zip(ours.weights(), reference.weights(), strict=True):
         assert name == other_name
         assert one.keys() == other.keys(), name
@@ -143,7 +143,7 @@ def assert_same_weights(ours: Observation, reference: Observation) -> None:
 
 
 def assert_same_values(one: Any, other: Any, where: str) -> None:
-    """The same nested values: names, lengths and texts exactly, numbers but for rounding, times not at all."""
+    """Compare nested values: names, lengths and strings exactly, numbers up to rounding, times not at all."""
     if isinstance(other, dict):
         assert one.keys() == other.keys(), f"{where}: {sorted(one.keys() ^ other.keys())} are in one of the two only"
         for name in other:

@@ -1,4 +1,4 @@
-"""Which pattern a picture shows: a small ViT, with a collator that builds the pictures from what the rows hold."""
+"""A small ViT classifies patterns in images; its collator builds the images from the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that have no length, for a number of steps that is more than one pass."""
+"""Iterable data without a length, for more steps than one epoch has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.end_to_end.parity.scripts.results import Results, train_evaluate_pred
 
 
 class Stream(IterableDataset[dict[str, Any]]):
-    """An iterable data set of unknown length."""
+    """An iterable dataset of unknown length."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.samples = samples_for("plain GPT", count, seed)

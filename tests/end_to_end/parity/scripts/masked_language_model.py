@@ -1,4 +1,4 @@
-"""Masked language modeling: a small RoBERTa-like model, with new masks in every epoch."""
+"""Masked language modeling with a small RoBERTa-like model, with new masks in every epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script, run with either library, and everything that it leaves."""
+"""Runs a script with either library, and collects its results."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ BOTH: dict[str, Any] = {
     "disable_tqdm": True,
     "report_to": "none",
 }
-"""What is added to the arguments of every script: samples in the same order, and quiet."""
+"""Arguments added to those of every script: the same sample order, and no output."""
 
 
 @frozen
 class Observation:
-    """folder: where the script wrote. results: what it came to. outcome: what a callback saw of it."""
+    """folder: of the script's files. results: what it returned. outcome: what a callback recorded."""
 
     folder: Path
     results: Results
     outcome: Outcome
 
     def files(self) -> set[str]:
-        """Every file below the folder."""
+        """Return every file in the folder."""
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
 
     def document(self, name: str) -> Any:
-        """A JSON file of the folder; the paths in it begin there."""
+        """Return a JSON file of the folder, with paths relative to it."""
         return json.loads((self.folder / name).read_text().replace(f"{self.folder}/", ""))
 
     def weights(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        """Of every folder with weights its name, and the weights as the model loads them."""
+        """Return, for every folder with weights, its name and the weights as the model loads them."""
         model = self.results.trainer.model
         for path in sorted(self.folder.rglob("model.safetensors")):
             loads = isinstance(model, transformers.PreTrainedModel)
@@ -54,7 +54,7 @@ class Observation:
 
 
 def observe(script: str, library: Any, folder: Path, main: str = "main", **options: Any) -> Observation:
-    """Run the function `main` of the script with that library's Trainer, in a folder of its own."""
+    """Run the script's function `main` with that library's Trainer, in a folder of its own."""
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
     outcome = Outcome()
@@ -64,8 +64,8 @@ def observe(script: str, library: Any, folder: Path, main: str = "main", **optio
 
 
 def observe_both(script: str, folder: Path) -> tuple[Observation, Observation]:
-    """By hexloop, which weighs losses as transformers does, and by transformers."""
+    """Run it with hexloop, with transformers' loss weighting, and with transformers."""
     ours = observe(script, hexloop, folder / "hexloop", loss_weighting="reference")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own business
+        warnings.simplefilter("ignore")  # warnings of transformers itself
         return ours, observe(script, transformers, folder / "reference")

@@ -1,4 +1,4 @@
-"""A subclass whose `get_train_dataloader` draws rare classes more often, with a sampler and a generator of its own."""
+"""A subclass whose `get_train_dataloader` oversamples rare classes, with its own sampler and generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subclass that weighs rare classes in `compute_loss`."""
+"""A subclass that weights rare classes in `compute_loss`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subclass whose `create_optimizer` gives deeper layers a smaller learning rate, logged by layer in a callback."""
+"""A subclass whose `create_optimizer` gives deeper layers a smaller learning rate, logged by a callback."""
 
 from __future__ import annotations
 

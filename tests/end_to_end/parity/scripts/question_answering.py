@@ -1,4 +1,4 @@
-"""Where in a text an answer stands: two labels a row, and a Trainer whose evaluation turns logits into answers."""
+"""Extractive question answering: two labels per row, and a Trainer whose evaluation turns logits into answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 16
 
 
 def rows(count: int, seed: int) -> Dataset:
-    """Questions for a name, and texts with that name somewhere."""
+    """Return questions about a name, and texts that contain it."""
     source, tokenizer = random.Random(seed), make_tokenizer()
     questions, texts = [], []
     for _ in range(count):
@@ -34,7 +34,7 @@ def rows(count: int, seed: int) -> Dataset:
 
 
 def answers(prediction: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The first and the last token of each answer."""
+    """Return the first and the last token of each answer."""
     start, end = prediction.predictions
     return np.argmax(start, axis=1), np.argmax(end, axis=1)
 

@@ -1,4 +1,4 @@
-"""How much a sentence praises, a number: one output, the mean squared error, and another optimizer."""
+"""Sentiment regression: one output, mean squared error, and another optimizer."""
 
 from __future__ import annotations
 

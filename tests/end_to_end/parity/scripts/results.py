@@ -1,4 +1,4 @@
-"""What a script comes to, and how those for transformers usually end."""
+"""The results of a script, and the usual end of scripts for transformers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from attrs import define
 
 @define
 class Results:
-    """trainer: as it is after the script. measured: by the name of what was done, the metrics that it gave.
-    predicted: predictions and labels, where any were made.
+    """trainer: after the script. measured: the metrics, by the name of the call.
+    predicted: predictions and labels, if any.
     """
 
     trainer: Any
@@ -19,7 +19,7 @@ class Results:
 
 
 def train_evaluate_predict(trainer: Any, test: Any = None) -> Results:
-    """Train and save, evaluate, predict, with the metrics of each on the console and in files."""
+    """Train and save, evaluate, predict, and print and save the metrics of each."""
     measured = {"train": dict(trainer.train().metrics)}
     trainer.save_model()
     trainer.log_metrics("train", measured["train"])

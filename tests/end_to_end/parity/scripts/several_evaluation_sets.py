@@ -1,4 +1,4 @@
-"""Two sets to evaluate on by their names, one of which decides what is best; the model is plain torch."""
+"""Two named evaluation datasets, one of which selects the best model; the model is plain torch."""
 
 from __future__ import annotations
 

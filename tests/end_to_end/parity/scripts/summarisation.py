@@ -1,4 +1,4 @@
-"""The praise in a sentence, in the order of its words: an encoder-decoder, measured by what it generates."""
+"""Extracts the positive words of a sentence with an encoder-decoder, evaluated on generated text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Re
         dropout_rate=0.0,
         pad_token_id=0,
         eos_token_id=3,
-        decoder_start_token_id=0,  # type: ignore[call-arg]  # taken, and not declared
+        decoder_start_token_id=0,  # type: ignore[call-arg]  # accepted, but not declared
     )
     model = T5ForConditionalGeneration(config)
     arguments = library.Seq2SeqTrainingArguments(
@@ -76,7 +76,7 @@ def main(library: Any, folder: Path, callbacks: list[Any], **options: Any) -> Re
         model=model,
         args=arguments,
         train_dataset=encoded(36, seed=1),
-        eval_dataset=encoded(12, seed=2),  # full batches: transformers weighs a smaller last one as if it were full
+        eval_dataset=encoded(12, seed=2),  # full batches: transformers weights a smaller last one as if it were full
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED, pad_to_multiple_of=4),
         compute_metrics=compute_metrics,

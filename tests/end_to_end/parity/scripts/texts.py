@@ -32,7 +32,7 @@ VOCABULARY = (*SPECIAL, *GOOD, *BAD, *OTHER)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that knows a word each by its place in the vocabulary, and puts a text between [CLS] and [SEP]."""
+    """Return a tokenizer with one token per word, which puts a text between [CLS] and [SEP]."""
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -52,13 +52,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def sentences(count: int, seed: int, of: Sequence[str] = VOCABULARY[len(SPECIAL) :]) -> list[list[str]]:
-    """Sentences of 4 to 10 words."""
+    """Return sentences of 4 to 10 words."""
     source = random.Random(seed)
     return [source.choices(of, k=source.randint(4, 10)) for _ in range(count)]
 
 
 def reviews(count: int, seed: int) -> dict[str, list[object]]:
-    """Sentences, each labeled by whether it has more good words than bad ones, with an unused number."""
+    """Return sentences labeled by whether they have more good words than bad ones, with an unused number."""
     texts = sentences(count, seed, (*GOOD, *BAD, *OTHER[:6]))
     liked = [sum(word in GOOD for word in text) > sum(word in BAD for word in text) for text in texts]
     return {

@@ -1,4 +1,4 @@
-"""Which words are names: a label each token, rows padded to the longest of their batch."""
+"""Named-entity recognition: one label per token, rows padded to the longest of their batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script as transformers' release 4.24 wanted it, and the same in the words of today."""
+"""A script for transformers 4.24, and the same script for current releases."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main_of_2022(library: Any, folder: Path, callbacks: list[Any], **options: An
 
 def run(library: Any, arguments: Any, callbacks: list[Any], further: dict[str, Any]) -> Results:
     class ScriptTrainer(library.Trainer):  # type: ignore[misc]
-        """Overrides with the parameters that these methods had in 2022."""
+        """Overrides methods with their parameters of 2022."""
 
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_later: Any) -> Any:
             outputs = model(**inputs)

@@ -1,4 +1,4 @@
-"""Every kind of model, trained, evaluated and predicted beside transformers."""
+"""Every kind of model matches transformers in training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flattened(values: Any) -> list[Any]:
 
 
 def size(evaluated: Any) -> dict[str, float]:
-    """A number for everything that there is of predictions and labels."""
+    """Return a number that depends on all predictions and labels."""
     arrays = flattened(evaluated.predictions) + flattened(evaluated.label_ids)
     return {f"mean_{index}": float(np.abs(each.astype(np.float64)).mean()) for index, each in enumerate(arrays)}
 
@@ -67,10 +67,10 @@ def run(library: Any, folder: Path, name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.matrix) for name in KINDS]
 )
-def test_a_kind_of_model_gives_what_it_gives_there(name: str, tmp_path: Path) -> None:
+def test_a_kind_of_model_matches_transformers(name: str, tmp_path: Path) -> None:
     """Logs, metrics, weights, predictions and labels are equal."""
     (ours, predicted), (theirs, expected) = (run(library, tmp_path, name) for library in (hexloop, transformers))
-    if not hasattr(ours.model, "config"):  # transformers counts the operations of transformers' models alone
+    if not hasattr(ours.model, "config"):  # transformers counts operations for its own models only
         assert ours.state.log_history[-1].pop("total_flos") > 0 == theirs.state.log_history[-1].pop("total_flos")
     assert_same_log(ours.state.log_history, theirs.state.log_history, 1e-5)
     weights, others = ({key: each.detach() for key, each in run.model.named_parameters()} for run in (ours, theirs))

@@ -1,4 +1,4 @@
-"""What the Seq2SeqTrainer predicts and measures, beside transformers' on the same model."""
+"""Predictions and metrics of Seq2SeqTrainer match transformers' for the same model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
 
 
 class Tokenizer:
-    """As much of a tokenizer as the Trainers ask of one here."""
+    """The part of a tokenizer that the Trainers use here."""
 
     def __init__(self, pad_token_id: int | None) -> None:
         self.pad_token_id, self.eos_token_id = pad_token_id, 2
@@ -37,7 +37,7 @@ class Tokenizer:
 def trainer_of(library: Any, folder: Path, model: Any, arguments: dict[str, Any], **parts: Any) -> Any:
     parts = {"data_collator": padded, "eval_dataset": digits(12), "compute_metrics": exact_match, **parts}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own business
+        warnings.simplefilter("ignore")  # warnings of transformers itself
         if library is hexloop:
             arguments = {"loss_weighting": "reference", **arguments}
         made = library.Seq2SeqTrainingArguments(output_dir=str(folder), **{**COMMON, **arguments})
@@ -49,7 +49,7 @@ def untimed(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def generating(**says: Any) -> Any:
-    """A config that leaves the rest open."""
+    """Return a config that leaves other options open."""
     config: Any = transformers.GenerationConfig
     return config(decoder_start_token_id=0, **says)
 
@@ -92,7 +92,7 @@ def case(name: str, model: str) -> Any:
 
 @pytest.mark.parametrize(("name", "model"), [case(name, model) for name in CASES for model in MODELS])
 def test_predictions_and_metrics_match_transformers(name: str, model: str, tmp_path: Path) -> None:
-    """Shapes and values of what is predicted, labels, and the names and values of the metrics are equal."""
+    """Shapes and values of predictions and labels, and names and values of metrics, are equal."""
     arguments, keywords, parts = CASES[name]
     made = MODELS[model]()
     results = []
@@ -112,8 +112,8 @@ def test_predictions_and_metrics_match_transformers(name: str, model: str, tmp_p
         assert ours[2].shape == ours[3].shape or ours[2].shape[1] != ours[3].shape[1]
 
 
-def test_rows_without_labels_are_predicted_as_there(tmp_path: Path) -> None:
-    """Without labels there is no loss, and what is generated is the same."""
+def test_rows_without_labels_are_predicted_as_in_transformers(tmp_path: Path) -> None:
+    """Without labels there is no loss, and the generated tokens are equal."""
     unlabelled = [{"input_ids": row["input_ids"]} for row in digits(8)]
     ours, theirs = (
         trainer_of(library, tmp_path, MODELS["T5"](), {}).predict(unlabelled, max_length=7)
@@ -124,8 +124,8 @@ def test_rows_without_labels_are_predicted_as_there(tmp_path: Path) -> None:
     assert untimed(ours.metrics).keys() == untimed(theirs.metrics).keys() == set()
 
 
-def test_evaluation_in_training_generates_as_the_arguments_say(tmp_path: Path) -> None:
-    """Keywords of an earlier `evaluate` are over when the next evaluation comes; histories are equal."""
+def test_evaluation_in_training_uses_the_arguments(tmp_path: Path) -> None:
+    """Keywords of an earlier `evaluate` do not apply to the next evaluation; histories are equal."""
     histories = []
     for library in (hexloop, transformers):
         arguments = {
