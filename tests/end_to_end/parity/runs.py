@@ -74,8 +74,8 @@ def run(library: Any, folder: Path, model: nn.Module, arguments: Mapping[str, An
     """Train a copy of `model`.
 
     parts: further arguments of the Trainer. `callbacks` is called with the library and returns those to add; `derive`
-    is called with its Trainer class and returns the class to use; `resume_from` names the checkpoint in `folder` to resume
-    from; `afterwards` is called with the Trainer after the run.
+    is called with its Trainer class and returns the class to use; `resume_from` names the checkpoint in `folder` to
+    resume from; `afterwards` is called with the Trainer after the run.
     """
     torch.set_num_threads(1)
     outcome = Outcome()

@@ -41,7 +41,7 @@ def test_a_short_last_batch_is_weighted_by_its_rows(tmp_path: Path) -> None:
 
 
 def test_evaluating_does_not_change_the_generation_config(tmp_path: Path) -> None:
-    """Transformers writes defaults into the model's config, so that later batches are a token shorter than the first."""
+    """Transformers writes defaults into the model's config, so later batches are a token shorter than the first."""
     lengths = []
     for library in LIBRARIES:
         trainer = trainer_of(library, tmp_path, t5(), {}, compute_metrics=None)
