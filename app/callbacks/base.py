@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
-from hexloop.app.callbacks.exportable import ExportableState
-from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.app.callbacks.trainer_state import ExportableState, TrainerState
 from hexloop.domain.triggers import ControlFlags
 
 
@@ -32,6 +32,13 @@ class TrainerControl(ControlFlags, ExportableState):
             setattr(self, switch.name, getattr(other, switch.name))
 
 
+Returned: TypeAlias = TrainerControl | None
+"""What the methods of a callback return: a control object whose switches are copied, or None."""
+
+Logs: TypeAlias = Mapping[str, Any]
+"""Logged values or metrics by name."""
+
+
 class TrainerCallback:
     """Base class of callbacks; override the events that you need, the others cost nothing.
 
@@ -43,80 +50,54 @@ class TrainerCallback:
     `**kwargs`.
     """
 
-    def on_init_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when the Trainer is constructed."""
 
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when a run starts or resumes from a checkpoint."""
 
-    def on_train_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called at the end of the run."""
 
-    def on_epoch_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when an epoch starts or resumes."""
 
-    def on_epoch_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when an epoch is complete, or was ended early."""
 
-    def on_step_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when the micro-batches of an optimizer step have been read."""
 
-    def on_pre_optimizer_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when the gradients are complete and clipped, before the weights change."""
 
-    def on_optimizer_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when the weights have changed, before the gradients are cleared."""
 
-    def on_substep_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called after each micro-batch of a step except the last."""
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called after an optimizer step; due actions are set in `control` and not yet done."""
 
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called after an evaluation with its `metrics`."""
 
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
-    ) -> TrainerControl | None:
+    ) -> Returned:
         """Called after a prediction with its `metrics`."""
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when a checkpoint was taken."""
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called when values were logged, with the `logs`."""
 
-    def on_prediction_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called after each batch of an evaluation or prediction."""
 
-    def on_push_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl | None:
+    def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Returned:
         """Called before the model is published."""
 
 

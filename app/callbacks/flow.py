@@ -1,15 +1,19 @@
-"""The default flow of a run: logging, evaluation and saving by the arguments; and the default callbacks."""
+"""Callbacks that steer a run: the default flow by the arguments, and early stopping; and the default callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
-from hexloop.app.callbacks.trainer_state import NO_PLAN, TrainerState
+from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
+from hexloop.app.callbacks.trainer_state import NO_PLAN, ExportableState, TrainerState
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric, patience_after
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Interval, Trigger, Triggers
 
@@ -64,6 +68,82 @@ def _trigger(strategy: Any, every: float) -> Trigger:
     return Trigger(Interval(str(getattr(strategy, "value", strategy))), int(every))
 
 
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Stops the run after `early_stopping_patience` evaluations in a row without an improvement.
+
+    An improvement is a `metric_for_best_model` that beats the best before it by more than `early_stopping_threshold`.
+    """
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.early_stopping_patience_counter = 0
+
+    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
+        """Update the patience counter with the metric of an evaluation."""
+        self.early_stopping_patience_counter = patience_after(
+            metric_value,
+            state.best_metric,
+            self.early_stopping_patience_counter,
+            greater_is_better=bool(args.greater_is_better),
+            threshold=self.early_stopping_threshold or 0.0,
+        )
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stop a resumed run that early stopping had ended, unless the patience is larger now.
+
+        Raises ConfigurationError if there is no metric to compare.
+        """
+        if state.global_step > 0 and self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+        problems = []
+        if args.metric_for_best_model is None:
+            problems.append(
+                "EarlyStoppingCallback needs a metric to compare; set metric_for_best_model to the name of a metric, "
+                'such as "loss".'
+            )
+        if args.eval_strategy == "no":
+            problems.append(
+                'EarlyStoppingCallback needs evaluations, but eval_strategy="no"; choose "steps" or "epoch".'
+            )
+        if problems:
+            raise ConfigurationError(problems)
+        if not args.load_best_model_at_end:
+            warnings.warn(
+                "EarlyStoppingCallback stops the run some evaluations after the best one, so without "
+                "load_best_model_at_end=True the run ends with the last weights, not the best.",
+                stacklevel=2,
+            )
+
+    def on_evaluate(  # type: ignore[override]  # the base takes the keywords of all events
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **kwargs: Any
+    ) -> None:
+        """Stop the run if the patience is used up; only warn if the metric was not measured."""
+        if args.metric_for_best_model is None:  # an evaluation outside a run: a run would have been refused
+            return
+        name = BestMetric(args.metric_for_best_model).full_name
+        if metrics.get(name) is None:
+            warnings.warn(
+                f"EarlyStoppingCallback compares {name!r}, but an evaluation measured only "
+                f"{', '.join(sorted(metrics)) or 'nothing'}; that evaluation was not counted.",
+                stacklevel=2,
+            )
+            return
+        self.check_metric_value(args, state, control, metrics[name])
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """What it was made with, and how many evaluations in a row were no improvement."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }
+
+
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
     """Return the default flow, the user's callbacks, and last the progress display.
 
@@ -76,13 +156,7 @@ def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers:
 
 def _display(args: TrainingArguments) -> object:
     if args.disable_tqdm:
-        from hexloop.app.callbacks.progress import PrinterCallback
-
         return PrinterCallback()
     from hexloop.app.callbacks.notebook import NotebookProgressCallback, in_notebook
 
-    if in_notebook():
-        return NotebookProgressCallback()
-    from hexloop.app.callbacks.progress import ProgressCallback
-
-    return ProgressCallback()
+    return NotebookProgressCallback() if in_notebook() else ProgressCallback()

@@ -1,17 +1,30 @@
-"""The callbacks of a Trainer, in order, and how they are called."""
+"""The callbacks of a Trainer, in order, and how they are called at the events of the loop."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
 from hexloop.app.callbacks.trainer_state import TrainerState
+from hexloop.domain.events import (
+    AnyEvent,
+    EpochBegan,
+    EpochEnded,
+    Evaluated,
+    MicroStepEnded,
+    PredictionStepEnded,
+    Saved,
+    StepBegan,
+    StepEnded,
+    TrainBegan,
+    TrainEnded,
+)
 
 Item = TypeVar("Item")
 
@@ -40,14 +53,6 @@ for _name in (*_CHANGES, "__delitem__", "__iadd__", "__imul__", "__setitem__"):
 
 
 Listener = Callable[..., object]
-
-
-class Audience(Protocol):
-    """An object that is informed when the listeners change."""
-
-    def refresh(self) -> None:
-        """Look up the listeners again."""
-        ...
 
 
 def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callable[..., TrainerControl]:
@@ -87,7 +92,7 @@ class CallbackHandler:
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: object = None
         self.eval_dataloader: object = None
-        self._audience: WeakSet[Audience] = WeakSet()
+        self._dispatchers: WeakSet[EventDispatcher] = WeakSet()
         self._overriding: dict[str, tuple[Listener, ...]] = {}
         self._callbacks = WatchedList[object](self.refresh)
         for callback in callbacks:
@@ -115,7 +120,7 @@ class CallbackHandler:
 
     def add_callback(self, callback: object) -> None:
         """Add a callback after the others; warn if there is one of its class."""
-        added = _instance(callback)
+        added = callback() if isinstance(callback, type) else callback
         if type(added) in map(type, self._callbacks):
             warnings.warn(
                 f"The callbacks already contain a {type(added).__name__}, and both will be called; remove one if that "
@@ -146,12 +151,12 @@ class CallbackHandler:
     def refresh(self) -> None:
         """Update which events are overridden, when the list of callbacks changes and when a run starts."""
         self._overriding = {event: tuple(_listeners(self._callbacks, event)) for event in EVENTS}
-        for audience in self._audience:
-            audience.refresh()
+        for dispatcher in self._dispatchers:
+            dispatcher.refresh()
 
-    def inform(self, audience: Audience) -> None:
-        """Call `audience.refresh` whenever the listeners change, as long as it exists."""
-        self._audience.add(audience)
+    def inform(self, dispatcher: EventDispatcher) -> None:
+        """Call `dispatcher.refresh` whenever the listeners change, as long as it exists."""
+        self._dispatchers.add(dispatcher)
 
     def call_event(
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **extras: Any
@@ -196,10 +201,6 @@ class CallbackHandler:
     on_push_begin = _event("on_push_begin")
 
 
-def _instance(callback: object) -> object:
-    return callback() if isinstance(callback, type) else callback
-
-
 def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
     """Yield the methods for `event`, except those of the base classes, which do nothing, and of the default flow."""
     # A callback written for transformers inherits its base class, whose module is loaded in that case only.
@@ -211,3 +212,83 @@ def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
         listener = getattr(callback, event, None)
         if listener is not None and getattr(listener, "__func__", listener) not in idle:
             yield listener
+
+
+CALLBACK_EVENTS: Mapping[type[AnyEvent], str] = {
+    TrainBegan: "on_train_begin",
+    EpochBegan: "on_epoch_begin",
+    StepBegan: "on_step_begin",
+    MicroStepEnded: "on_substep_end",
+    StepEnded: "on_step_end",
+    EpochEnded: "on_epoch_end",
+    PredictionStepEnded: "on_prediction_step",
+    Evaluated: "on_evaluate",
+    Saved: "on_save",
+    TrainEnded: "on_train_end",
+}
+"""The callback events of the loop. The others (on_log, on_optimizer_step, ...) are called elsewhere."""
+
+
+class EventDispatcher:
+    """Calls the callbacks of a run. An event that no callback overrides costs one dictionary lookup.
+
+    args, state, control: the arguments of callbacks; they may be replaced between two events.
+    """
+
+    def __init__(self, handler: CallbackHandler, args: Any, state: TrainerState, control: TrainerControl) -> None:
+        self.handler = handler
+        self.args = args
+        self.state = state
+        self.control = control
+        self._reactions: dict[type[AnyEvent], Callable[[Any], None]] = {}
+        self._observers: tuple[Mapping[type[AnyEvent], Callable[[Any], None]], ...] = ()
+        self.refresh()
+        handler.inform(self)
+
+    def dispatch(self, event: AnyEvent) -> None:
+        """Call observers and callbacks for an event of the loop."""
+        reaction = self._reactions.get(type(event))
+        if reaction is not None:
+            reaction(event)
+
+    def call(self, event: str, **extras: Any) -> None:
+        """Call the callbacks for an event by its callback name."""
+        if listeners := self.handler.overriding(event):
+            self.handler.call(listeners, self.args, self.state, self.control, **extras)
+
+    def observe(self, *observers: Mapping[type[AnyEvent], Callable[[Any], None]]) -> None:
+        """Call these observers, instead of earlier ones, before the callbacks at events of their type."""
+        self._observers = observers
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Update who listens; the handler calls this when its callbacks change."""
+        listening = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
+        self._reactions = {kind: self._calling(listeners) for kind, listeners in listening.items() if listeners}
+        self._reactions |= {TrainBegan: self._on_train_began, Evaluated: self._on_evaluated}
+        for kind, observer in (item for observers in self._observers for item in observers.items()):
+            self._reactions[kind] = _both(observer, self._reactions.get(kind))
+
+    def _calling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
+        return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
+
+    def _on_train_began(self, event: TrainBegan) -> None:
+        """Call the callbacks, including methods that were set on a callback since it was added."""
+        self.handler.refresh()
+        self.call("on_train_begin")
+
+    def _on_evaluated(self, event: Evaluated) -> None:
+        """Clear the due evaluation before the callbacks see the control."""
+        self.control.should_evaluate = False
+        self.call("on_evaluate", metrics=event.metrics)
+
+
+def _both(first: Callable[[Any], None], then: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    if then is None:
+        return first
+
+    def react(event: Any) -> None:
+        first(event)
+        then(event)
+
+    return react

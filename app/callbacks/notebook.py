@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import define, field
 
-from hexloop.app.callbacks.base import TrainerControl
-from hexloop.app.callbacks.progress import DisabledOnFailure, ProgressDisplay, batch_count
+from hexloop.app.callbacks.base import Logs, TrainerControl
+from hexloop.app.callbacks.progress import DisabledOnFailure, ProgressDisplay
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 WIDTH = 300
@@ -134,8 +134,8 @@ class NotebookProgressCallback(ProgressDisplay):
         if self._shows(state):
             with DisabledOnFailure(self):
                 self.close()
-                loss = ["Validation Loss"] if evaluates(args) else []
-                self.table = MetricsTable([first_column(args), "Training Loss", *loss])
+                loss = ["Validation Loss"] if args.eval_strategy != "no" else []
+                self.table = MetricsTable([_first_column(args), "Training Loss", *loss])
                 self.training_bar = Bar(state.max_steps, state.global_step, _epochs(state), self._clock)
                 self._draw()
 
@@ -149,47 +149,17 @@ class NotebookProgressCallback(ProgressDisplay):
                     bar.comment = _epochs(state)
                     self._draw()
 
-    def on_prediction_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
-    ) -> None:
-        """Advance the bar of evaluation batches; there is none if their number is unknown."""
-        if not self._shows(state):
-            return
-        with DisabledOnFailure(self):
-            if self.prediction_bar is None and (batches := batch_count(eval_dataloader)) is not None:
-                self.prediction_bar = Bar(batches, clock=self._clock)
-            if self.prediction_bar is not None:
-                self.prediction_bar.done += 1
-                if self.prediction_bar.done == 1 or self._clock() - self._drawn_at >= SECONDS_BETWEEN_DRAWINGS:
-                    self._draw()
-
-    def on_predict(
-        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Remove the bar of evaluation batches."""
-        self._end_prediction()
-
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
         """Add the training loss, if no evaluation does."""
-        if self.table is not None and logs and "loss" in logs and not evaluates(args):
+        if self.table is not None and logs and "loss" in logs and args.eval_strategy == "no":
             with DisabledOnFailure(self):
-                self.table.enter({first_column(args): state.global_step, "Training Loss": logs["loss"]})
+                self.table.enter({_first_column(args): state.global_step, "Training Loss": logs["loss"]})
                 self._draw()
 
     def on_evaluate(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Logs | None = None, **kwargs: Any
     ) -> None:
         """Add the metrics beside the last training loss; outside of a run show them in a separate table."""
         if not self._shows(state):
@@ -213,6 +183,15 @@ class NotebookProgressCallback(ProgressDisplay):
         with DisabledOnFailure(self):
             self._end_prediction()
         self.table = self.training_bar = self._shown = None
+
+    def _new_prediction_bar(self, batches: int) -> Bar:
+        return Bar(batches, clock=self._clock)
+
+    def _advance_prediction(self) -> None:
+        assert self.prediction_bar is not None
+        self.prediction_bar.done += 1
+        if self.prediction_bar.done == 1 or self._clock() - self._drawn_at >= SECONDS_BETWEEN_DRAWINGS:
+            self._draw()
 
     def _vanish(self) -> None:
         self.table = self.training_bar = self.prediction_bar = self._shown = None
@@ -243,20 +222,14 @@ class NotebookProgressCallback(ProgressDisplay):
         return display(HTML(page), display_id=True)
 
 
-def evaluates(args: Any) -> bool:
-    """Return whether the run evaluates."""
-    return str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
-
-
-def first_column(args: Any) -> str:
+def _first_column(args: Any) -> str:
     """Return the name of the column that identifies rows."""
-    by_epoch = str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "epoch"
-    return "Epoch" if by_epoch else "Step"
+    return "Epoch" if args.eval_strategy == "epoch" else "Step"
 
 
-def _row(args: Any, state: TrainerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _row(args: Any, state: TrainerState, metrics: Logs) -> dict[str, Any]:
     """Return the row of an evaluation; metrics are named without their prefix `eval`."""
-    column = first_column(args)
+    column = _first_column(args)
     losses = [logs["loss"] for logs in state.log_history if "loss" in logs]
     row: dict[str, Any] = {
         column: int(state.epoch) if column == "Epoch" else state.global_step,

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
+from hexloop.app.callbacks.base import Logs, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 
-class Display(Protocol):
-    """A display that can be disabled."""
+class Display(ABC):
+    """A display that is disabled with a warning when it fails, while the run continues."""
+
+    shown_as: ClassVar[str]
+    """The name of the display in the warning."""
+
+    _disabled = False
 
     def disable(self, error: Exception) -> None:
         """Disable the display, with a warning that states the error."""
-        ...
+        self._vanish()
+        self._disabled = True
+        warnings.warn(
+            f"The {self.shown_as} failed ({type(error).__name__}: {error}); the run continues without it. "
+            "Set disable_tqdm=True to disable it.",
+            stacklevel=4,
+        )
+
+    @abstractmethod
+    def _vanish(self) -> None:
+        """Drop the display without updating it any more."""
 
 
 class DisabledOnFailure:
@@ -41,40 +55,58 @@ class DisabledOnFailure:
         return True
 
 
-class ProgressDisplay(TrainerCallback, ABC):
-    """A callback that displays something from the start of a run to its end.
+class ProgressDisplay(TrainerCallback, Display):
+    """A display of a run from its start to its end, with a bar of batches during evaluations and predictions.
 
-    Only the first process displays anything. A display that fails is disabled with a warning, and the run continues.
+    Only the first process displays anything.
     """
 
-    shown_as: ClassVar[str]
-    """The name of the display in the warning."""
-
-    _disabled = False
+    prediction_bar: Any = None
 
     @abstractmethod
     def close(self) -> None:
         """Close the display of this run. Called however the run ends, also with an error; may be called twice."""
 
-    def disable(self, error: Exception) -> None:
-        """Disable the display, with a warning that states the error."""
-        self._vanish()
-        self._disabled = True
-        warnings.warn(
-            f"The {self.shown_as} failed ({type(error).__name__}: {error}); the run continues without it. "
-            "Set disable_tqdm=True to disable it.",
-            stacklevel=4,
-        )
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Advance the bar of evaluation batches; there is none if their number is unknown."""
+        if not self._shows(state):
+            return
+        with DisabledOnFailure(self):
+            if self.prediction_bar is None and (batches := batch_count(eval_dataloader)) is not None:
+                self.prediction_bar = self._new_prediction_bar(batches)
+            if self.prediction_bar is not None:
+                self._advance_prediction()
+
+    def on_predict(
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Logs | None = None, **kwargs: Any
+    ) -> None:
+        """Remove the bar of evaluation batches."""
+        self._end_prediction()
 
     @abstractmethod
-    def _vanish(self) -> None:
-        """Drop the display without updating it any more."""
+    def _new_prediction_bar(self, batches: int) -> Any: ...
+
+    @abstractmethod
+    def _advance_prediction(self) -> None: ...
+
+    @abstractmethod
+    def _end_prediction(self) -> None: ...
 
     def _shows(self, state: TrainerState) -> bool:
         return state.is_world_process_zero and not self._disabled
 
 
-def readable(logs: Mapping[str, Any]) -> dict[str, Any]:
+def batch_count(batches: Any) -> int | None:
+    """Return the number of batches; None if it is unknown."""
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def readable(logs: Logs) -> dict[str, Any]:
     """Return readable logs: floats to four significant digits, without `total_flos`."""
     return {
         name: f"{value:.4g}" if isinstance(value, float) else value
@@ -87,12 +119,7 @@ class PrinterCallback(TrainerCallback):
     """Prints every log to standard output, from the first process of each machine."""
 
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
         """Print `logs` on one line."""
         if logs is not None and state.is_local_process_zero:
@@ -117,7 +144,6 @@ class ProgressCallback(ProgressDisplay):
     def __init__(self, max_str_len: int = 100) -> None:
         self.max_str_len = max_str_len
         self.training_bar: Any = None
-        self.prediction_bar: Any = None
         self.current_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -135,35 +161,12 @@ class ProgressCallback(ProgressDisplay):
                 self.training_bar.update(state.global_step - self.current_step)
                 self.current_step = state.global_step
 
-    def on_prediction_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
-    ) -> None:
-        """Advance the bar of evaluation batches; there is none if their number is unknown."""
-        if not self._shows(state):
-            return
-        with DisabledOnFailure(self):
-            if self.prediction_bar is None and (batches := batch_count(eval_dataloader)) is not None:
-                self.prediction_bar = _bar(total=batches, leave=self.training_bar is None)
-            if self.prediction_bar is not None:
-                self.prediction_bar.update(1)
-
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Remove the bar of evaluation batches."""
-        self._close_prediction_bar()
-
-    def on_predict(
-        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Remove the bar of evaluation batches."""
-        self._close_prediction_bar()
+        self._end_prediction()
 
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
         """Write `logs` above the bar, to standard output."""
         if self.training_bar is not None and logs is not None:
@@ -176,11 +179,17 @@ class ProgressCallback(ProgressDisplay):
 
     def close(self) -> None:
         """Close the bars, however the run ended."""
-        self._close_prediction_bar()
+        self._end_prediction()
         bar, self.training_bar = self.training_bar, None
         if bar is not None:
             with DisabledOnFailure(self):
                 bar.close()
+
+    def _new_prediction_bar(self, batches: int) -> Any:
+        return _bar(total=batches, leave=self.training_bar is None)
+
+    def _advance_prediction(self) -> None:
+        self.prediction_bar.update(1)
 
     def _vanish(self) -> None:
         for bar in (self.training_bar, self.prediction_bar):
@@ -188,7 +197,7 @@ class ProgressCallback(ProgressDisplay):
                 bar.disable = True  # otherwise it would draw once more when it is garbage-collected
         self.training_bar = self.prediction_bar = None
 
-    def _close_prediction_bar(self) -> None:
+    def _end_prediction(self) -> None:
         bar, self.prediction_bar = self.prediction_bar, None
         if bar is not None:
             with DisabledOnFailure(self):
@@ -200,44 +209,27 @@ class ProgressCallback(ProgressDisplay):
         return value
 
 
-def batch_count(batches: Any) -> int | None:
-    """Return the number of batches; None if it is unknown."""
-    try:
-        return len(batches)
-    except (TypeError, NotImplementedError):
-        return None
+class SkipProgressBar(Display):
+    """Shows how many of the samples before a resumed position are skipped."""
 
-
-class SkipProgressBar:
-    """Shows how many of the samples before a resumed position are skipped.
-
-    If the bar fails, it is removed with a warning, and the run continues.
-    """
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._failed = False
+    shown_as = "progress bar of skipped samples"
+    _bar: Any = None
 
     def __call__(self, skipped: int, total: int) -> None:
         """Show that `skipped` of `total` samples are skipped; remove the bar when all are."""
-        if self._failed:
+        if self._disabled:
             return
-        try:
-            self._show(skipped, total)
-        except Exception as error:
-            self._failed = True
-            warnings.warn(
-                f"The progress bar of skipped samples failed ({type(error).__name__}: {error}); the run continues "
-                "without it. Set disable_tqdm=True to disable progress bars.",
-                stacklevel=2,
-            )
+        with DisabledOnFailure(self):
+            if self._bar is None:
+                self._bar = _bar(total=total, desc="Skipping samples", unit="sample", leave=False)
+            self._bar.update(skipped - self._bar.n)
+            if skipped >= total:
+                self._bar.close()
+                self._bar = None
 
-    def _show(self, skipped: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = _bar(total=total, desc="Skipping samples", unit="sample", leave=False)
-        self._bar.update(skipped - self._bar.n)
-        if skipped >= total:
-            self._bar.close()
+    def _vanish(self) -> None:
+        if self._bar is not None:
+            self._bar.disable = True
             self._bar = None
 
 

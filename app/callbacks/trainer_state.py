@@ -1,4 +1,4 @@
-"""`TrainerState`: a live view of a run by the names of transformers, made of fields that read and write the run."""
+"""`TrainerState`, a live view of a run made of fields that read and write it; and the state of callbacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from attrs import define, evolve, field
 
-from hexloop.app.callbacks.exportable import export_states, is_exportable
 from hexloop.domain.state import RunState
 from hexloop.domain.triggers import Plan, Trigger, Triggers, whole_steps
 
@@ -248,12 +247,61 @@ class TrainerState(RunView):
             warnings.warn(f"{json_path} has fields that are not a TrainerState's: {', '.join(unknown)}.", stacklevel=2)
         return cls(**{name: value for name, value in document.items() if name in known})
 
-    def __reduce__(self) -> tuple[Callable[..., Self], tuple[type[Self], dict[str, Any]]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _detached, (type(self), {each.name: getattr(self, each.name) for each in fields(self)})
 
 
-State = TypeVar("State", bound=TrainerState)
-
-
-def _detached(kind: type[State], values: dict[str, Any]) -> State:
+def _detached(kind: type[TrainerState], values: dict[str, Any]) -> TrainerState:
     return kind(**values)
+
+
+class ExportableState:
+    """Base class of callbacks whose state is part of checkpoints.
+
+    `state` returns JSON: {"args": keywords of the constructor, "attributes": what is set afterwards}.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to rebuild this object. Raises NotImplementedError if a class does not define it."""
+        raise NotImplementedError(f"{type(self).__name__} has state to save, but does not define state(); define it.")
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the object that `state` describes."""
+        rebuilt = cls(**state["args"])
+        for name, value in state["attributes"].items():
+            setattr(rebuilt, name, value)
+        return rebuilt
+
+
+def is_exportable(callback: object) -> bool:
+    """Return whether `callback` has `state()` and its class `from_state()`, of hexloop or of transformers."""
+    return callable(getattr(callback, "state", None)) and callable(getattr(type(callback), "from_state", None))
+
+
+def export_states(callbacks: Iterable[object]) -> dict[str, Any]:
+    """Return the state of each callback that has one, by class name; a list of states for several of one class."""
+    exported: dict[str, list[Any]] = {}
+    for callback in callbacks:
+        if is_exportable(callback):
+            exported.setdefault(type(callback).__name__, []).append(callback.state())  # type: ignore[attr-defined]
+    return {name: states[0] if len(states) == 1 else states for name, states in exported.items()}
+
+
+def restore_states(callbacks: Iterable[object], exported: Mapping[str, Any]) -> list[object]:
+    """Return the callbacks in their order, those with a state in `exported` rebuilt from it.
+
+    Several of one class take their states in order. Warns of states without a callback.
+    """
+    left = {name: list(states) if isinstance(states, list) else [states] for name, states in exported.items()}
+    restored = []
+    for callback in callbacks:
+        states = left.get(type(callback).__name__)
+        restored.append(type(callback).from_state(states.pop(0)) if states and is_exportable(callback) else callback)  # type: ignore[attr-defined]
+    if missing := sorted(name for name, states in left.items() if states):
+        warnings.warn(
+            f"The checkpoint contains the state of callbacks that this run does not have: {', '.join(missing)}; it is "
+            "ignored. Add the callbacks to resume them.",
+            stacklevel=2,
+        )
+    return restored

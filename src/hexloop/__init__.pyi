@@ -21,7 +21,7 @@ from .app.callbacks import (
     TrainerControl as TrainerControl,
     TrainerState as TrainerState,
 )
-from .app.callbacks.early_stopping import EarlyStoppingCallback as EarlyStoppingCallback
+from .app.callbacks.flow import EarlyStoppingCallback as EarlyStoppingCallback
 from .app.callbacks.notebook import NotebookProgressCallback as NotebookProgressCallback
 from .app.callbacks.progress import PrinterCallback as PrinterCallback, ProgressCallback as ProgressCallback
 from .app.wiring.model import zero3_init as zero3_init

@@ -17,7 +17,7 @@ from hexloop.app.callbacks import (
     TrainerControl,
     TrainerState,
 )
-from hexloop.app.callbacks.dispatcher import CALLBACK_EVENTS
+from hexloop.app.callbacks.handler import CALLBACK_EVENTS
 from hexloop.domain.events import (
     AnyEvent,
     CheckpointPublished,
@@ -243,10 +243,10 @@ def test_handler_keeps_no_reference_to_a_dispatcher() -> None:
     """The handler does not keep a dispatcher alive."""
     handler = CallbackHandler([])
     dispatcher = EventDispatcher(handler, None, TrainerState(), TrainerControl())
-    assert len(handler._audience) == 1
+    assert len(handler._dispatchers) == 1
     del dispatcher
     gc.collect()
-    assert len(handler._audience) == 0
+    assert len(handler._dispatchers) == 0
 
 
 def test_every_mapped_name_is_a_callback_event() -> None:
