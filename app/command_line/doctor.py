@@ -17,7 +17,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 import hexloop
-from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line import ExitCode
 from hexloop.ports.device import Device
 
 ADAPTERS = "hexloop.adapters"

@@ -15,7 +15,7 @@ import numpy as np
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line import ExitCode
 from hexloop.app.recipe import Recipe, read_recipe
 from hexloop.app.run.saving import write_atomically
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, load_model_weights

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line import ExitCode
 from hexloop.app.wiring.adapters import JOURNAL, read_journal
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.journal import Divergence, ObservationKind, RunComparison, Timeline, compare, timelines

@@ -16,7 +16,7 @@ from attrs import define, frozen
 
 import hexloop
 from hexloop.app.arguments import TrainingArguments
-from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import FINISHED, finished_at

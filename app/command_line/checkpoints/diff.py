@@ -3,120 +3,160 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attrs import define, field
+import numpy as np
+from attrs import asdict, frozen
 
-from hexloop.app.command_line.checkpoints.differences import (
-    MISSING,
-    FieldDifference,
-    FileDifference,
-    TensorDifference,
-    compare_tensors,
-    fields_of,
-)
-from hexloop.app.command_line.checkpoints.reading import CheckpointLocation, open_checkpoints
-from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.checkpoints import open_checkpoints
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest
 from hexloop.domain.checkpoints.reading import verify
 from hexloop.domain.checkpoints.survey import STATE
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
+from hexloop.domain.json_documents import finite_json
+from hexloop.ports.state import Part
 
-Difference: TypeAlias = TensorDifference | FieldDifference | FileDifference
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NEVER_READ = ("trainer_state.json", "training_args.json")
 """Files that are written for people and tools and never read back."""
 
-IDENTITY = {
-    MANIFEST: ("run", "session", "ancestors", "parent"),
-    STATE: ("run", "parent_checkpoint"),
-}
+IDENTITY = {MANIFEST: ("run", "session", "ancestors", "parent"), STATE: ("run", "parent_checkpoint")}
 """Fields that identify a run or its processes."""
 
 CLOCK = ("runtime", "per_second")
 MEMORY = ("_mem_cpu_", "_mem_gpu_")
 """Suffixes and substrings of the names of time and memory readings."""
 
+MAX_VALUE_LENGTH = 60
+"""How many characters of a value are printed."""
 
-@define
-class CheckpointComparison:
-    """The comparison of two verified checkpoints. strict: also compare values that only identify a run.
+BLOCK = 1 << 20
+"""Elements that are compared at a time."""
 
-    compared, different: how many tensors, fields and other files were compared, and how many of them differ.
+LONG_LIST = 16
+"""Lists of at least this many numbers are compared as one field."""
+
+FieldName: TypeAlias = tuple[str | int, ...]
+"""The keys and indices that lead to a value in a JSON document."""
+
+MISSING = object()
+"""A placeholder for a missing field."""
+
+
+@frozen
+class Largest:
+    """The largest absolute difference between two tensors, with its index and both elements."""
+
+    difference: float
+    index: tuple[int, ...]
+    values: tuple[Any, Any]
+
+
+@frozen
+class TensorDifference:
+    """A tensor of `group` that differs, or that only one checkpoint has.
+
+    kinds: dtype and shape in each; None if missing. elements: how many differ, and how many there are; None if they
+    were not compared. largest: None if no element can be subtracted from the other, or if only the bits of equal values
+    differ.
     """
 
-    one: tuple[CheckpointFiles, Manifest]
-    other: tuple[CheckpointFiles, Manifest]
-    strict: bool = False
-    compared: dict[str, int] = field(factory=lambda: dict.fromkeys(("tensors", "fields", "files"), 0), init=False)
-    different: dict[str, int] = field(factory=lambda: dict.fromkeys(("tensors", "fields", "files"), 0), init=False)
+    group: str
+    name: str
+    kinds: tuple[str | None, str | None]
+    elements: tuple[int, int] | None = None
+    largest: Largest | None = None
 
-    def differences(self, only_first: bool = False) -> Iterator[Difference]:
-        """Yield each difference: tensors, JSON documents, other files, manifests.
+    def __str__(self) -> str:
+        what, (one, other) = f"  {self.group}: tensor {self.name}", self.kinds
+        if one is None or other is None:
+            return f"{what} is only in the {'second' if one is None else 'first'}, {one or other}"
+        if self.elements is None:
+            return f"{what} is {one} in the first and {other} in the second"
+        count = f"{what}, {one}: {self.elements[0]:,} of {self.elements[1]:,} elements differ"
+        if self.largest is None:
+            return f"{count}, only in their bits"
+        return (
+            f"{count}, by at most {self.largest.difference:.6g}, at {list(self.largest.index)} "
+            f"({' and '.join(_numbers(*self.largest.values))})"
+        )
 
-        Raises CheckpointError and StorageError if a file cannot be read.
-        """
-        for compare in (self._tensors, self._documents, self._other_files, self._manifests):
-            for difference in compare():
-                yield difference
-                if only_first:
-                    return
+    def document(self) -> dict[str, Any]:
+        """Return the difference in JSON types."""
+        return {"kind": "tensor", **finite_json(asdict(self))}
 
-    def _tensors(self) -> Iterator[Difference]:
-        one, other = self.one[0], self.other[0]
-        groups = one.tensor_files(), other.tensor_files()
-        for name in groups[0] | groups[1]:
-            mine, theirs = groups[0].get(name, []), groups[1].get(name, [])
-            equal = [one.files[path] for path in mine] == [other.files[path] for path in theirs]
-            first = {part.name: part for path in mine for part in one.tensors(path)}
-            second = first if equal else {part.name: part for path in theirs for part in other.tensors(path)}
-            for tensor in first | second:
-                self.compared["tensors"] += 1
-                if equal:
-                    continue
-                difference = compare_tensors(name, tensor, first.get(tensor), second.get(tensor))
-                if difference is not None:
-                    self.different["tensors"] += 1
-                    yield difference
 
-    def _documents(self) -> Iterator[Difference]:
-        skipped = () if self.strict else NEVER_READ
-        one, other = self.one[0], self.other[0]
-        for path in dict.fromkeys([*one.document_files(), *other.document_files()]):
-            if path in skipped:
-                continue
-            try:
-                values = [files.json(path) if path in files.files else MISSING for files in (one, other)]
-            except CheckpointError:  # not written by hexloop
-                yield from self._bytes(path)
-            else:
-                yield from self._fields(path, *values)
+@frozen
+class FieldDifference:
+    """A field of a JSON document that differs; MISSING if only one document has it."""
 
-    def _other_files(self) -> Iterator[Difference]:
-        for path in sorted({*self.one[0].other_files(), *self.other[0].other_files()}):
-            yield from self._bytes(path)
+    file: str
+    name: FieldName
+    one: Any
+    other: Any
 
-    def _manifests(self) -> Iterator[Difference]:
-        yield from self._fields(MANIFEST, _manifest_values(self.one[1]), _manifest_values(self.other[1]))
+    def __str__(self) -> str:
+        what = f"  {self.file}: {format_name(self.name)}" if self.name else f"  {self.file}"
+        if MISSING in (self.one, self.other):
+            where, value = ("second", self.other) if self.one is MISSING else ("first", self.one)
+            return f"{what} is only in the {where}" + (f", {_shown(value)}" if self.name else "")
+        if isinstance(self.one, list) and isinstance(self.other, list):
+            return f"{what}{self._elements(self.one, self.other)}"
+        return f"{what} is {_shown(self.one)} and {_shown(self.other)}{self._distance()}"
 
-    def _fields(self, path: str, one: Any, other: Any) -> Iterator[Difference]:
-        """Compare two documents field by field; a missing document counts as one field."""
-        for name, first, second in fields_of(one, other):
-            if self.strict or not _identifies_run(path, name):
-                self.compared["fields"] += 1
-                if not _same(first, second):
-                    self.different["fields"] += 1
-                    yield FieldDifference(path, name, first, second)
+    def document(self) -> dict[str, Any]:
+        """Return the difference in JSON types, without a missing value."""
+        values = {name: value for name, value in (("one", self.one), ("other", self.other)) if value is not MISSING}
+        return {"kind": "field", "file": self.file, "name": format_name(self.name), **finite_json(values)}
 
-    def _bytes(self, path: str) -> Iterator[Difference]:
-        one, other = self.one[0].files.get(path), self.other[0].files.get(path)
-        self.compared["files"] += 1
-        if one != other:
-            self.different["files"] += 1
-            yield FileDifference(path, None if one is None else one.size, None if other is None else other.size)
+    @staticmethod
+    def _elements(one: list[Any], other: list[Any]) -> str:
+        unequal = [index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
+        first = unequal[0]
+        return (
+            f": {len(unequal):,} of {len(one):,} elements differ, first [{first}], {_shown(one[first])} and "
+            f"{_shown(other[first])}"
+        )
+
+    def _distance(self) -> str:
+        both = (self.one, self.other)
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in both):
+            return ""
+        return f", {abs(self.one - self.other):.6g} apart"
+
+
+@frozen
+class FileDifference:
+    """Any other file that differs, with its sizes; None if missing."""
+
+    file: str
+    one: int | None
+    other: int | None
+
+    def __str__(self) -> str:
+        if self.one is None or self.other is None:
+            return f"  {self.file} is only in the {'second' if self.one is None else 'first'}"
+        return f"  {self.file} has different bytes: {self.one:,} in the first, {self.other:,} in the second"
+
+    def document(self) -> dict[str, Any]:
+        """Return the difference in JSON types."""
+        return {"kind": "file", **asdict(self)}
+
+
+Difference: TypeAlias = TensorDifference | FieldDifference | FileDifference
+
+
+Contents: TypeAlias = tuple[CheckpointFiles, Manifest]
+Compared: TypeAlias = tuple[str, Difference | None]
+"""The kind of what was compared ("tensors", "fields" or "files"), and its difference, if there is one."""
 
 
 def run(options: Namespace) -> ExitCode:
@@ -124,28 +164,85 @@ def run(options: Namespace) -> ExitCode:
     problems, contents = [], []
     for location in open_checkpoints([options.one, options.other]):
         try:
-            contents.append(_verified(location))
+            manifest = verify(location.storage, location.name).manifest
+            contents.append((CheckpointFiles(location.storage, location.name, manifest.files), manifest))
         except (CheckpointError, StorageError) as error:
             problems.append(f"You chose to compare {location.given}, but it cannot be read: {error}")
     if problems:
         raise ConfigurationError(problems)
-    comparison = CheckpointComparison(contents[0], contents[1], options.strict)
+    compared, different = (dict.fromkeys(("tensors", "fields", "files"), 0) for _ in range(2))
+    differences = []
     try:
-        differences = list(comparison.differences(only_first=not options.all))
+        for kind, difference in compare(contents[0], contents[1], options.strict):
+            compared[kind] += 1
+            if difference is not None:
+                different[kind] += 1
+                differences.append(difference)
+                if not options.all:
+                    break
     except (CheckpointError, StorageError) as error:
         raise ConfigurationError(f"You chose to compare {options.one} and {options.other}, but: {error}") from error
     if options.json:
-        print(
-            json.dumps(_document(comparison, [each.document() for each in differences], options), indent=2, default=str)
-        )
+        counts = {"compared": compared, "different": different} if options.all else {}
+        documents = [each.document() for each in differences]
+        document = {"checkpoints": [options.one, options.other], "differences": documents, **counts}
+        print(json.dumps(document, indent=2, default=str))
+        return ExitCode.FAILED if differences else ExitCode.DONE
+    both = f"{options.one} and {options.other}"
+    if differences:
+        print(f"{both} differ{'' if options.all else ', first in'}:", *differences, sep="\n")
     else:
-        print("\n".join(_lines(comparison, [str(each) for each in differences], options)))
+        print(f"{both} are equal.")
+    if options.all:
+        for kind, count in compared.items():
+            print(f"{count:,} {kind} compared, {different[kind] or 'none'} different")
     return ExitCode.FAILED if differences else ExitCode.DONE
 
 
-def _verified(location: CheckpointLocation) -> tuple[CheckpointFiles, Manifest]:
-    manifest = verify(location.storage, location.name).manifest
-    return CheckpointFiles(location.storage, location.name, manifest.files), manifest
+def compare(one: Contents, other: Contents, strict: bool) -> Iterator[Compared]:
+    """Compare two verified checkpoints: tensors, JSON documents, other files, manifests.
+
+    strict: also compare values that only identify a run. Raises CheckpointError and StorageError if a file cannot be
+    read.
+    """
+    files = one[0], other[0]
+    yield from _tensors(*files)
+    for path in dict.fromkeys([*files[0].document_files(), *files[1].document_files()]):
+        if path in NEVER_READ and not strict:
+            continue
+        try:
+            values = [each.json(path) if path in each.files else MISSING for each in files]
+        except CheckpointError:  # not written by hexloop
+            yield _bytes(path, *files)
+        else:
+            yield from _fields(path, values[0], values[1], strict)
+    for path in sorted({*files[0].other_files(), *files[1].other_files()}):
+        yield _bytes(path, *files)
+    yield from _fields(MANIFEST, _manifest_values(one[1]), _manifest_values(other[1]), strict)
+
+
+def _tensors(one: CheckpointFiles, other: CheckpointFiles) -> Iterator[Compared]:
+    groups = one.tensor_files(), other.tensor_files()
+    for name in groups[0] | groups[1]:
+        mine, theirs = groups[0].get(name, []), groups[1].get(name, [])
+        equal = [one.files[path] for path in mine] == [other.files[path] for path in theirs]
+        first = {part.name: part for path in mine for part in one.tensors(path)}
+        second = first if equal else {part.name: part for path in theirs for part in other.tensors(path)}
+        for tensor in first | second:
+            yield "tensors", None if equal else compare_tensors(name, tensor, first.get(tensor), second.get(tensor))
+
+
+def _fields(path: str, one: Any, other: Any, strict: bool) -> Iterator[Compared]:
+    """Compare two documents field by field; a missing document counts as one field."""
+    for name, first, second in fields_of(one, other):
+        if strict or not _identifies_run(path, name):
+            yield "fields", None if _same(first, second) else FieldDifference(path, name, first, second)
+
+
+def _bytes(path: str, one: CheckpointFiles, other: CheckpointFiles) -> Compared:
+    first, second = one.files.get(path), other.files.get(path)
+    sizes = (None if each is None else each.size for each in (first, second))
+    return "files", None if first == second else FileDifference(path, *sizes)
 
 
 def _manifest_values(manifest: Manifest) -> dict[str, Any]:
@@ -153,7 +250,7 @@ def _manifest_values(manifest: Manifest) -> dict[str, Any]:
     return {name: getattr(manifest, name) for name in names}
 
 
-def _identifies_run(path: str, name: tuple[str | int, ...]) -> bool:
+def _identifies_run(path: str, name: FieldName) -> bool:
     if not name:
         return False
     last = str(name[-1])
@@ -166,21 +263,98 @@ def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(one == other or (one != one and other != other))
 
 
-def _document(
-    comparison: CheckpointComparison, differences: list[dict[str, Any]], options: Namespace
-) -> dict[str, Any]:
-    counts = {"compared": comparison.compared, "different": comparison.different} if options.all else {}
-    return {"checkpoints": [options.one, options.other], "differences": differences, **counts}
+def fields_of(one: Any, other: Any, name: FieldName = ()) -> Iterator[tuple[FieldName, Any, Any]]:
+    """Yield every field that either JSON value has, with both values.
+
+    A value that only one has is a single field, whatever it contains, and so are two long lists of numbers of equal
+    length, such as the states of a random generator.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one | other:
+            yield from fields_of(one.get(key, MISSING), other.get(key, MISSING), (*name, str(key)))
+    elif isinstance(one, list) and isinstance(other, list) and not _are_long_lists(one, other):
+        for index in range(max(len(one), len(other))):
+            first, second = (value[index] if index < len(value) else MISSING for value in (one, other))
+            yield from fields_of(first, second, (*name, index))
+    else:
+        yield name, one, other
 
 
-def _lines(comparison: CheckpointComparison, differences: list[str], options: Namespace) -> list[str]:
-    both = f"{options.one} and {options.other}"
-    lines = (
-        [f"{both} differ{'' if options.all else ', first in'}:", *differences]
-        if differences
-        else [f"{both} are equal."]
-    )
-    if options.all:
-        for kind, count in comparison.compared.items():
-            lines.append(f"{count:,} {kind} compared, {comparison.different[kind] or 'none'} different")
-    return lines
+def format_name(name: FieldName) -> str:
+    """Return the name in Python syntax, such as history[3].loss."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in name).removeprefix(".")
+
+
+def compare_tensors(group: str, name: str, one: Part | None, other: Part | None) -> TensorDifference | None:
+    """Return the difference between two tensors, or None if they are bitwise equal. None stands for a missing one."""
+    kinds = _kind(one), _kind(other)
+    if one is None or other is None or kinds[0] != kinds[1]:
+        return TensorDifference(group, name, kinds)
+    first, second = one.read().cast("B"), other.read().cast("B")
+    if first == second:
+        return None
+    count, largest = _largest(first, second, one.dtype, one.shape)
+    return TensorDifference(group, name, kinds, (count, math.prod(one.shape)), largest)
+
+
+def _kind(part: Part | None) -> str | None:
+    return None if part is None else f"{part.dtype} {list(part.shape)}"
+
+
+def _largest(first: memoryview, second: memoryview, dtype: str, shape: tuple[int, ...]) -> tuple[int, Largest | None]:
+    """Return how many elements differ, and the largest difference, None if no value differs. NaN counts as largest."""
+    import torch
+
+    from hexloop.app.wiring.checkpoint_files import torch_dtype
+
+    kind = torch_dtype(dtype)
+    width, count, largest = kind.itemsize, 0, None
+    for start in range(0, math.prod(shape), BLOCK):
+        block = slice(start * width, (start + BLOCK) * width)
+        raw = [torch.frombuffer(view[block], dtype=torch.uint8) for view in (first, second)]
+        unequal = (raw[0] != raw[1]).view(-1, width).any(dim=1)
+        if not unequal.any():
+            continue
+        count += int(unequal.sum())
+        one, other = (each.view(kind) for each in raw)
+        distances = _distances(one, other, unequal)
+        most = int(distances.argmax())
+        difference = float(distances[most])
+        if difference and (largest is None or _is_larger(difference, largest.difference)):
+            index = tuple(int(each) for each in np.unravel_index(start + most, shape))
+            largest = Largest(difference, index, (one[most].item(), other[most].item()))
+    return count, largest
+
+
+def _distances(one: Tensor, other: Tensor, unequal: Tensor) -> Tensor:
+    """Return the absolute difference of each element; 0 if both are the same or both are NaN."""
+    import torch
+
+    if one.is_complex():
+        one, other, least = one.to(torch.complex128), other.to(torch.complex128), 0.0
+    else:
+        # Integers too large for a double to distinguish differ by at least 1.
+        least = 0.0 if one.is_floating_point() else 1.0
+        one, other = one.double(), other.double()
+    distances = (one - other).abs().clamp(min=least)
+    return torch.where(unequal & ~(one.isnan() & other.isnan()), distances, 0.0)
+
+
+def _is_larger(difference: float, largest: float) -> bool:
+    """Return whether a difference is larger than the largest so far; NaN is larger than any number."""
+    return not math.isnan(largest) and not difference <= largest
+
+
+def _are_long_lists(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) >= LONG_LIST and all(type(value) in (int, float) for value in [*one, *other])
+
+
+def _numbers(*values: Any) -> tuple[str, ...]:
+    """Format values with as few digits as distinguish them and every float32 from the next."""
+    short = tuple(f"{value:.9g}" if isinstance(value, float) else repr(value) for value in values)
+    return short if len(set(short)) == len(values) else tuple(map(repr, values))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(finite_json(value))
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from attrs import frozen
 
-from hexloop.app.command_line.checkpoints.reading import (
+from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.checkpoints import (
     CheckpointLocation,
     best_of,
     is_checkpoint,
@@ -19,13 +21,10 @@ from hexloop.app.command_line.checkpoints.reading import (
     open_folder,
     read_state,
     refuse_missing,
-    written_at,
 )
-from hexloop.app.command_line.errors import ExitCode
-from hexloop.app.command_line.formatting import aligned, format_age, format_bytes
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.storage import joined
-from hexloop.domain.checkpoints.manifest import Manifest, checkpoint_name
+from hexloop.domain.checkpoints.manifest import MANIFEST, Manifest, checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.checkpoints.survey import CheckpointFolder, FolderStatus, examine, newest_by_run, survey
 from hexloop.domain.errors import CheckpointError
@@ -137,7 +136,7 @@ def _rows(storage: Storage, found: Sequence[CheckpointFolder]) -> list[Row]:
     return [
         Row(
             each,
-            written_at(storage, each.name),
+            storage.capabilities.modified(f"{each.name}/{MANIFEST}"),
             metric_of(states[each.name]) if each.name in states else None,
             newest=each in newest.values(),
             best=each.manifest is not None and best.get(each.manifest.run) == each.name,
@@ -227,3 +226,38 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 def _indented(values: dict[str, Any]) -> list[str]:
     return [f"  {line}" for line in aligned([(name, str(value)) for name, value in values.items()])]
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
+    """Yield the rows as lines with columns two spaces apart. Columns whose index is in `right` are right-aligned."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=False))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def format_bytes(size: int | None) -> str:
+    """Return a number of bytes in decimal units; "-" for None."""
+    if size is None:
+        return "-"
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{value:.3g} {units[0]}"
+
+
+def format_age(seconds: float | None) -> str:
+    """Return a duration in its largest unit; "-" for None."""
+    if seconds is None:
+        return "-"
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

@@ -37,9 +37,8 @@ def launch(plan: LaunchPlan) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-    from hexloop.app.command_line.launch.agent import Agent
+    from hexloop.app.command_line.launch.agent import Agent, ReceivedSignals
     from hexloop.app.command_line.launch.output import Screen
-    from hexloop.app.command_line.launch.signals import ReceivedSignals
 
     signals, screen, agent = ReceivedSignals(), Screen(), None
     with signals.handled():

@@ -12,20 +12,22 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from hexloop.app.command_line.errors import ExitCode
+from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.launch.output import Screen, WorkerOutput
 from hexloop.app.command_line.launch.plan import LaunchPlan, escaped
 from hexloop.app.command_line.launch.rendezvous import OrderedRendezvous, rendezvous_handler
-from hexloop.app.command_line.launch.signals import ENDING, ReceivedSignals
 
 WORKER = Path(__file__).with_name("worker.py")
 INTERVAL = 0.1
@@ -249,3 +251,60 @@ class Agent(LocalElasticAgent):
         for process in processes.values():
             with suppress(subprocess.TimeoutExpired):  # the kernel may not release a process
                 process.wait(AFTER_SECOND_SIGNAL)
+
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
+"""The signals that end a launch, after the grace period at the latest."""
+
+FORWARDED = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Other signals that are forwarded, as workers may handle them."""
+
+
+@define
+class ReceivedSignals:
+    """The signals received so far.
+
+    ending: the first one that ends the launch. count: the number of such signals. waiting: signals not yet forwarded.
+    """
+
+    ending: signal.Signals | None = None
+    count: int = 0
+    waiting: list[signal.Signals] = field(factory=list)
+    _raising: bool = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Install the signal handlers, and restore the previous ones afterwards. Only for the main thread."""
+        before: dict[signal.Signals, Any] = {
+            number: signal.signal(number, self._handle) for number in (*ENDING, *FORWARDED)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise SignalException for a signal that ends the launch, while waiting for other machines without workers."""
+        if self.ending is not None:
+            raise SignalException(self.ending.name, self.ending)
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals to forward now."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        self.waiting.append(received)
+        if received in ENDING:
+            self.count += 1
+            self.ending = self.ending or received
+            if self._raising:
+                raise SignalException(received.name, received)

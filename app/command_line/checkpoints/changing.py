@@ -1,29 +1,35 @@
-"""`hexloop checkpoints prune`: remove a run's checkpoints that are no longer needed."""
+"""`hexloop checkpoints prune`, `consolidate`, `import` and `export`: remove checkpoints, and convert them."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 
-from hexloop.app.command_line.checkpoints.reading import best_of, open_folder, read_state
-from hexloop.app.command_line.errors import ExitCode
-from hexloop.app.wiring.storage import has_unsent_files
+from hexloop.app.command_line import ExitCode
+from hexloop.app.command_line.checkpoints import CheckpointLocation, best_of, open_checkpoints, open_folder, read_state
+from hexloop.app.wiring.checkpoint_files import CheckpointFiles
+from hexloop.app.wiring.storage import as_location, has_unsent_files, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import Checkpoint
-from hexloop.domain.checkpoints.selection import runs_in
+from hexloop.domain.checkpoints.selection import open_checkpoint, runs_in
 from hexloop.domain.checkpoints.survey import leftovers, newest_to_keep, remove, remove_leftover, surplus
-from hexloop.domain.errors import CheckpointError, ConfigurationError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.ports.storage import Storage
 
 
-def run(options: Namespace) -> ExitCode:
+def prune(options: Namespace) -> ExitCode:
     """Remove what the options say, and print what was removed."""
     if options.keep is None and not options.leftovers:
         raise ConfigurationError("You chose to prune, but not what; give --keep N, --leftovers, or both.")
     storage = open_folder(options.folder)
-    _refuse_unsent(storage, options.folder)
+    if has_unsent_files(storage):
+        raise CheckpointError(
+            f"You chose to prune {options.folder}, but it is the fast tier of a tiered storage and has files that are "
+            "still to be sent to the slow tier; let the run that uses both send them, and prune afterwards."
+        )
     name = _run_in(storage, options.folder, options.run)
     gone: dict[str, list[str]] = {"removed": [], "leftovers": []}
     for kind, each in _remove(storage, name, options):
@@ -35,15 +41,6 @@ def run(options: Namespace) -> ExitCode:
     elif not any(gone.values()):
         print(f"There is nothing to remove of the run {name} in {options.folder}.")
     return ExitCode.DONE
-
-
-def _refuse_unsent(storage: Storage, folder: str) -> None:
-    """Raise CheckpointError if a folder is a fast tier with files that are not yet in the slow tier."""
-    if has_unsent_files(storage):
-        raise CheckpointError(
-            f"You chose to prune {folder}, but it is the fast tier of a tiered storage and has files that are still to "
-            "be sent to the slow tier; let the run that uses both send them, and prune afterwards."
-        )
 
 
 def _run_in(storage: Storage, folder: str, named: str | None) -> str:
@@ -91,3 +88,61 @@ def _surplus(storage: Storage, newest: Checkpoint, options: Namespace) -> list[s
         )
     policy = CheckpointPolicy(options.keep, keep_best=options.keep_best)
     return surplus(storage, newest, policy, None if state is None else best_of(state))
+
+
+def consolidate(options: Namespace) -> ExitCode:
+    """Write a folder with the model of a checkpoint, all weights in one file, and print its location."""
+    (location,) = open_checkpoints([options.checkpoint])
+    source = as_location(options.checkpoint)
+    target = as_location(options.output or f"{source}-consolidated")
+    if target == source or target.startswith(f"{source}/"):
+        raise ConfigurationError(
+            f"You chose to write {target}, but nothing may be written into a checkpoint; choose another --output."
+        )
+    folder, name = split_location(target)
+    storage = storage_for(folder)
+    if name in {entry.name for entry in storage.list("")}:
+        raise ConfigurationError(f"You chose to write {target}, but it exists already; choose another --output.")
+    _write_model(location, storage, name)
+    print(f"Written: {target}")
+    return ExitCode.DONE
+
+
+def import_(options: Namespace) -> ExitCode:
+    """Convert a checkpoint of transformers' Trainer, and print how to resume from it."""
+    from hexloop.app.transformers_checkpoints.importing import import_checkpoint
+
+    written = import_checkpoint(
+        options.folder,
+        options.to,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        processes=options.processes,
+        seed=options.seed,
+        data_seed=options.data_seed,
+        train_batch_size=options.train_batch_size,
+    )
+    print(f"Written: {written}\nResume from it with: hexloop train RECIPE --resume {written}")
+    return ExitCode.DONE
+
+
+def export(options: Namespace) -> ExitCode:
+    """Convert a checkpoint to the format of transformers' Trainer, and print its location."""
+    from hexloop.app.transformers_checkpoints.exporting import export_checkpoint
+
+    print(f"Written: {export_checkpoint(options.checkpoint, options.to)}")
+    return ExitCode.DONE
+
+
+def _write_model(location: CheckpointLocation, storage: Storage, name: str) -> None:
+    """Write the folder under a temporary name, after removing the leftovers of an earlier attempt, and publish it."""
+    staging = f".unfinished-{name}"
+    manifest = open_checkpoint(location.storage, location.name).manifest
+    storage.remove(staging)
+    try:
+        for file in CheckpointFiles(location.storage, location.name, manifest.files).model_files():
+            storage.write(f"{staging}/{file.path}", file.chunks)
+        storage.move(staging, name)
+    except BaseException:
+        with suppress(StorageError):
+            storage.remove(staging)
+        raise

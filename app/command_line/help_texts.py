@@ -1,0 +1,170 @@
+"""Descriptions and examples in the help of the commands."""
+
+TOP = """\
+hexloop trains what a recipe describes: a YAML file that names a model, its data
+and its metrics by import path, so that code of any project can be trained.
+
+  hexloop train recipe.yaml                       train
+  hexloop train recipe.yaml --resume              resume after a stop or a crash
+  hexloop evaluate recipe.yaml                    evaluate the checkpoint
+  hexloop predict recipe.yaml --output out.npz    write its predictions
+  hexloop launch --processes 2 recipe.yaml        train in several processes
+  hexloop checkpoints list runs/a                 list checkpoints and whether they are good
+  hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
+  hexloop doctor                                  show what this machine supports"""
+
+EXIT_CODES = """\
+exit codes:
+  0    success
+  1    the run failed; earlier checkpoints are intact
+  2    the recipe, an argument or an option is invalid: nothing was trained
+  3    stopped before the end (Ctrl-C, SIGTERM, a deadline) and saved: --resume resumes it
+  130  interrupted immediately: by a second Ctrl-C, or before there was a run to save
+  143  the same by a second SIGTERM; 128 + n by a second signal n
+"""
+
+TRAIN = """\
+Train what RECIPE describes, and write checkpoints to the argument output_dir.
+
+A recipe is a YAML file. The keys model and train_dataset are required; optional are
+eval_dataset, test_dataset, data_collator, processing_class, compute_metrics,
+compute_loss_func, preprocess_logits_for_metrics, model_init, callbacks (a list),
+trainer (a subclass of hexloop.Trainer) and arguments:
+
+  model:
+    call: my_project.MyModel             called with the other keys as arguments
+    width: 64
+  train_dataset:
+    call: my_project.read_samples
+    split: train
+  compute_metrics: my_project.accuracy   the object itself
+  arguments:
+    output_dir: runs/first
+    learning_rate: 1e-3
+
+Among the arguments of a call, a mapping with `call` is called first, and
+{object: PATH} is the object itself. Modules are also searched in the recipe's folder.
+Everything that can be checked without running your code is checked first, and all
+problems are reported together, with their lines.
+
+The arguments below may be given after the recipe and override it. Ctrl-C or SIGTERM
+saves a checkpoint and stops; a second one stops immediately. With --resume auto the
+same command starts a run, resumes it, or reports that it is finished."""
+
+TRAIN_EXAMPLES = """\
+examples:
+  hexloop train recipe.yaml
+  hexloop train recipe.yaml --learning_rate 1e-4 --max_steps 200 --output_dir runs/short
+  hexloop train recipe.yaml --bf16 --report_to json_lines tensorboard
+  hexloop train recipe.yaml --resume
+  hexloop train recipe.yaml --resume auto
+  hexloop train recipe.yaml --resume runs/first/checkpoint-500
+
+"""
+
+EVALUATE = """\
+Evaluate a checkpoint on the recipe's eval_dataset. The metrics are written to a file
+and printed as JSON; nothing else is written to standard output.
+
+All training arguments may be given too; `hexloop train --help` lists them."""
+
+PREDICT = """\
+Write a checkpoint's predictions on the recipe's test_dataset, or on its eval_dataset
+if there is none, to a file. The metrics are printed as JSON on standard output.
+
+  .npz    arrays `predictions` and `label_ids` of shape (samples, ...); several
+          outputs are predictions_0, predictions_1, ... or predictions_<name>.
+          numpy.load reads it without unpickling anything.
+  .jsonl  a line {"prediction": ..., "label": ...} per sample
+
+All training arguments may be given too; `hexloop train --help` lists them."""
+
+LAUNCH = """\
+Run a recipe or a Python script in several processes that train together, on one
+machine or several. A recipe runs as with `hexloop train`, a file that ends in .py as
+with `python`; arguments after its name are passed to it. Each process reads its rank
+from the environment variables that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, ...).
+
+When a process dies, all are stopped, and with --restarts they are started again: a
+recipe resumes from its newest checkpoint. Options must precede the recipe."""
+
+LAUNCH_EXAMPLES = """\
+examples:
+  hexloop launch --processes 2 recipe.yaml --max_steps 100
+  hexloop launch --processes 2 --restarts 3 --log-folder logs recipe.yaml --resume auto
+  hexloop launch --processes 8 --nodes 2 --node-rank 0 --rendezvous node0:29400 train.py
+
+exit codes:
+  0    every process exited with 0
+  2    an option is invalid: nothing was started
+  n    that of the process that failed first; 128 + n if signal n killed it.
+       A process that exits with 2 (invalid configuration) or 3 (stopped and saved)
+       is not restarted
+"""
+
+LIST = """\
+List the checkpoints in a folder, and related folders: quarantined and unfinished ones,
+and those that have the name of a checkpoint but are not one. Every byte of each
+checkpoint is read. Nothing is changed.
+
+Exit code: 0 if no checkpoint is bad, 1 if one is."""
+
+VERIFY = """\
+Read every byte of each checkpoint and compare it with the manifest. A folder stands
+for all checkpoints in it. Nothing is changed.
+
+Exit code: 0 if all are good, 1 if one is not."""
+
+SHOW = """\
+Show which run wrote a checkpoint, at which step, the state of that run, and the files
+with their sizes and digests. Nothing is verified: `hexloop checkpoints verify` does that."""
+
+DIFF = """\
+Compare two checkpoints: weights, optimizer, other tensors, then every field of the JSON
+documents. Both are verified first. Of tensors that differ, one at a time is in memory.
+
+Values that only identify a run are not compared: the names of runs and sessions, time
+and memory readings, and the two files that are never read back. --strict compares them too.
+
+Exit code: 0 if they are equal, 1 if they differ, 2 if one of them cannot be compared."""
+
+PRUNE = """\
+Remove checkpoints of one run: of those that led to its newest one, all but the last N.
+The newest is verified first; if it is not good, nothing is removed. Checkpoints of other
+runs, of a branch that the run has abandoned, and those that contain a file named
+"protected" are never removed. There is no confirmation; what was removed is printed.
+
+Do not use --leftovers while the run is training: a save in progress is unfinished too,
+and would fail."""
+
+CONSOLIDATE = """\
+Write a folder with the model alone: its weights as one model.safetensors, however many
+processes saved them, and its configuration and tokenizer if the checkpoint has them.
+One tensor at a time is in memory; neither torch nor the engine that trained needs to be
+installed. The folder appears when it is complete; the checkpoint is not changed."""
+
+IMPORT = """\
+Convert a checkpoint of transformers' Trainer (version 4 or 5) to a checkpoint of hexloop
+in OUTPUT_DIR, from which `hexloop train --resume` resumes.
+
+Only tensors, numbers and strings are read: files that would run code when they are
+loaded are refused. training_args.bin is never read: pass the run's arguments again."""
+
+EXPORT = """\
+Write a checkpoint as checkpoint-<step> in OUTPUT_DIR, in the format of transformers'
+Trainer, which accepts the folder as resume_from_checkpoint. This is the only place
+where hexloop writes pickled files, as transformers requires them."""
+
+RUNS_DIFF = """\
+Find the step at which two runs diverge, and what diverges first: the data, the random
+generators, the learning rate, the loss, the gradients, the weights or the metrics.
+Everything that both journals contain is compared: logs and saves, and with
+journal='steps' every step.
+
+Exit code: 0 if the runs are equal in everything that was compared, 1 if they diverge."""
+
+DOCTOR = """\
+Report what this machine has: devices and the precisions that each supports, the
+adapters of each port including those of installed packages, and versions; and what to
+install for anything missing. Exit code: 1 if something that hexloop needs is missing."""
