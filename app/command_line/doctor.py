@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, requires, version
 from importlib.util import find_spec
-from typing import Any
 
 from attrs import asdict, frozen
 
@@ -89,10 +88,6 @@ class Report:
         """The packages that hexloop itself needs and that are missing or too old."""
         return [package for package in self.packages if package.install and not package.extras]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report in JSON types."""
-        return {**asdict(self), "missing": [package.name for package in self.missing]}
-
 
 def run(options: Namespace) -> ExitCode:
     """Print the report. Return FAILED if something that hexloop needs is missing."""
@@ -100,60 +95,46 @@ def run(options: Namespace) -> ExitCode:
         hexloop=hexloop.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        devices=_devices(),
+        devices=list(_devices()),
         adapters={port: _module_names(f"{ADAPTERS}.{port}") for port in _module_names(ADAPTERS)},
         plugins=_plugins(),
         packages=_packages(),
     )
-    print(json.dumps(report.to_dict(), indent=2) if options.json else "\n".join(_lines(report)))
+    if options.json:
+        print(json.dumps({**asdict(report), "missing": [package.name for package in report.missing]}, indent=2))
+    else:
+        print("\n".join(_lines(report)))
     return ExitCode.FAILED if report.missing else ExitCode.DONE
 
 
-def _devices() -> list[DeviceFound]:
-    """Return the CPU, every GPU, and what is missing for the other kinds of devices."""
+def _devices() -> Iterator[DeviceFound]:
+    """Yield the CPU, every GPU, and what is missing for the other kinds of devices."""
     if find_spec("torch") is None:
-        return [DeviceFound("cpu", "unknown without torch", {}, f"install torch: {GET_TORCH}")]
-    return [*_cpu(), *_cuda(), *_mps()]
-
-
-def _cpu() -> Iterator[DeviceFound]:
+        yield DeviceFound("cpu", "unknown without torch", {}, f"install torch: {GET_TORCH}")
+        return
     import torch
 
     from hexloop.app.wiring.adapters import DEVICES
 
     yield _tested(DEVICES["cpu"](0), f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
-
-
-def _cuda() -> Iterator[DeviceFound]:
-    import torch
-
-    from hexloop.app.wiring.adapters import DEVICES
-
     built_for = torch.version.cuda or torch.version.hip
     if built_for is None:
         advice = f"for an NVIDIA or AMD GPU, install a torch that is built for it: {GET_TORCH}"
         yield DeviceFound("cuda", f"torch {torch.__version__} is built without CUDA and ROCm", {}, advice)
     elif not torch.cuda.is_available():
-        kind = "CUDA" if torch.version.cuda else "ROCm"
-        tool = "nvidia-smi" if torch.version.cuda else "rocm-smi"
+        kind, tool = ("CUDA", "nvidia-smi") if torch.version.cuda else ("ROCm", "rocm-smi")
         advice = f"check that the driver is installed ({tool} lists GPUs)"
         yield DeviceFound("cuda", f"torch is built for {kind} {built_for}, but finds no GPU", {}, advice)
     else:
         for index in range(torch.cuda.device_count()):
             memory = torch.cuda.get_device_properties(index).total_memory / GIBIBYTE
             yield _tested(DEVICES["cuda"](index), f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
-
-
-def _mps() -> Iterator[DeviceFound]:
-    import torch
-
-    from hexloop.app.wiring.adapters import DEVICES
-
     if torch.backends.mps.is_available():
         yield _tested(DEVICES["mps"](0), "Apple's GPU through Metal")
     elif platform.system() == "Darwin":
-        advice = f"install a current torch on macOS 14 or later: {GET_TORCH}"
-        yield DeviceFound("mps", "torch finds no Metal", {}, advice)
+        yield DeviceFound(
+            "mps", "torch finds no Metal", {}, f"install a current torch on macOS 14 or later: {GET_TORCH}"
+        )
     else:
         yield DeviceFound("mps", "available on Macs only", {})
 

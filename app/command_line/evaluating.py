@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,8 @@ RESULTS = "eval_results.json"
 
 def evaluate(options: Namespace) -> ExitCode:
     """Print the metrics as JSON, with nothing else on standard output, and write them to a file."""
-
-    def problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
-        yield from _checkpoint_problems(options, arguments)
-
     with redirect_stdout(sys.stderr):
+        problems = partial(_checkpoint_problems, options)
         recipe = read_recipe(options.recipe, ("model", "eval_dataset"), options, options.unknown, problems)
         trainer = recipe.make_trainer(("eval_dataset",))
         checkpoint = _load_weights(trainer, options)
@@ -52,7 +50,7 @@ def predict(options: Namespace) -> ExitCode:
     path = Path(options.output)
 
     def problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
-        yield from _checkpoint_problems(options, arguments)
+        yield from _checkpoint_problems(options, arguments, given)
         if not {"test_dataset", "eval_dataset"} & set(given):
             yield f"{options.recipe}: test_dataset and eval_dataset are both missing; add one of them."
         if path.suffix not in FORMATS:
@@ -108,7 +106,7 @@ FORMATS: dict[str, Callable[[Any, Any], bytes]] = {".npz": to_npz, ".jsonl": to_
 """Functions from predictions and labels to the bytes of a file, by its extension."""
 
 
-def _checkpoint_problems(options: Namespace, arguments: TrainingArguments) -> Iterator[str]:
+def _checkpoint_problems(options: Namespace, arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
     """Report a missing checkpoint."""
     folder = str(arguments.output_dir)
     if options.checkpoint is not None:

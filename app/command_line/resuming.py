@@ -65,7 +65,10 @@ def resume_command(argv: Sequence[str], arguments: TrainingArguments, step: int,
     source = ["--resume", *([] if alone else [joined(folder, checkpoint_name(step))])]
     if not finished:
         return command_text([*without_options(argv, RESUME), *source])
-    longer, value = _twice_the_length(arguments)
+    if arguments.max_steps > 0:
+        longer, value = "max_steps", str(2 * arguments.max_steps)
+    else:
+        longer, value = "num_train_epochs", f"{2 * arguments.num_train_epochs:g}"
     return command_text([*without_options(argv, (*RESUME, longer)), *source, f"--{longer}", value])
 
 
@@ -80,9 +83,3 @@ def without_options(argv: Sequence[str], names: Collection[str]) -> list[str]:
         elif not equals and left and not left[0].startswith("--"):
             left.pop(0)
     return kept
-
-
-def _twice_the_length(arguments: TrainingArguments) -> tuple[str, str]:
-    if arguments.max_steps > 0:
-        return "max_steps", str(2 * arguments.max_steps)
-    return "num_train_epochs", f"{2 * arguments.num_train_epochs:g}"

@@ -17,15 +17,7 @@ from hexloop.ports.journal import Fact
 WIDTH = 60
 """How many characters of a value are printed."""
 
-NAMES = {
-    ObservationKind.DATA: "data",
-    ObservationKind.RANDOMNESS: "randomness",
-    ObservationKind.LEARNING_RATE: "learning rate",
-    ObservationKind.LOSS: "loss",
-    ObservationKind.GRADIENTS: "gradients",
-    ObservationKind.WEIGHTS: "weights",
-    ObservationKind.METRICS: "metrics",
-}
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in ObservationKind}
 
 
 def diff(options: Namespace) -> ExitCode:

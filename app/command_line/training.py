@@ -20,55 +20,25 @@ from hexloop.app.command_line import ExitCode
 from hexloop.app.command_line.resuming import AUTO, command_text, resume_command, resume_problems, resume_source
 from hexloop.app.recipe import read_recipe
 from hexloop.app.run.checkpoints import FINISHED, finished_at
+from hexloop.app.run.session import RunOutcome
 from hexloop.app.wiring.adapters import JOURNAL, choose_interrupts
 from hexloop.app.wiring.storage import as_location, is_elsewhere, scheme_of, storage_for
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest
 from hexloop.domain.errors import CheckpointError, StorageError
-from hexloop.domain.events import AnyEvent, CheckpointPublished, Paused, TrainEnded
+from hexloop.domain.events import CheckpointPublished, Paused
 from hexloop.ports.interrupts import Interrupts
 
 SIGNALS = ("SIGINT", "SIGTERM")
 """The signals that stop a run if its arguments do not name any."""
 
-INTERNAL_FILES = (JOURNAL, FINISHED)
-"""Files in the output folder that are not results to look at."""
-
 
 @define
 class Progress:
-    """The progress of the run named `run`. `published`: the step and name of the last checkpoint it reported."""
+    """The name of the run, None until its first event, and the step of the last checkpoint that it reported."""
 
-    started: bool = False
-    step: int = 0
-    run: str = ""
-    published: tuple[int, str] | None = None
-    ended: TrainEnded | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run stopped on request before its last step."""
-        return self.ended is not None and self.ended.stopped
-
-    @property
-    def reason(self) -> str:
-        """Why the run was stopped; empty if no reason was given."""
-        return next(filter(None, self.ended.reasons), "") if self.ended is not None else ""
-
-    @property
-    def saved_last_step(self) -> bool:
-        """Whether a checkpoint of the last step exists."""
-        return self.published is not None and self.published[0] == self.step
-
-    def update(self, event: AnyEvent) -> None:
-        """Record an event of the run."""
-        self.started = True
-        if isinstance(event, CheckpointPublished):
-            self.published = event.step, event.name
-            return
-        self.step = event.step
-        if isinstance(event, TrainEnded):
-            self.ended = event
+    run: str | None = None
+    published: int | None = None
 
 
 @frozen
@@ -99,16 +69,22 @@ def run(options: Namespace) -> ExitCode:
         sys.stdout.reconfigure(line_buffering=True)  # so that logs in a file or pipe can be followed
 
     def problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
-        yield from _evaluation_problems(arguments, given)
+        strategy = getattr(arguments.eval_strategy, "value", arguments.eval_strategy)
+        if strategy != "no" and "eval_dataset" not in given:
+            yield (
+                f"You chose eval_strategy={strategy!r}, but the recipe has no eval_dataset; add one, or set "
+                "eval_strategy='no'."
+            )
         yield from resume_problems(resume_source(options, arguments), arguments)
 
     recipe = read_recipe(options.recipe, ("model", "train_dataset"), options, options.unknown, problems)
-    source = resume_source(options, recipe.arguments)
-    if source == AUTO and (step := _finished_step(recipe.arguments)) is not None:
-        if recipe.arguments.process_index == 0:
+    arguments = recipe.arguments
+    source, storage = resume_source(options, arguments), storage_for(str(arguments.output_dir))
+    if source == AUTO and (step := finished_at(storage, arguments)) is not None:
+        if arguments.process_index == 0:
             print(
                 f"{options.recipe}: this run finished after {step:,} steps; its checkpoints are in "
-                f"{recipe.arguments.output_dir}. Increase the number of steps to continue it, or choose another "
+                f"{arguments.output_dir}. Increase the number of steps to continue it, or choose another "
                 "output_dir to start a new run."
             )
         return ExitCode.DONE
@@ -120,16 +96,16 @@ def run(options: Namespace) -> ExitCode:
     try:
         drive(trainer, source, progress)
     except BaseException as error:
-        if progress.started:
+        if progress.run is not None:
             closing_line = _closing_line(trainer, options, progress)
             error.add_note(f"The run ended after step {trainer.state.global_step:,}. {closing_line}")
         raise
+    assert trainer.outcome is not None
     if prints:
-        print(_summary(trainer, progress))
-        print(
-            _closing_line(trainer, options, progress, _written_since(str(trainer.args.output_dir), started)), flush=True
-        )
-    return ExitCode.DONE if trainer.outcome is None else ExitCode(trainer.outcome.exit_code)
+        print(_summary(trainer, trainer.outcome))
+        files = _written_since(str(trainer.args.output_dir), started)
+        print(_closing_line(trainer, options, progress, files), flush=True)
+    return ExitCode(trainer.outcome.exit_code)
 
 
 def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progress) -> None:
@@ -143,25 +119,12 @@ def drive(trainer: hexloop.Trainer, resume: str | bool | None, progress: Progres
     with closing(trainer.stream(resume)) as events:
         for event in events:
             session = session_of(trainer)
-            if not progress.started and session is not None:
+            if progress.run is None and session is not None:
                 progress.run = session.run.state.run
-            progress.update(event)
+            if isinstance(event, CheckpointPublished):
+                progress.published = event.step
             if isinstance(event, Paused) and session is not None:
                 session.wait_while_paused()
-
-
-def _finished_step(arguments: TrainingArguments) -> int | None:
-    """Return the step at which the run in the output folder finished; None if it has not."""
-    return finished_at(storage_for(str(arguments.output_dir)), arguments)
-
-
-def _evaluation_problems(arguments: TrainingArguments, given: Collection[str]) -> Iterator[str]:
-    strategy = getattr(arguments.eval_strategy, "value", arguments.eval_strategy)
-    if strategy != "no" and "eval_dataset" not in given:
-        yield (
-            f"You chose eval_strategy={strategy!r}, but the recipe has no eval_dataset; add one, or set "
-            "eval_strategy='no'."
-        )
 
 
 def _opening_line(trainer: hexloop.Trainer, recipe: str) -> str:
@@ -179,27 +142,26 @@ def _opening_line(trainer: hexloop.Trainer, recipe: str) -> str:
     )
 
 
-def _summary(trainer: hexloop.Trainer, progress: Progress) -> str:
+def _summary(trainer: hexloop.Trainer, outcome: RunOutcome) -> str:
     """Describe how the run ended, with the best metric if there is one."""
     state = trainer.state
-    how = "Done"
-    if progress.stopped:
-        how = f"Stopped by {progress.reason}" if progress.reason else "Stopped on request"
-    elif progress.step < state.max_steps:
-        how = "Done early,"
-    text = f"{how} after {progress.step:,} of {state.max_steps:,} steps"
+    how = "Done" if outcome.step >= state.max_steps else "Done early,"
+    if outcome.stopped:
+        reason = next(filter(None, outcome.reasons), "")
+        how = f"Stopped by {reason}" if reason else "Stopped on request"
+    text = f"{how} after {outcome.step:,} of {state.max_steps:,} steps"
     if state.best_metric is not None:
         name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
         text += f"; the best eval_{name} was {state.best_metric:.4g}, at step {state.best_global_step:,}"
-    if (progress.stopped and not progress.saved_last_step) or _save_failed(trainer):
+    if (outcome.stopped and outcome.checkpoint is None) or outcome.save_failed:
         text += "; the steps after the last checkpoint are not saved"
     return f"{text}."
 
 
 def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progress, look_at: Sequence[str] = ()) -> str:
     """Return one line with the checkpoints' folder, the files to look at, and the exact command to resume."""
-    args = trainer.args
-    finished = progress.ended is not None and progress.step >= trainer.state.max_steps and not _save_failed(trainer)
+    args, outcome = trainer.args, trainer.outcome
+    finished = outcome is not None and outcome.step >= trainer.state.max_steps and not outcome.save_failed
     if resume_source(options, args) == AUTO and not finished:
         command = command_text(options.argv)
     elif (step := _last_saved(trainer, progress)) is not None:
@@ -216,23 +178,19 @@ def _closing_line(trainer: hexloop.Trainer, options: Namespace, progress: Progre
     return "; ".join(parts)
 
 
-def _save_failed(trainer: hexloop.Trainer) -> bool:
-    return trainer.outcome is not None and trainer.outcome.save_failed
-
-
 def _last_saved(trainer: hexloop.Trainer, progress: Progress) -> int | None:
     """Return the step of the run's last checkpoint.
 
     A run that ended in an error may not have reported it, nor does a run that had nothing left to do.
     """
-    if progress.ended is not None and progress.published is not None:
-        return progress.published[0]
+    if trainer.outcome is not None and progress.published is not None:
+        return progress.published
     storage = trainer.adapters.storage
     try:
         found = (read_manifest(storage, name) for name in map(checkpoint_name, checkpoint_steps(storage)))
         return next((manifest.step for manifest in found if manifest.run == progress.run), None)
     except (CheckpointError, StorageError):
-        return progress.published[0] if progress.published is not None else None
+        return progress.published
 
 
 def _written_since(folder: str, since: float) -> list[str]:
@@ -246,7 +204,7 @@ def _written_since(folder: str, since: float) -> list[str]:
     found = [
         str(path)
         for path in sorted(Path(folder).glob("*"))
-        if path.is_file() and path.name not in INTERNAL_FILES and not path.name.startswith(".")
+        if path.is_file() and path.name not in (JOURNAL, FINISHED) and not path.name.startswith(".")
         if path.stat().st_mtime >= since - 1
     ]
     events = [path for path in Path(folder).rglob("events.out.tfevents.*") if path.stat().st_mtime >= since - 1]

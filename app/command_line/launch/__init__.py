@@ -24,7 +24,7 @@ def run(options: Namespace) -> int:
     plan = read_plan(options)
     here = options.argv[: len(options.argv) - len(plan.arguments) - 1]
     given = {"OMP_NUM_THREADS": str(plan.threads), LAUNCHED_AS: shlex.join(["hexloop", *here])}
-    with _variables({**VARIABLES, **given}), _quiet():
+    with _settings({**VARIABLES, **given}):
         return launch(plan)
 
 
@@ -53,45 +53,36 @@ def launch(plan: LaunchPlan) -> int:
             if agent is not None and agent.failure is not None and isinstance(error, RendezvousClosedError):
                 screen.report("another machine has ended the launch; workers are not restarted")
                 return agent.failure.exit_code
-            raise _rendezvous_error(plan, error) from error
+            raise CollectiveError(
+                f"Rendezvous at {plan.rendezvous} failed ({error}); check that the launch at that address is running, "
+                f"that its port can be reached, and that {plan.nodes[0]} machines start within {plan.join_timeout:g} s."
+            ) from error
         finally:
             if agent is not None:
                 agent.close()
     return agent.failure.exit_code if agent.failure is not None else 0
 
 
-def _rendezvous_error(plan: LaunchPlan, error: Exception) -> CollectiveError:
-    return CollectiveError(
-        f"Rendezvous at {plan.rendezvous} failed ({error}); check that the launch at that address is running, that its "
-        f"port can be reached, and that {plan.nodes[0]} machines start within {plan.join_timeout:g} s."
-    )
-
-
 @contextmanager
-def _variables(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set, and restore the environment afterwards."""
+def _settings(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set, and disable the logs of torch's agent; restore both afterwards.
+
+    The launcher prints its own messages. Setting `LOGLEVEL` enables the logs.
+    """
     # torch's agent would raise exceptions for signals in the middle of a start and leave workers running.
     given = {name: value for name, value in defaults.items() if name not in os.environ}
     given["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     before = {name: os.environ.get(name) for name in given}
+    level = logging.root.manager.disable
+    if "LOGLEVEL" not in os.environ:
+        logging.disable(logging.CRITICAL)
     os.environ.update(given)
     try:
         yield
     finally:
+        logging.disable(level)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Disable the logs of torch's agent, as the launcher prints its own messages. Setting `LOGLEVEL` enables them."""
-    before = logging.root.manager.disable
-    if "LOGLEVEL" not in os.environ:
-        logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

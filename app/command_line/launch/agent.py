@@ -122,7 +122,11 @@ class Agent(LocalElasticAgent):
             self.failure = self._first_failure(failed)
             self._end_workers(signal.SIGTERM, min(self.plan.grace, AFTER_FAILURE))
         elif self.signals.ending is not None and len(ended) < self.plan.processes:
-            self._end_workers_for_signal(self.signals.ending)
+            self.screen.report(
+                f"{self.signals.ending.name}: the workers have {self.plan.grace:g} s to save and exit; a second signal "
+                "stops them immediately"
+            )
+            self._end_workers(None, self.plan.grace)
         elif self._are_stopping(ended):
             return RunResult(state=WorkerState.HEALTHY)
         else:
@@ -221,13 +225,6 @@ class Agent(LocalElasticAgent):
             for process in self._processes().values():
                 process.send_signal(number)
         return signals
-
-    def _end_workers_for_signal(self, ending: signal.Signals) -> None:
-        self.screen.report(
-            f"{ending.name}: the workers have {self.plan.grace:g} s to save and exit; a second signal stops them "
-            "immediately"
-        )
-        self._end_workers(None, self.plan.grace)
 
     def _end_workers(self, number: signal.Signals | None, grace: float) -> None:
         """Send the workers a signal, wait for them to exit, then kill the rest and their process groups."""

@@ -276,7 +276,8 @@ class Attempt:
             while True:
                 ended = self._ended.is_set()  # checked first, so that everything printed until then is read below
                 ready = [key.fd for key, _ in selector.select(0 if ended else PAUSE) if key.fd in self._readers]
-                for reader in sorted(ready, key=self._stream):  # a log before the bar that is redrawn below it
+                # A log is read before the bar that is redrawn below it.
+                for reader in sorted(ready, key=lambda reader: self._readers[reader][0].stream):
                     if not self._take(reader):
                         selector.unregister(reader)
                 for output, _ in self._readers.values():
@@ -285,9 +286,6 @@ class Attempt:
                     break
         for output, _ in self._readers.values():
             output.end()
-
-    def _stream(self, reader: int) -> int:
-        return self._readers[reader][0].stream
 
     def _take(self, reader: int) -> bool:
         """Read from the pipe; return False at its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from argparse import Namespace
@@ -9,14 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from attrs import field, frozen
+from attrs import frozen
 
 from hexloop.app.command_line.resuming import AUTO, RESUME, without_options
 from hexloop.domain.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 SCRIPT = ".py"
-Value = TypeVar("Value")
+Value = TypeVar("Value", int, float)
 
 
 @frozen
@@ -58,56 +59,34 @@ class LaunchPlan:
         return max(1, cores() // self.processes)
 
 
-@frozen
-class _Reader:
-    """Parses values and collects problems with them."""
-
-    problems: list[str] = field(factory=list)
-
-    def number(self, option: str, text: str, kind: Callable[[str], Value], least: float, wanted: str) -> Value | None:
-        """Return the value of `text`; None, with a problem added, if it is invalid or less than `least`."""
-        try:
-            value = kind(text)
-            if not least <= float(str(value)) < float("inf"):
-                raise ValueError(text)
-        except ValueError:
-            self.problems.append(f"{option}: You chose {text!r}, but it must be {wanted}.")
-            return None
-        return value
-
-
 def read_plan(options: Namespace) -> LaunchPlan:
     """Parse the options. Warns if the machine has fewer GPUs or cores than processes.
 
     Raises ConfigurationError with all problems.
     """
-    reader = _Reader()
-    processes = _processes(options.processes, reader)
-    nodes = _nodes(options.nodes, reader)
-    node_rank = _node_rank(options.node_rank, nodes, reader)
-    restarts = reader.number("--restarts", options.restarts, int, 0, "a whole number, 0 or more")
-    grace = reader.number("--grace", options.grace, float, 0, "a number of seconds, 0 or more")
-    join_timeout = reader.number("--join-timeout", options.join_timeout, float, 1, "a number of seconds, 1 or more")
-    _check_rendezvous(options.rendezvous, nodes, reader.problems)
-    _check_files(options.program, options.log_folder, reader.problems)
-    if processes is None or nodes is None or restarts is None or grace is None or join_timeout is None:
-        raise ConfigurationError(reader.problems)
-    if reader.problems:
-        raise ConfigurationError(reader.problems)
-    _warn_of_too_many(processes)
-    return LaunchPlan(
+    problems: list[str] = []
+    nodes = _nodes(options.nodes, problems)
+    plan = LaunchPlan(
         program=options.program,
         arguments=tuple(options.program_arguments),
-        processes=processes,
-        nodes=nodes,
-        node_rank=node_rank,
+        processes=_processes(options.processes, problems),
+        nodes=nodes or (1, 1),
+        node_rank=_node_rank(options.node_rank, nodes, problems),
         rendezvous=options.rendezvous,
         address=options.address,
-        restarts=restarts,
-        grace=grace,
-        join_timeout=join_timeout,
+        restarts=_number("--restarts", options.restarts, int, 0, "a whole number, 0 or more", problems),
+        grace=_number("--grace", options.grace, float, 0.0, "a number of seconds, 0 or more", problems),
+        join_timeout=_number(
+            "--join-timeout", options.join_timeout, float, 1.0, "a number of seconds, 1 or more", problems
+        ),
         log_folder=options.log_folder,
     )
+    _check_rendezvous(plan.rendezvous, plan.nodes, problems)
+    _check_files(plan.program, plan.log_folder, problems)
+    if problems:
+        raise ConfigurationError(problems)
+    _warn_of_too_many(plan.processes)
+    return plan
 
 
 def cores() -> int:
@@ -121,42 +100,53 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _processes(text: str | None, reader: _Reader) -> int | None:
+def _number(
+    option: str, text: str, kind: Callable[[str], Value], least: Value, wanted: str, problems: list[str]
+) -> Value:
+    """Return the value of `text`; `least`, with a problem added, if it is invalid or less than that."""
+    try:
+        value = kind(text)
+        if least <= value < math.inf:
+            return value
+    except ValueError:
+        pass
+    problems.append(f"{option}: You chose {text!r}, but it must be {wanted}.")
+    return least
+
+
+def _processes(text: str | None, problems: list[str]) -> int:
     if text is not None:
-        return reader.number("--processes", text, int, 1, "a whole number, 1 or more")
-    if gpus := _gpus():
-        return gpus
-    reader.problems.append("--processes is missing, and there is no GPU to count; set it, as in --processes 2.")
-    return None
+        return _number("--processes", text, int, 1, "a whole number, 1 or more", problems)
+    gpus = _gpus()
+    if not gpus:
+        problems.append("--processes is missing, and there is no GPU to count; set it, as in --processes 2.")
+    return gpus
 
 
-def _nodes(text: str, reader: _Reader) -> tuple[int, int] | None:
+def _nodes(text: str, problems: list[str]) -> tuple[int, int] | None:
     fewest, colon, most = text.partition(":")
-    wanted = "a whole number, 1 or more, or a range such as 1:4"
-    low = reader.number("--nodes", fewest, int, 1, wanted)
-    high = reader.number("--nodes", most, int, 1, wanted) if colon and low is not None else low
-    if low is None or high is None:
-        return None
-    if high < low:
-        reader.problems.append(f"--nodes: You chose {text!r}, but a range is MIN:MAX; swap the two numbers.")
-        return None
-    return low, high
+    found, wanted = len(problems), "a whole number, 1 or more, or a range such as 1:4"
+    low = _number("--nodes", fewest, int, 1, wanted, problems)
+    high = _number("--nodes", most, int, 1, wanted, problems) if colon else low
+    if high < low and len(problems) == found:
+        problems.append(f"--nodes: You chose {text!r}, but a range is MIN:MAX; swap the two numbers.")
+    return (low, high) if len(problems) == found else None
 
 
-def _node_rank(text: str | None, nodes: tuple[int, int] | None, reader: _Reader) -> int | None:
+def _node_rank(text: str | None, nodes: tuple[int, int] | None, problems: list[str]) -> int | None:
     if text is None:
         return None
-    rank = reader.number("--node-rank", text, int, 0, "a whole number, 0 or more")
-    if rank is not None and nodes is not None and rank >= nodes[1]:
-        reader.problems.append(
+    rank = _number("--node-rank", text, int, 0, "a whole number, 0 or more", problems)
+    if nodes is not None and rank >= nodes[1]:
+        problems.append(
             f"--node-rank: You chose {rank}, but node ranks start at 0, so the last of {nodes[1]} is {nodes[1] - 1}."
         )
     return rank
 
 
-def _check_rendezvous(text: str | None, nodes: tuple[int, int] | None, problems: list[str]) -> None:
+def _check_rendezvous(text: str | None, nodes: tuple[int, int], problems: list[str]) -> None:
     if text is None:
-        if nodes is not None and nodes[1] > 1:
+        if nodes[1] > 1:
             problems.append(
                 "--rendezvous is missing, and several nodes need it to connect; set the same value on each of them, "
                 "as in --rendezvous node0:29400."

@@ -8,13 +8,17 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from typing import Any
+from datetime import timedelta
 
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    _RendezvousExitOp,
+)
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from hexloop.app.command_line.launch.plan import LOOPBACK, LaunchPlan
@@ -32,22 +36,27 @@ LAST = sys.maxsize
 """The node rank of a machine that was given none."""
 
 
-def rendezvous_handler(plan: LaunchPlan) -> RendezvousHandler:
+def rendezvous_handler(plan: LaunchPlan) -> DynamicRendezvousHandler:
     """Return the rendezvous of this machine with the others; for a single machine, at a free port."""
     alone = plan.rendezvous is None
     endpoint = plan.rendezvous or f"{LOOPBACK}:0"
     host, _, port = endpoint.rpartition(":")
-    options: dict[str, Any] = {"join_timeout": int(plan.join_timeout)}
-    if plan.node_rank is not None and not alone:
-        options["is_host"] = plan.node_rank == 0
+    options = {} if plan.node_rank is None or alone else {"is_host": plan.node_rank == 0}
     if not options.get("is_host", alone or _matches_machine_hostname(host)):
         _wait_for(host.strip("[]"), int(port), plan.join_timeout)
     address = plan.address or (LOOPBACK if host in (LOOPBACK, "localhost") else None)
     parameters = RendezvousParameters(
         "c10d", endpoint, uuid.uuid4().hex if alone else RUN_ID, *plan.nodes, local_addr=address, **options
     )
-    handler = get_rendezvous_handler(parameters)
-    return handler if alone else OrderedRendezvous(handler, plan.node_rank, address)
+    backend, store = create_backend(parameters)
+    timeout = RendezvousTimeout(join=timedelta(seconds=int(plan.join_timeout)))
+    kind = DynamicRendezvousHandler if alone else OrderedRendezvous
+    handler: DynamicRendezvousHandler = kind.from_backend(
+        parameters.run_id, store, backend, *plan.nodes, address, timeout
+    )
+    if isinstance(handler, OrderedRendezvous):
+        handler.node_rank, handler.address = plan.node_rank, address
+    return handler
 
 
 def _wait_for(host: str, port: int, timeout: float) -> None:
@@ -63,20 +72,20 @@ def _wait_for(host: str, port: int, timeout: float) -> None:
         time.sleep(PAUSE)
 
 
-class OrderedRendezvous(RendezvousHandler):
-    """A rendezvous that orders machines by node rank, those without one last.
+class OrderedRendezvous(DynamicRendezvousHandler):
+    """A rendezvous that orders machines by node rank, those without one last. address: that of this machine.
 
     torch orders them by name. Each machine writes one value and reads one, and the first one reads all.
     """
 
-    def __init__(self, inner: RendezvousHandler, node_rank: int | None, address: str | None) -> None:
-        self._inner, self._node_rank, self._address = inner, node_rank, address
+    node_rank: int | None = None
+    address: str | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the rendezvous and return it with this machine's rank; the first machine's address is that of rank 0."""
-        met = self._inner.next_rendezvous()
+        met = super().next_rendezvous()
         store = PrefixStore("order", met.store)
-        store.set(f"given/{met.rank}", str(LAST if self._node_rank is None else self._node_rank))
+        store.set(f"given/{met.rank}", str(LAST if self.node_rank is None else self.node_rank))
         if met.rank == 0:
             given = store.multi_get([f"given/{index}" for index in range(met.world_size)])
             order = sorted(range(met.world_size), key=lambda index: (int(given[index]), index))
@@ -84,41 +93,16 @@ class OrderedRendezvous(RendezvousHandler):
                 [f"place/{index}" for index in order], [json.dumps(rank) for rank in range(met.world_size)]
             )
         rank = int(json.loads(store.get(f"place/{met.rank}")))
-        first = RendezvousStoreInfo.build(rank, store, self._address)
+        first = RendezvousStoreInfo.build(rank, store, self.address)
         return RendezvousInfo(met.store, rank, met.world_size, first)
-
-    def get_backend(self) -> str:
-        """Return the name of torch's rendezvous backend."""
-        return self._inner.get_backend()
 
     @property
     def use_agent_store(self) -> bool:
         """Whether workers share the store: no, because rank 0 may be on another machine than the store."""
         return False
 
-    def is_closed(self) -> bool:
-        """Return whether the rendezvous no longer accepts machines."""
-        return self._inner.is_closed()
-
-    def set_closed(self) -> None:
-        """Accept no more machines."""
-        self._inner.set_closed()  # type: ignore[no-untyped-call]
-
-    def num_nodes_waiting(self) -> int:
-        """Return how many machines are waiting to join."""
-        return self._inner.num_nodes_waiting()
-
-    def get_run_id(self) -> str:
-        """Return the name of the launch."""
-        return self._inner.get_run_id()
-
-    def shutdown(self) -> bool:
-        """Leave, and accept no more machines."""
-        return self._inner.shutdown()
-
     def leave(self) -> None:
         """Leave, so that the others can continue. If that fails, they notice missing heartbeats within 15 s."""
-        inner: Any = self._inner
         with suppress(Exception):  # torch has no public way to do this, and the store may be gone
-            inner._stop_heartbeats()
-            inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + LEAVE_TIMEOUT)
+            self._stop_heartbeats()
+            self._op_executor.run(_RendezvousExitOp(), time.monotonic() + LEAVE_TIMEOUT)
