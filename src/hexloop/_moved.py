@@ -47,16 +47,13 @@ MOVED = {
     "hexloop.app.arguments.evaluation": "hexloop.app.arguments.optimization",
     "hexloop.app.arguments.reporting": "hexloop.app.arguments.outputs",
     "hexloop.app.arguments.saving": "hexloop.app.arguments.outputs",
+    "hexloop.app.callbacks.early_stopping": "hexloop.app.callbacks.flow",
+    "hexloop.app.callbacks.exportable": "hexloop.app.callbacks.trainer_state",
     "hexloop.domain.checkpoints.pruning": "hexloop.domain.checkpoints.survey",
     "hexloop.domain.order.grouped": "hexloop.domain.order.permutation",
     "hexloop.domain.plan": "hexloop.domain.triggers",
     "hexloop.domain.schedules.build": "hexloop.domain.schedules",
     "hexloop.ports.files": "hexloop.ports.storage",
-    "hexloop.app.arguments.evaluation": "hexloop.app.arguments.optimization",
-    "hexloop.app.arguments.reporting": "hexloop.app.arguments.outputs",
-    "hexloop.app.arguments.saving": "hexloop.app.arguments.outputs",
-    "hexloop.app.callbacks.early_stopping": "hexloop.app.callbacks.flow",
-    "hexloop.app.callbacks.exportable": "hexloop.app.callbacks.trainer_state",
 }
 """From a module of release 0.1.0 that the docs named to the module that defines its public names now."""
 
