@@ -10,7 +10,6 @@ import time
 import uuid
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from types import TracebackType
 from typing import Any, cast
 
 from hexloop.app.wiring.model import make_schedule
@@ -31,13 +30,10 @@ class Refusals:
     def __enter__(self) -> Refusals:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, ConfigurationError):
-            return False
-        self._problems += [problem for problem in error.problems if problem not in self._problems]
-        return True
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, ConfigurationError):
+            self._problems += error.problems
+        return isinstance(error, ConfigurationError)
 
     def settle(self) -> None:
         """Raise ConfigurationError with every problem."""
@@ -47,14 +43,14 @@ class Refusals:
 
 def refuse_evaluation_without_data(parts: TrainerParts) -> None:
     """Raise ConfigurationError if evaluations are due in the run and there is no data for them."""
-    args = parts.args
-    due = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no" or args.eval_on_start
+    strategy = str(getattr(parts.args.eval_strategy, "value", parts.args.eval_strategy))
+    due = strategy != "no" or parts.args.eval_on_start
     if not due or parts.hooks.evaluate.overridden or parts.hooks.get_eval_dataloader.overridden:
         return
     if parts.eval_dataset is None:
         raise ConfigurationError(
-            f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} needs data to "
-            "evaluate on, but the Trainer has none; pass eval_dataset, or set eval_strategy='no'."
+            f"eval_strategy={strategy!r} needs data to evaluate on, but the Trainer has none; pass eval_dataset, or "
+            "set eval_strategy='no'."
         )
     datasets = parts.eval_dataset if isinstance(parts.eval_dataset, dict) else {"eval_dataset": parts.eval_dataset}
     empty = [name for name, dataset in datasets.items() if _length(dataset) == 0]
@@ -67,8 +63,14 @@ def refuse_evaluation_without_data(parts: TrainerParts) -> None:
 
 def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
     """Raise ConfigurationError if the optimizer or the schedule cannot be made, or does not fit the parallelism."""
+    capabilities = parts.adapters.parallelism.capabilities
     with Refusals() as refusals:
-        _refuse_users_optimizer_of_sharded_model(parts)
+        if capabilities.sharded and not parts.own_optimizer:
+            raise ConfigurationError(
+                "The Trainer was given an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()), but "
+                f"the parallelism {capabilities.name} replaces the parameters that it holds; name the optimizer with "
+                "optim, or pass optimizer_cls_and_kwargs."
+            )
     with refusals:
         if parts.makes_optimizer:
             parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
@@ -76,16 +78,6 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
         if parts.makes_scheduler:
             make_schedule(parts.args, total_steps)
     refusals.settle()
-
-
-def _refuse_users_optimizer_of_sharded_model(parts: TrainerParts) -> None:
-    capabilities = parts.adapters.parallelism.capabilities
-    if capabilities.sharded and not parts.own_optimizer:
-        raise ConfigurationError(
-            "The Trainer was given an optimizer (optimizers=(...), trainer.optimizer or create_optimizer()), but "
-            f"the parallelism {capabilities.name} replaces the parameters that it holds; name the optimizer with "
-            "optim, or pass optimizer_cls_and_kwargs."
-        )
 
 
 def refuse_parts(
@@ -179,25 +171,25 @@ def refuse_inconsistent_ranks(parts: TrainerParts) -> None:
     if len(set(cast("list[str]", collectives.gather(digest)))) == 1:
         return
     every = cast("list[dict[str, Any]]", collectives.gather(cast(Json, own)))
-    problems = []
-    for rank, theirs in enumerate(every):
-        for key in sorted(theirs.keys() | every[0].keys()):
-            first, other = every[0].get(key), theirs.get(key)
-            if first != other:
-                problems.append(
-                    f"Rank {rank} has {key}={other}, but rank 0 has {first}; start all processes with the same value."
-                )
+    first = every[0]
+    problems = [
+        f"Rank {rank} has {key}={own.get(key)}, but rank 0 has {first.get(key)}; start all processes with the same "
+        "value."
+        for rank, own in enumerate(every)
+        for key in sorted(own.keys() | first.keys())
+        if own.get(key) != first.get(key)
+    ]
     raise ConfigurationError(problems[:MOST_REPORTED])
 
 
 def _description(parts: TrainerParts) -> dict[str, Any]:
     """Return what must be the same on all ranks, as plain values."""
-    arguments = {name: value for name, value in parts.args.to_dict().items() if name not in MAY_DIFFER}
     shapes = json.dumps(parameter_shapes(parts)).encode()
     described = {
         **{
             name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in arguments.items()
+            for name, value in parts.args.to_dict().items()
+            if name not in MAY_DIFFER
         },
         "the version of Python": ".".join(platform.python_version_tuple()[:2]),
         **{f"the version of {library}": _version(library) for library in LIBRARIES},
@@ -262,12 +254,11 @@ def _is_visible(storage: Storage, name: str) -> bool:
     while True:
         try:
             b"".join(storage.read(name))
+            return True
         except StorageError:
             if time.monotonic() > until:
                 return False
             time.sleep(0.1)
-        else:
-            return True
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -22,7 +22,7 @@ from hexloop.app.run.checks import (
 from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.evaluation import evaluation_reporting_memory
-from hexloop.app.run.journal import RunJournal, journal_for, total_over_ranks
+from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.session import RunHost, Session, watch_outcome
 from hexloop.app.wiring.data import (
     batch_preparation,
@@ -82,7 +82,8 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         learner = make_learner(parts, wrapped, after_step)
         undo.enter_context(reduced_precision(parts, wrapped))
         run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name)
-        counters = make_counters(parts, run, learner.learner, total_over_ranks(parts.adapters.collectives))
+        totals = totals_over_ranks(parts.adapters.collectives)
+        counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
         run.counters = counters.each_batch
         checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, counters.settle)
         run.checkpoints = checkpoints
@@ -127,26 +128,17 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
         undo.callback(stop_workers, loader)
         transfer, inspect = batch_preparation(parts)
         batches = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
-        plan = _plan(args, batches)
+        per_epoch = batches.batches_per_epoch()
+        plan = make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
         refuse_optimizer(parts, plan.total_steps)
     if plan is not None:
+        facts = RunFacts(parts.model, plan.total_steps, parts.makes_optimizer, parts.makes_scheduler)
         with refusals:
-            _check_engine(parts, plan.total_steps)
+            if problems := adapters.engine.check(args, facts):
+                raise ConfigurationError(problems)
     refusals.settle()
     assert plan is not None  # otherwise a problem was raised
     return Preparation(global_state, model, loader, batches, plan, journal, observers, asked_accumulation)
-
-
-def _plan(args: TrainingArguments, batches: Batches[Any]) -> Plan:
-    per_epoch = batches.batches_per_epoch()
-    return make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
-
-
-def _check_engine(parts: TrainerParts, total_steps: int) -> None:
-    """Raise ConfigurationError if the engine's options do not fit the run."""
-    facts = RunFacts(parts.model, total_steps, parts.makes_optimizer, parts.makes_scheduler)
-    if problems := parts.adapters.engine.check(parts.args, facts):
-        raise ConfigurationError(problems)
 
 
 def _make_run(
@@ -189,18 +181,15 @@ def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
 
 def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:
     """Return when to log, evaluate and save: never, if the default flow was removed from the callbacks."""
-    evaluation_steps = UNSET_STEPS if args.eval_steps is None else args.eval_steps
-    log = _trigger(args.logging_strategy, args.logging_steps, plan)
-    evaluate = _trigger(args.eval_strategy, evaluation_steps, plan)
-    save = _trigger(args.save_strategy, args.save_steps, plan)
-    if has_default_flow:
-        return Triggers(log, evaluate, save, args.logging_first_step, args.eval_delay)
-    log, evaluate, save = (Trigger(Interval.NO, each.every) for each in (log, evaluate, save))
-    return Triggers(log, evaluate, save)
 
+    def trigger(strategy: Any, every: float) -> Trigger:
+        interval = Interval(str(getattr(strategy, "value", strategy))) if has_default_flow else Interval.NO
+        return Trigger(interval, whole_steps(every, plan.total_steps))
 
-def _trigger(strategy: Any, every: float, plan: Plan) -> Trigger:
-    return Trigger(Interval(str(getattr(strategy, "value", strategy))), whole_steps(every, plan.total_steps))
+    log = trigger(args.logging_strategy, args.logging_steps)
+    evaluate = trigger(args.eval_strategy, UNSET_STEPS if args.eval_steps is None else args.eval_steps)
+    save = trigger(args.save_strategy, args.save_steps)
+    return Triggers(log, evaluate, save, args.logging_first_step and has_default_flow, args.eval_delay)
 
 
 def _attach(host: RunHost, session: Session, loader: Any) -> None:

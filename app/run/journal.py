@@ -67,7 +67,8 @@ class RunJournal:
             TrainEnded: self._safely(self._ended),
         }
         if self.each_step:
-            handlers |= {EpochBegan: self._safely(self._epoch_began), StepEnded: self._step_ended}
+            # batches that were read ahead in an epoch that was cut short are dropped
+            handlers |= {EpochBegan: lambda event: self._batches.clear(), StepEnded: self._step_ended}
         return handlers
 
     def close(self) -> None:
@@ -83,10 +84,6 @@ class RunJournal:
         assert self._run is not None
         name = self._run.state.run
         self.journal.note("began", run=name, step=event.step, settings=self.settings, random=self.random())
-
-    def _epoch_began(self, event: EpochBegan) -> None:
-        """Drop the batches that were read ahead in an epoch that was cut short."""
-        self._batches.clear()
 
     def _step_ended(self, event: StepEnded) -> None:
         """Keep the losses even if recording fails, because the other processes keep theirs."""
@@ -193,9 +190,3 @@ def totals_over_ranks(collectives: Collectives) -> Callable[[Sequence[float]], S
         return collectives.start_reduction(numbers, Reduction.SUM).result()
 
     return totals
-
-
-def total_over_ranks(collectives: Collectives) -> Callable[[float], float]:
-    """Return a function that sums one number over all processes. Collective."""
-    totals = totals_over_ranks(collectives)
-    return lambda number: totals([number])[0]

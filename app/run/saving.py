@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import timedelta
@@ -54,12 +55,7 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
 
 def save_state(parts: TrainerParts) -> None:
     """Write trainer_state.json to the output folder."""
-    folder = str(parts.args.output_dir)
-    if is_elsewhere(folder):
-        _replace(_storage_for(parts, folder), [_state_file(parts)])
-        return
-    os.makedirs(folder, exist_ok=True)
-    parts.state.save_to_json(os.path.join(folder, STATE))
+    _write(parts, STATE, _state_document(parts))
 
 
 def companion_files(parts: TrainerParts) -> Iterator[File]:
@@ -68,8 +64,8 @@ def companion_files(parts: TrainerParts) -> Iterator[File]:
     For a PEFT adapter also its own files, which PEFT loads; the weights are those of the whole model.
     What an overridden `save_model` or `_save` writes comes in its place; see `user_files`.
     """
-    yield _text(ARGUMENTS, parts.args.to_json_string())
-    yield _state_file(parts)
+    yield File(ARGUMENTS, [f"{parts.args.to_json_string()}\n".encode()])
+    yield File(STATE, [_state_document(parts)])
     if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -99,8 +95,8 @@ def _files_in(folder: str) -> Iterator[File]:
     return (File(name, chunks_of(path)) for name, path in files_below(Path(folder)).items())
 
 
-def _state_file(parts: TrainerParts) -> File:
-    return _text(STATE, json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float))
+def _state_document(parts: TrainerParts) -> bytes:
+    return f"{json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float)}\n".encode()
 
 
 def _is_adapter(model: Any) -> bool:
@@ -124,10 +120,6 @@ def _save_processing_class(parts: TrainerParts, folder: str) -> None:
     processing_class: Any = parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
-
-
-def _text(name: str, text: str) -> File:
-    return File(name, [f"{text}\n".encode()])
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -177,9 +169,13 @@ def table(split: str, metrics: Mapping[str, Any]) -> str:
 
 def save_metrics(parts: TrainerParts, split: str, metrics: Mapping[str, Any], combined: bool) -> None:
     """Write `<split>_results.json`, and with `combined` update all_results.json."""
-    _write(parts, f"{split}_results.json", metrics)
+    _write(parts, f"{split}_results.json", _document(metrics))
     if combined:
-        _write(parts, ALL_RESULTS, {**_saved_results(parts), **metrics})
+        _write(parts, ALL_RESULTS, _document({**_saved_results(parts), **metrics}))
+
+
+def _document(metrics: Mapping[str, Any]) -> bytes:
+    return json.dumps(metrics, indent=4, sort_keys=True).encode()
 
 
 def _saved_results(parts: TrainerParts) -> dict[str, Any]:
@@ -195,8 +191,9 @@ def _saved_results(parts: TrainerParts) -> dict[str, Any]:
     return saved
 
 
-def _write(parts: TrainerParts, name: str, metrics: Mapping[str, Any]) -> None:
-    folder, data = str(parts.args.output_dir), json.dumps(metrics, indent=4, sort_keys=True).encode()
+def _write(parts: TrainerParts, name: str, data: bytes) -> None:
+    """Write a file of the output folder."""
+    folder = str(parts.args.output_dir)
     if is_elsewhere(folder):
         _replace(_storage_for(parts, folder), [File(name, [data])])
     else:
@@ -206,14 +203,18 @@ def _write(parts: TrainerParts, name: str, metrics: Mapping[str, Any]) -> None:
 def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
     """Return the tokens under "input_ids" in all batches; with `max_steps`, that many times those of the first batch.
 
-    Raises KeyError if a batch has none.
+    Returns 0 with a warning if a batch has none.
     """
     counted = 0
-    for batch in loader:
-        tokens = int(batch["input_ids"].numel())
-        if max_steps is not None:
-            return tokens * max_steps
-        counted += tokens
+    try:
+        for batch in loader:
+            tokens = int(batch["input_ids"].numel())
+            if max_steps is not None:
+                return tokens * max_steps
+            counted += tokens
+    except KeyError:
+        warnings.warn("The loader's tokens cannot be counted: its batches have no input_ids.", stacklevel=3)
+        return 0
     return counted
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments
-from hexloop.app.trainer import Trainer
+from hexloop.app.trainer.trainer import Trainer
 from hexloop.app.wiring.evaluation import PredictionOutput
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError

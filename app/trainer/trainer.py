@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, ClassVar, NamedTuple, Unpack
@@ -321,11 +320,7 @@ class Trainer(TrainerHooks, LegacyNames):
 
         Returns 0 with a warning if its batches have no "input_ids".
         """
-        try:
-            return saving.count_tokens(train_dl, max_steps)
-        except KeyError:
-            warnings.warn("The loader's tokens cannot be counted: its batches have no input_ids.", stacklevel=2)
-            return 0
+        return saving.count_tokens(train_dl, max_steps)
 
     def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
         """Log a warning for each interval or batch size that differs from the state of a checkpoint."""

@@ -48,7 +48,7 @@ from .adapters.scheduler.torch import (
 )
 from .app.trainer.sequence_to_sequence import Seq2SeqTrainer as Seq2SeqTrainer
 from .app.arguments.sequence_to_sequence import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
-from .app.trainer import Trainer as Trainer, TrainOutput as TrainOutput
+from .app.trainer.trainer import Trainer as Trainer, TrainOutput as TrainOutput
 from .adapters.batches.torch.collate import (
     DataCollatorWithPadding as DataCollatorWithPadding,
     DefaultDataCollator as DefaultDataCollator,

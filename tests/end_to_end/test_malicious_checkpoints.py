@@ -416,7 +416,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.end_to_end.small.trainers import small_trainer, weights
-import hexloop.app.trainer, hexloop.app.run.session
+import hexloop.app.trainer.trainer, hexloop.app.run.session
 import pickle, _pickle
 
 def poisoned(*words, **named):

@@ -24,7 +24,8 @@ from tests.end_to_end.small.models import Noisy, net, rows
 
 STEPS = 9
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hexloop.app.trainer", "torch._dynamo", "pytest"])  # or each process imports them
+# or each process imports them
+CONTEXT.set_forkserver_preload(["hexloop.app.trainer.trainer", "torch._dynamo", "pytest"])
 
 
 @frozen

@@ -23,7 +23,8 @@ from hexloop.ports.storage import Storage
 from tests.engines.processes import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hexloop.app.trainer", "torch._dynamo", "pytest"])  # or each process imports them
+# or each process imports them
+CONTEXT.set_forkserver_preload(["hexloop.app.trainer.trainer", "torch._dynamo", "pytest"])
 PATIENCE = 120
 WORDS, LONGEST, WIDTH = 31, 9, 24
 CLOCK = ("runtime", "per_second")
