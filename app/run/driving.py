@@ -18,9 +18,8 @@ from torch import Tensor
 
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.compatibility import likely_checkpoint
-from hexloop.app.run.construction import open_session
 from hexloop.app.run.saving import STATE
-from hexloop.app.run.session import RunHost
+from hexloop.app.run.session import RunHost, open_session
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
 from hexloop.domain.events import AnyEvent, EpochEnded, StepEnded

@@ -95,11 +95,7 @@ class RunJournal:
         window = len(event.losses)
         batches = [self._batches.popleft() for _ in range(min(window, len(self._batches)))]
         self.journal.note(
-            "step",
-            step=event.step,
-            batches=batches,
-            learning_rate=self._run.state.learning_rate,
-            random=self.random(),
+            "step", step=event.step, batches=batches, learning_rate=self._run.state.learning_rate, random=self.random()
         )
 
     def _logged(self, event: Logged) -> None:

@@ -1,10 +1,11 @@
-"""A live run: what belongs to it, the Trainer's side of it, what it reports to, and how it ended."""
+"""A live run: what belongs to it, the Trainer's side of it, how it is constructed, and how it ended."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,20 +14,49 @@ from attrs import define, frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
-from hexloop.app.run.checkpoints import RunCheckpoints
-from hexloop.app.run.determinism import GlobalState
+from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
+from hexloop.app.run.checks import (
+    Refusals,
+    refuse_evaluation_without_data,
+    refuse_inconsistent_ranks,
+    refuse_optimizer,
+    refuse_separate_folders,
+)
+from hexloop.app.run.compatibility import same_global_batch
+from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
+from hexloop.app.run.evaluation import evaluation_reporting_memory
+from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
-from hexloop.app.wiring.learner import RunCounters, RunLearner
+from hexloop.app.wiring.data import batch_preparation, global_batch_size, stop_workers, training_data
+from hexloop.app.wiring.learner import (
+    AfterStep,
+    RunCounters,
+    RunLearner,
+    make_counters,
+    make_learner,
+    make_losses,
+    reduced_precision,
+)
+from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.manifest import checkpoint_name
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
 from hexloop.domain.fail_safe import LoggerGroup
-from hexloop.domain.run import Run
+from hexloop.domain.requests import make_agreement
+from hexloop.domain.run import Evaluation, Run
+from hexloop.domain.state import RunState
+from hexloop.domain.triggers import Interval, Plan, Trigger, Triggers, make_plan, whole_steps
+from hexloop.ports.batches import Batches
+from hexloop.ports.engine import RunFacts
 from hexloop.ports.logger import RunInformation
 
 PAUSE_INTERVAL = 1.0
 """Seconds after which a paused process communicates again, if there are others."""
+
+UNSET_STEPS = 500
+"""`state.eval_steps` of transformers if the arguments do not set it; it decides nothing then."""
 
 
 @define
@@ -87,23 +117,6 @@ def _close_bars(handler: CallbackHandler, kind: type[Any]) -> None:
             callback.close()
 
 
-def set_log_level(args: TrainingArguments) -> None:
-    """Set the level that the arguments define for this process on the logger `hexloop`, the parent of all others.
-
-    `passive` leaves the level as the application set it. If the logger has no handler, its messages go to standard
-    error, as in transformers.
-    """
-    chosen = args.log_level if args.should_log else args.log_level_replica
-    if chosen == "passive":
-        return
-    logger = logging.getLogger("hexloop")
-    logger.setLevel(args.get_process_log_level())
-    if args.log_level != "passive" and not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
-        logger.addHandler(handler)
-
-
 @frozen
 class RunHost:
     """The Trainer's side of a run: what the run calls while it is constructed, and where it leaves its results.
@@ -147,16 +160,177 @@ class RunOutcome:
         return 3 if self.checkpoint is not None else 1
 
 
-def watch_outcome(
-    set_outcome: Callable[[RunOutcome | None], None], note_finished: Callable[[], None]
-) -> dict[type[AnyEvent], Callable[[Any], None]]:
-    """Return the event handlers that find out how the run ended; `set_outcome` gets None until then.
+# Construction, in the only order that works: checks, model, data, plan, optimizer, learner, checkpoint
 
-    note_finished: called if the run reached its end and its last save succeeded.
+
+@frozen
+class Preparation:
+    """What a run is constructed from before its model is wrapped."""
+
+    global_state: GlobalState
+    model: Any
+    loader: Any
+    batches: Batches[Any]
+    plan: Plan
+    journal: RunJournal
+    observers: Sequence[Observer]
+    asked_accumulation: int
+
+
+def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | None = None) -> Session:
+    """Construct a run: model on its device, data, plan, wrapped model and optimizer, compile, schedule, load.
+
+    Raises ConfigurationError with every problem that can be known without data; everything is undone in that case.
     """
+    with ExitStack() as undo:
+        parts = host.parts()
+        prepared = _prepare(parts, resume_from, undo)
+        refuse_inconsistent_ranks(parts)
+        refuse_separate_folders(parts)
+        wrapped = host.prepare(prepared.model, prepared.plan.total_steps)
+        parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
+        after_step = AfterStep(partial(parts.dispatcher.call, "on_optimizer_step"))
+        learner = make_learner(parts, wrapped, after_step)
+        undo.enter_context(reduced_precision(parts, wrapped))
+        run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name)
+        totals = totals_over_ranks(parts.adapters.collectives)
+        counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
+        run.counters = counters.each_batch
+        checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, counters.settle)
+        run.checkpoints = checkpoints
+        run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
+        after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
+        parts.control.should_training_stop = False  # an earlier run left it on
+        session = Session(parts, run, prepared.global_state, learner, checkpoints, counters)
+        run.further_figures = partial(_memory_figures, host, session)
+        undo.callback(host.attach, None)
+        _attach(host, session, prepared.loader)
+        restore(parts, run, checkpoints, resume_from)
+        _log_start(parts, run)
+        stop_reporting = session.start_reporting()
+        outcome = _watch_outcome(host, session)
+        parts.dispatcher.observe(prepared.journal.follow(run), outcome, *prepared.observers)
+        run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
+    return session
+
+
+def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:
+    """Return the model on its device, the data and the plan. Raises ConfigurationError with every problem found."""
+    args, adapters = parts.args, parts.adapters
+    with Refusals() as refusals:
+        args.check()
+    with refusals:
+        refuse_unwritable(args, adapters.storage)
+    with refusals:
+        refuse_evaluation_without_data(parts)
+    journal = journal_for(parts)
+    plan: Plan | None = None
+    asked_accumulation = args.gradient_accumulation_steps
+    with refusals:
+        undo.enter_context(same_global_batch(parts, resume_from))
+    global_state = take_global_state(adapters.device, flags_for(args))
+    undo.callback(global_state.release)
+    adapters.device.seed(args.seed + adapters.collectives.rank)
+    with refusals:
+        model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
+        observers = undo.enter_context(patched(model, args, parts.processing_class))
+    with refusals:
+        loader = parts.hooks.get_train_dataloader()
+        undo.callback(stop_workers, loader)
+        transfer, inspect = batch_preparation(parts)
+        batches = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
+        per_epoch = batches.batches_per_epoch()
+        plan = make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
+        refuse_optimizer(parts, plan.total_steps)
+    if plan is not None:
+        facts = RunFacts(parts.model, plan.total_steps, parts.makes_optimizer, parts.makes_scheduler)
+        with refusals:
+            if problems := adapters.engine.check(args, facts):
+                raise ConfigurationError(problems)
+    refusals.settle()
+    assert plan is not None  # otherwise a problem was raised
+    return Preparation(global_state, model, loader, batches, plan, journal, observers, asked_accumulation)
+
+
+def _make_run(
+    parts: TrainerParts, plan: Plan, batches: Batches[Any], learner: RunLearner, name: str | None
+) -> Run[Any, Any]:
+    """Return the run at its first step, under one name on all processes."""
+    args = parts.args
+    state = RunState(
+        run=str(parts.adapters.collectives.broadcast(name or parts.hooks.new_run_name())),
+        seed=args.seed,
+        data_seed=args.seed if args.data_seed is None else args.data_seed,
+        global_batch_size=global_batch_size(args, parts.train_batch_size) * args.gradient_accumulation_steps,
+    )
+    return Run(
+        learner=learner.learner,
+        batches=batches,
+        losses=make_losses(parts),
+        scheduler=scheduler_adapter(parts.lr_scheduler, parts.optimizer, args),
+        clock=parts.adapters.clock,
+        plan=plan,
+        state=state,
+        triggers=_triggers(args, plan, parts.callback_handler.has_default_flow),
+        control=parts.control,
+        requests=parts.requests,
+        max_norm=args.max_grad_norm,
+        report=parts.hooks.log.method,
+        evaluate=_evaluation(parts),
+        best=best_metric(args),
+        windows=learner.windows,
+        evaluate_first=args.eval_on_start,
+    )
+
+
+def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
+    evaluate = parts.hooks.evaluation_in_training.method
+    if not parts.args.auto_find_batch_size:
+        return evaluate
+    return partial(evaluation_reporting_memory, evaluate, parts.adapters.device, parts.args.eval_batch_size)
+
+
+def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:
+    """Return when to log, evaluate and save: never, if the default flow was removed from the callbacks."""
+
+    def trigger(strategy: Any, every: float) -> Trigger:
+        interval = Interval(str(getattr(strategy, "value", strategy))) if has_default_flow else Interval.NO
+        return Trigger(interval, whole_steps(every, plan.total_steps))
+
+    log = trigger(args.logging_strategy, args.logging_steps)
+    evaluate = trigger(args.eval_strategy, UNSET_STEPS if args.eval_steps is None else args.eval_steps)
+    save = trigger(args.save_strategy, args.save_steps)
+    return Triggers(log, evaluate, save, args.logging_first_step and has_default_flow, args.eval_delay)
+
+
+def _attach(host: RunHost, session: Session, loader: Any) -> None:
+    """Let the Trainer's attributes and the callbacks show this run."""
+    parts = session.parts
+    host.attach(session)
+    parts.state.follow(session.run)
+    parts.state.train_batch_size = parts.train_batch_size
+    session.run.state.callbacks = callbacks_state(parts.callback_handler, parts.control)
+    handler = parts.callback_handler
+    handler.model, handler.optimizer = parts.model, parts.optimizer
+    handler.lr_scheduler, handler.train_dataloader = parts.lr_scheduler, loader
+
+
+def _log_start(parts: TrainerParts, run: Run[Any, Any]) -> None:
+    logging.getLogger("hexloop").info(
+        "Training from step %d to %d, in steps of %d samples on %s; %d parameters are trained.",
+        run.state.step,
+        run.plan.total_steps,
+        run.state.global_batch_size,
+        parts.adapters.device.name,
+        parts.hooks.get_num_trainable_parameters(),
+    )
+
+
+def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Callable[[Any], None]]:
+    """Return the event handlers that find out how the run ended, and record that it is finished if its end is saved."""
     published: set[str] = set()
     failed: set[int] = set()
-    set_outcome(None)
+    host.set_outcome(None)
 
     def on_published(event: CheckpointPublished) -> None:
         published.add(event.name)
@@ -165,8 +339,32 @@ def watch_outcome(
     def on_end(event: TrainEnded) -> None:
         last = checkpoint_name(event.step)
         checkpoint = last if last in published else None
-        set_outcome(RunOutcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed)))
-        if not event.stopped and published and not failed:
-            note_finished()
+        host.set_outcome(RunOutcome(event.step, event.stopped, event.reasons, checkpoint, bool(failed)))
+        adapters = session.parts.adapters
+        if not event.stopped and published and not failed and adapters.collectives.rank == 0:
+            mark_finished(adapters.storage, session.parts.args, session.run.state, session.checkpoints.latest)
 
     return {CheckpointPublished: on_published, SaveFailed: lambda event: failed.add(event.step), TrainEnded: on_end}
+
+
+def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
+    """Complete the counts at the end of the run, and return the figures of its memory."""
+    session.counters.settle()
+    return host.memory.end("train")
+
+
+def set_log_level(args: TrainingArguments) -> None:
+    """Set the level that the arguments define for this process on the logger `hexloop`, the parent of all others.
+
+    `passive` leaves the level as the application set it. If the logger has no handler, its messages go to standard
+    error, as in transformers.
+    """
+    chosen = args.log_level if args.should_log else args.log_level_replica
+    if chosen == "passive":
+        return
+    logger = logging.getLogger("hexloop")
+    logger.setLevel(args.get_process_log_level())
+    if args.log_level != "passive" and not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
+        logger.addHandler(handler)
