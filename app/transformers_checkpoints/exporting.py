@@ -15,7 +15,7 @@ import torch
 
 from hexloop.adapters.contents.checkpoint import RUN_STATE
 from hexloop.adapters.device.torch import decode_state
-from hexloop.adapters.trainable.torch.numbering import state_dict_of
+from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
 from hexloop.app.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STATE, write_pickled
 from hexloop.app.wiring.checkpoint_files import CheckpointFiles, is_run_file
 from hexloop.app.wiring.storage import storage_for

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents
 from hexloop.adapters.device.torch import encode_state
-from hexloop.adapters.trainable.torch.numbering import numbered_parts
+from hexloop.adapters.trainable.torch.parameter_groups import numbered_parts
 from hexloop.app.transformers_checkpoints.files import (
     ARGUMENTS,
     OPTIMIZER,

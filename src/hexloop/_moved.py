@@ -43,6 +43,7 @@ MOVED = {
     "hexloop.adapters.trainable.least_squares.momentum": "hexloop.adapters.trainable.least_squares",
     "hexloop.adapters.trainable.least_squares.sharded": "hexloop.adapters.trainable.least_squares",
     "hexloop.adapters.trainable.least_squares.trainable": "hexloop.adapters.trainable.least_squares",
+    "hexloop.adapters.trainable.torch.numbering": "hexloop.adapters.trainable.torch.parameter_groups",
     "hexloop.adapters.trainable.torch.optimizer_table": "hexloop.adapters.trainable.torch.optimizers",
     "hexloop.app.arguments.evaluation": "hexloop.app.arguments.optimization",
     "hexloop.app.arguments.reporting": "hexloop.app.arguments.outputs",

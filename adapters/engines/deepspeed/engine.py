@@ -6,11 +6,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 import torch.distributed as dist
 from attrs import field, frozen
+from torch import Tensor
 
 from hexloop.adapters.engines.arguments import EngineArguments
 from hexloop.adapters.engines.deepspeed.configuration import (
@@ -20,8 +21,7 @@ from hexloop.adapters.engines.deepspeed.configuration import (
     with_gradient_sum,
     with_gradients_in_place,
 )
-from hexloop.adapters.engines.deepspeed.launcher import initialize, partitioning
-from hexloop.adapters.engines.deepspeed.learner import DeepSpeedLearner
+from hexloop.adapters.engines.deepspeed.launcher import initialize
 from hexloop.adapters.engines.deepspeed.partitions import (
     ZeroLayout,
     ZeroPartitions,
@@ -37,9 +37,6 @@ from hexloop.ports.engine import Engine, RunFacts
 from hexloop.ports.parallelism import ParallelismCapabilities
 from hexloop.ports.state import Exportable
 from hexloop.ports.trainable import Trainable
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @frozen
@@ -163,11 +160,81 @@ class DeepSpeed:
         return self.layout if self.spreads(model.module) else WHOLE
 
 
+class SteppingEngine(Protocol):
+    """The part of DeepSpeedEngine that the learner uses."""
+
+    @property
+    def optimizer(self) -> object:
+        """ZeRO's or a half format's optimizer around `basic_optimizer`, else `basic_optimizer` itself."""
+
+    @property
+    def basic_optimizer(self) -> object:
+        """The optimizer that was passed in, or that the configuration defines."""
+
+    def step(self) -> None:
+        """Clip the gradients and step."""
+
+    def was_step_applied(self) -> bool:
+        """Return whether the last step changed the weights."""
+
+    def get_global_grad_norm(self) -> Any:
+        """Return the norm of all gradients before clipping, as of the last step."""
+
+
+class DeepSpeedLearner:
+    """Learner adapter over a DeepSpeed engine.
+
+    engine: created by `deepspeed.initialize`; `gradient_clipping` in its configuration is the `max_norm` of `update`.
+    trainable: counts items, and computes the loss by calling the engine. Its `clip` is used if nothing is partitioned
+        or scaled, because the engine reports no norm then.
+    synchronise, backward: the methods of the Parallelism port, over the same engine.
+    before_optimizer_step, after_optimizer_step: called around each optimizer step.
+    """
+
+    def __init__(
+        self,
+        engine: SteppingEngine,
+        trainable: Trainable[Any, Tensor],
+        synchronise: Callable[[bool], None],
+        backward: Callable[[Tensor], None],
+        before_optimizer_step: Callable[[], None] = lambda: None,
+        after_optimizer_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.count_items = trainable.count_items
+        self.set_learning_rates = trainable.set_learning_rates
+        self._engine = engine
+        self._trainable = trainable
+        self._synchronise = synchronise
+        self._backward = backward
+        self._before_optimizer_step = before_optimizer_step
+        self._after_optimizer_step = after_optimizer_step
+        self._reports_norm = engine.optimizer is not engine.basic_optimizer
+
+    def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Tensor:
+        """Run forward and backward of one micro-batch; see `Learner.micro_step`."""
+        self._synchronise(last_of_window)
+        loss = self._trainable.loss(batch, window_items)
+        self._backward(loss)
+        return self._trainable.detached(loss)
+
+    def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:
+        """Clip and step; see `Learner.update`."""
+        norm: SupportsFloat | None = None if self._reports_norm else self._trainable.clip(max_norm)
+        self._before_optimizer_step()
+        self._engine.step()
+        self._after_optimizer_step()
+        if self._reports_norm:
+            norm = self._engine.get_global_grad_norm()
+        return norm, self._engine.was_step_applied()
+
+    # Assigned in __init__ from the trainable: forwarding methods would cost one more call per step.
+    count_items: Callable[[Sequence[Any]], object]
+    set_learning_rates: Callable[[Sequence[float]], None]
+
+
 def _half_dtype(engine: Any) -> torch.dtype | None:
     """Return the half format that the engine keeps the weights in."""
-    if engine.bfloat16_enabled():
-        return torch.bfloat16
-    return torch.float16 if engine.fp16_enabled() else None
+    return torch.bfloat16 if engine.bfloat16_enabled() else torch.float16 if engine.fp16_enabled() else None
 
 
 def _cast_inputs(dtype: torch.dtype) -> Callable[..., Any]:
@@ -208,14 +275,11 @@ def check(args: EngineArguments, facts: RunFacts) -> Sequence[str]:
     configuration = _configuration(args)
     problems = [*configuration.problems, *configuration.for_model(facts.model)[1]]
     problems += configuration.for_length(_length(args, facts.total_steps))[1]
+    another = "DeepSpeed's configuration has {}, and the Trainer was given another; leave one of them out."
     if configuration.optimizer is not None and not facts.standard_optimizer:
-        problems.append(
-            "DeepSpeed's configuration has an optimizer, and the Trainer was given another; leave one of them out."
-        )
+        problems.append(another.format("an optimizer"))
     if configuration.scheduler is not None and not facts.standard_schedule:
-        problems.append(
-            "DeepSpeed's configuration has a scheduler, and the Trainer was given another; leave one of them out."
-        )
+        problems.append(another.format("a scheduler"))
     return problems
 
 
@@ -257,11 +321,9 @@ def model_init(args: EngineArguments) -> Iterator[None]:
     Raises ConfigurationError for an invalid configuration.
     """
     configuration = _stage_3_configuration(args)
-    if configuration is None:
-        yield
-        return
-    initialize(args.device, args.local_process_index)
-    if "transformers" not in sys.modules:
+    if configuration is not None:
+        initialize(args.device, args.local_process_index)
+    if configuration is None or "transformers" not in sys.modules:
         yield
         return
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
@@ -285,8 +347,11 @@ def sharded_init(args: EngineArguments, meet: Callable[[], object]) -> Iterator[
         yield
         return
     meet()
-    with model_init(args), partitioning(configuration.before_model()):
-        yield
+    with model_init(args):
+        import deepspeed
+
+        with deepspeed.zero.Init(config_dict_or_path=configuration.before_model()):
+            yield
 
 
 def unprepared(parameter: Any) -> str | None:

@@ -6,7 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from hexloop.adapters.engines.arguments import is_on, lower_variable
@@ -112,11 +111,3 @@ def local_rank_for(device: torch.device, local_rank: int, environment: Mapping[s
     if device.type == "cpu" or device.index is None or "OMPI_COMM_WORLD_LOCAL_RANK" in environment:
         return str(local_rank)  # Open MPI's variable and LOCAL_RANK have to agree
     return str(device.index)
-
-
-def partitioning(configuration: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Return a context in which ZeRO 3 partitions the parameters of every module as it is created."""
-    import deepspeed
-
-    made: AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=dict(configuration))
-    return made

@@ -13,11 +13,10 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.engines.deepspeed.partitions import ZeroPartitions, whole_shape
-from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
-from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_groups, check_moments
+from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, STATE_KEYS, GroupValues, by_name
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,
     TYPES,
@@ -90,10 +89,7 @@ class ZeroOptimizerState:
         yield json_part(OPTIONS, document)
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load exported moments and options.
-
-        Raises ValueError if they belong to other parameters, or are malformed.
-        """
+        """Load exported moments and options. Raises ValueError if they belong to other parameters, or are malformed."""
         found = {part.name: part for part in parts}
         if OPTIONS not in found:
             raise ValueError(f"The saved optimizer lacks its document {OPTIONS!r}.")
@@ -228,30 +224,23 @@ class ZeroModelState(ModelState):
         """Copy the parts into the module's own tensors, then update the master weights."""
         found = {part.name: part for part in parts}
         super().load(found.values())
-        if self._partitions is not None:
-            self._update_masters(self._partitions, found)
+        if self._partitions is None:
+            return
+        for name, tensor in self._state().items():
+            fragment = self._partitions.fragments.get(id(tensor))
+            if name in found and fragment is not None:
+                saved = read_slice(found[name], fragment.start, fragment.length)
+                self._partitions.update_master(tensor, saved.to(tensor.dtype))
 
     def _copy(self, own: Mapping[str, Tensor], found: Mapping[str, Part]) -> None:
         """Read each partitioned tensor on one rank; the engine distributes it to the others."""
+        import deepspeed
+
         spread = {name: tensor for name, tensor in own.items() if hasattr(tensor, "ds_id")}
         super()._copy({name: tensor for name, tensor in own.items() if name not in spread}, found)
         sizes = [prod(found[name].shape) for name in spread]
         readers = assign_to_ranks(sizes, self._layout.world_size)
         for (name, tensor), reader in zip(spread.items(), readers, strict=True):
-            with _gathered(tensor, reader):
+            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=reader):
                 if reader == self._layout.rank:
                     tensor.copy_(read_tensor(found[name]))
-
-    def _update_masters(self, partitions: ZeroPartitions, found: Mapping[str, Part]) -> None:
-        for name, tensor in self._state().items():
-            fragment = partitions.fragments.get(id(tensor))
-            if name in found and fragment is not None:
-                saved = read_slice(found[name], fragment.start, fragment.length)
-                partitions.update_master(tensor, saved.to(tensor.dtype))
-
-
-def _gathered(parameter: Tensor, reader: int) -> Any:
-    """Return a context in which a partitioned parameter is whole; rank `reader`'s changes reach every rank."""
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=reader)

@@ -123,27 +123,21 @@ class NamedByPosition:
         return dict(zip(self.names, values, strict=False)) | labels
 
 
-def needs_own_labels(model: Any, has_own_loss: bool) -> bool:
-    """Return whether the loss is computed from labels that the model's forward does not take.
+def named_by_position(model: Any, has_own_loss: bool) -> NamedByPosition:
+    """Return what names the tensors of a batch after the parameters of the model's forward.
 
     has_own_loss: whether something else than the model computes the loss.
     """
-    return has_own_loss and not find_label_names(model)
-
-
-def named_by_position(model: Any, has_own_loss: bool) -> NamedByPosition:
-    """Return what names the tensors of a batch after the parameters of the model's forward."""
     parameters = forward_parameters(model).values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return NamedByPosition(type(model).__name__, names, needs_own_labels(model, has_own_loss))
+    return NamedByPosition(type(model).__name__, names, has_own_loss and not find_label_names(model))
 
 
 def default_label_names(model: Any, has_own_loss: bool) -> list[str]:
     """Return the inputs that are labels if the arguments do not name them: those of forward, or of a separate loss."""
     names = find_label_names(model)
-    if not names and needs_own_labels(model, has_own_loss) and not returns_loss_by_default(model):
-        return [LABELS]
-    return names
+    separate = has_own_loss and not names and not returns_loss_by_default(model)
+    return [LABELS] if separate else names
 
 
 def takes_item_count(model: nn.Module) -> bool:

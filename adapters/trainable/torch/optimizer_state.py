@@ -11,7 +11,6 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from hexloop.adapters.trainable.torch.group_values import STATE_KEYS, GroupValues, is_from, plain_values
 from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
@@ -20,7 +19,15 @@ from hexloop.adapters.trainable.torch.layouts import (
     merge_uneven_state,
     shape_of,
 )
-from hexloop.adapters.trainable.torch.numbering import NUMBERED, by_name, check_shapes
+from hexloop.adapters.trainable.torch.parameter_groups import (
+    NUMBERED,
+    STATE_KEYS,
+    GroupValues,
+    by_name,
+    check_shapes,
+    is_from,
+    plain_values,
+)
 from hexloop.adapters.trainable.torch.serialization import (
     DTYPES,
     TENSOR,

@@ -19,14 +19,13 @@ from hexloop.domain.wording import did_you_mean, parse_truth
 
 @frozen
 class OptimizerSpec:
-    """The training arguments that describe an optimizer, the device type and the model that it is for."""
+    """The training arguments that describe an optimizer, and the device type that it is for."""
 
     name: str
     learning_rate: float
     betas: tuple[float, float]
     epsilon: float
     device_type: str
-    model: Any = None
 
 
 ClassAndOptions: TypeAlias = tuple[type[Any], dict[str, Any]]
@@ -53,14 +52,14 @@ def choose_optimizer(
 ) -> ClassAndOptions:
     """Return the class and the keyword arguments of the optimizer called `name`.
 
-    further: more keyword arguments, as "name=value,...".
+    further: more keyword arguments, as "name=value,...". model: no row uses it yet.
     Raises ConfigurationError if the name is unknown, if hexloop does not support that optimizer (the message says what
     to install or to choose instead), or if the optimizer does not accept one of the `further` arguments.
     """
     if name not in OPTIMIZERS:
         remedy = did_you_mean(name, OPTIMIZERS, f"choose one of {', '.join(BUILT_IN)}.", spell=repr)
         raise ConfigurationError(f"There is no optimizer optim={name!r}; {remedy}")
-    spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type, model)
+    spec = OptimizerSpec(name, learning_rate, betas, epsilon, device_type)
     optimizer_class, options = OPTIMIZERS[name](spec)
     return optimizer_class, {**options, **parse_optim_args(optimizer_class, further)}
 
