@@ -6,6 +6,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -71,16 +72,10 @@ class OverflowWatch:
 
     def watch(self, model: nn.Module) -> Callable[[], None]:
         """Check every forward pass of the model's modules. Returns a function that removes the hooks."""
-        hooks = [
-            module.register_forward_hook(self._check(name, module is model), with_kwargs=True)
-            for name, module in model.named_modules()
-        ]
-
-        def remove() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        return remove
+        hooks = ExitStack()
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(self._check(name, module is model), with_kwargs=True).remove)
+        return hooks.close
 
     def _check(self, name: str, is_root: bool) -> Callable[..., None]:
         def check(module: nn.Module, inputs: Any, keywords: Any, outputs: Any) -> None:
@@ -195,14 +190,10 @@ class PastOutputs:
                 f"You chose past_index={self.index}, but {type(model).__name__} takes no memory; add a parameter "
                 f"{KEYWORD} to its forward, or leave the argument out."
             )
-        before = model.register_forward_pre_hook(self._pass_on, with_kwargs=True)
-        after = model.register_forward_hook(self._keep)
-
-        def remove() -> None:
-            before.remove()
-            after.remove()
-
-        return remove
+        hooks = ExitStack()
+        hooks.callback(model.register_forward_pre_hook(self._pass_on, with_kwargs=True).remove)
+        hooks.callback(model.register_forward_hook(self._keep).remove)
+        return hooks.close
 
     def _pass_on(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if model.training is self.training and self.past is not None:

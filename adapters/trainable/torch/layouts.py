@@ -91,22 +91,10 @@ class TensorEntry:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def entry_of(name: str, tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> TensorEntry:
-    """Return the entry of a parameter, or of a moment of one."""
-    spread, shape = layout.spread(tensor, parameter), shape_of(tensor, parameter, layout)
-    return TensorEntry(name, tensor, shape, tensor.dtype, spread)
-
-
-def entries_of(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], layout: TorchLayout
-) -> list[TensorEntry]:
-    """Return the entries of an optimizer's tensors by name; `parameters` has those that are state of a parameter."""
-    return [
-        entry_of(name, tensor, parameters[name], layout)
-        if name in parameters
-        else TensorEntry(name, tensor, tuple(tensor.shape), tensor.dtype)
-        for name, tensor in tensors.items()
-    ]
+def entry_of(name: str, tensor: Tensor, parameter: Tensor | None, layout: TorchLayout) -> TensorEntry:
+    """Return the entry of a parameter or a moment of one; of a tensor that belongs to none if `parameter` is None."""
+    spread = None if parameter is None else layout.spread(tensor, parameter)
+    return TensorEntry(name, tensor, tuple(tensor.shape) if spread is None else spread.shape, tensor.dtype, spread)
 
 
 def shape_of(tensor: Tensor, parameter: Tensor, layout: TorchLayout) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from hexloop.adapters.trainable.torch.layouts import (
     WHOLE,
     TorchLayout,
     assigned_parts,
-    entries_of,
+    entry_of,
     merge_uneven_state,
     shape_of,
 )
@@ -24,7 +24,6 @@ from hexloop.adapters.trainable.torch.parameter_groups import (
     STATE_KEYS,
     GroupValues,
     by_name,
-    check_shapes,
     is_from,
     plain_values,
 )
@@ -94,7 +93,8 @@ class OptimizerState:
         if whole:
             yield from (tensor_part(name, tensor) for name, tensor in encoder.tensors.items())
         else:
-            entries = entries_of(encoder.tensors, encoder.parameters, self._layout)
+            owners = encoder.parameters
+            entries = [entry_of(name, each, owners.get(name), self._layout) for name, each in encoder.tensors.items()]
             if self._layout.uneven:
                 document["state"], entries = merge_uneven_state(
                     document["state"], entries, dict(named.values()), self._layout
@@ -114,20 +114,17 @@ class OptimizerState:
         if unknown := found.keys() - {OPTIONS, *tensor_names(document)}:
             raise ValueError(f"The saved optimizer has unknown tensors: {', '.join(sorted(unknown))}.")
         try:
+            expected = self._expected()
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
-                check_shapes(document["state"], self._shapes(), found)
+                check_order(document["state"], found, expected)
             check_groups(document["groups"], self._present_names())
-            check_moments(self._optimizer, document["state"], found, self._expected())
+            check_moments(self._optimizer, document["state"], found, expected)
             classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)
             keys = self._layout.parameters(self._model)
             self._load_document(document, StateDecoder(found, classes, spread=spread, keys=keys))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"The saved optimizer is invalid: {error!r}.") from error
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        parameters = self._layout.parameters(self._model)
-        return {name: shape_of(parameter, parameter, self._layout) for name, parameter in parameters.items()}
 
     def _expected(self) -> dict[str, MomentSpec]:
         return {
@@ -227,10 +224,10 @@ def _exact(saved: Any, loaded: Any, parameter: Tensor, own_type: set[int]) -> An
 SCALARS = frozenset({"step", "eta", "mu", "mu_product"})
 """Moments that are a single number."""
 
-OF_PARAMETER = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "sum", "square_avg", "grad_avg"}
-    | {"acc_delta", "ax", "prev", "step_size", "variance"}
-)
+COMMON = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
+"""The state that has its parameter's shape in all of torch's optimizers with this name."""
+
+OF_PARAMETER = COMMON | {"exp_inf", "grad_avg", "acc_delta", "ax", "prev", "step_size", "variance"}
 """Moments that have their parameter's shape."""
 
 FACTORS = {"row_var": -1, "col_var": -2}
@@ -250,6 +247,19 @@ class MomentSpec:
     shape: tuple[int, ...]
     dtypes: Collection[torch.dtype] = ()
     fused: bool = False
+
+
+def check_order(state: Mapping[str, Any], found: Mapping[str, Part], parameters: Mapping[str, MomentSpec]) -> None:
+    """Raise ValueError if a moment does not have the shape of its parameter, by name."""
+    for name, values in state.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key in COMMON and isinstance(value, dict) and TENSOR in value:
+                part, shape = found.get(value[TENSOR]), parameters[name].shape
+                if part is not None and part.shape != shape:
+                    raise ValueError(
+                        f"The saved optimizer's {key} of {name} has shape {part.shape}, and the parameter has shape "
+                        f"{shape}: the parameters are in a different order; resume with the same model."
+                    )
 
 
 def check_moments(

@@ -270,11 +270,7 @@ def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) 
 
 
 def build_optimizer(
-    model: nn.Module,
-    optimizer_class: Any,
-    options: Mapping[str, Any],
-    decayed: list[str],
-    weight_decay: float,
+    model: nn.Module, optimizer_class: Any, options: Mapping[str, Any], decayed: list[str], weight_decay: float
 ) -> Any:
     """Return the optimizer of the model's trainable parameters.
 

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from hexloop.adapters.trainable.torch.optimizers import decayed_names
 from hexloop.adapters.trainable.torch.serialization import (
-    TENSOR,
     StateDecoder,
     StateEncoder,
     UncastTensor,
@@ -204,9 +203,6 @@ def _number(saved: Any, key: str) -> int | float:
 NUMBERED = "numbered"
 """The key of a document that numbers the parameters."""
 
-OF_PARAMETERS_SHAPE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg"})
-"""The state that has its parameter's shape in all of torch's optimizers with this name."""
-
 
 def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
     """Return the parts that `OptimizerState` loads, from a state dict without the names of the parameters.
@@ -260,19 +256,6 @@ def _merged(
             f"{[len(group) for group in present]}; resume with the same model, optimizer and weight decay."
         )
     return names, [{**options[0], "params": list(one)}]
-
-
-def check_shapes(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, Part]) -> None:
-    """Raise ValueError if a moment does not have the shape of its parameter, by name."""
-    for name, values in state.items():
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if key in OF_PARAMETERS_SHAPE and isinstance(value, dict) and TENSOR in value:
-                part = found.get(value[TENSOR])
-                if part is not None and part.shape != shapes[name]:
-                    raise ValueError(
-                        f"The saved optimizer's {key} of {name} has shape {part.shape}, and the parameter has shape "
-                        f"{shapes[name]}: the parameters are in a different order; resume with the same model."
-                    )
 
 
 def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | None = None) -> dict[str, Any]:
