@@ -82,12 +82,8 @@ def _combine_strategy(found: dict[str, Any], version: int, problems: list[str]) 
     reshard, strategy = found.pop("reshard_after_forward", None), found.get("sharding_strategy")
     if reshard is None or (version == 1 and isinstance(reshard, bool) and strategy is not None):
         return  # version 1 uses the strategy
-    if isinstance(reshard, str):
-        chosen = reshard
-    elif reshard:
-        chosen = FREEING.get(strategy or "", strategy or "full_shard")
-    else:
-        chosen = KEEPING.get(strategy or "full_shard", strategy or "full_shard")
+    named = strategy or "full_shard"
+    chosen = reshard if isinstance(reshard, str) else (FREEING if reshard else KEEPING).get(named, named)
     if strategy not in (None, chosen):
         problems.append(
             f"You set FSDP's sharding_strategy={strategy!r} and reshard_after_forward={reshard!r}, which contradict "
