@@ -1,7 +1,4 @@
-"""`TrainingArguments`, and objects of any attrs class or dataclass from files and command lines.
-
-Importing it does not import torch.
-"""
+"""`TrainingArguments`, and objects of any attrs class or dataclass from files and command lines, without torch."""
 
 from hexloop.app.arguments.arguments import TrainingArguments
 

@@ -37,12 +37,15 @@ SEQ2SEQ_ARGUMENTS = frozenset(
 
 def unknown_argument(name: str, value: object, known: Iterable[str]) -> Problem:
     """Return the problem that `name` is not among the arguments `known`."""
-    if name in SEQ2SEQ_ARGUMENTS:
-        refusal = RefusalError("only sequence-to-sequence training has this argument", "use Seq2SeqTrainingArguments")
-    else:
-        remedy = did_you_mean(name, known, "leave it out", similarity=0.7)
-        refusal = RefusalError("there is no argument of that name", remedy)
-    return problem({name: value}, refusal)
+    return problem({name: value}, unknown_name(name, known, "argument"))
+
+
+def unknown_name(name: str, known: Iterable[str], kind: str, spell: Callable[[str], str] = str) -> RefusalError:
+    """Return the refusal of an argument or option, as `kind` says, that is not among the `known` ones."""
+    if name.replace("-", "_") in SEQ2SEQ_ARGUMENTS:
+        return RefusalError(f"only sequence-to-sequence training has this {kind}", "use Seq2SeqTrainingArguments")
+    remedy = did_you_mean(name, known, "leave it out", spell=spell, similarity=0.7)
+    return RefusalError(f"there is no {kind} of that name", remedy)
 
 
 def problems_of(make: Callable[[], object]) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ def problems_of(make: Callable[[], object]) -> tuple[str, ...]:
     except ConfigurationError as error:
         return error.problems
     except TypeError:
-        return ()
+        pass
     return ()
 
 

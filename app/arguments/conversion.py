@@ -81,7 +81,7 @@ def to_member(value: object, kind: type[Enum]) -> Enum:
     try:
         return kind(value)
     except ValueError:
-        raise unknown_choice(value, [str(member.value) for member in kind]) from None
+        raise unknown_choice(value, (member.value for member in kind)) from None
 
 
 def to_literal(value: object, kind: Any) -> Any:
@@ -89,7 +89,7 @@ def to_literal(value: object, kind: Any) -> Any:
     for option in get_args(kind):
         if (type(value) is type(option) and value == option) or value == str(option):
             return option
-    raise unknown_choice(value, map(str, get_args(kind)))
+    raise unknown_choice(value, get_args(kind))
 
 
 def mapping_or_file(value: Any) -> Any:
@@ -152,12 +152,8 @@ def seed(value: int) -> None:
 
 def one_of(*options: str) -> Check:
     """Check that a text is one of `options`."""
-
-    def check(value: str) -> None:
-        if value not in options:
-            raise unknown_choice(value, options)
-
-    return check
+    check = each_one_of(*options)
+    return lambda value: check([value])
 
 
 def each_one_of(*options: str) -> Check:
@@ -187,9 +183,9 @@ def assignments(value: str) -> None:
             raise RefusalError(f"{part!r} is not of the form name=value", "write it as 'name=value, other=value'")
 
 
-def unknown_choice(value: object, options: Iterable[str]) -> RefusalError:
+def unknown_choice(value: object, options: Iterable[object]) -> RefusalError:
     """Return the refusal of a value that is not among `options`; it suggests the closest one, or lists them."""
-    known = list(options)
+    known = [str(option) for option in options]
     listed = enumeration(map(repr, known), "or") if len(known) <= 12 else f"one of {', '.join(known)}"
     return RefusalError("there is no such choice", did_you_mean(str(value), known, f"choose {listed}", spell=repr))
 
@@ -200,7 +196,7 @@ def _mapping_hook(kind: Any, converter: BaseConverter) -> Hook:
 
     def hook(value: object, _: Any) -> Any:
         if isinstance(value, str):
-            value = _with_text_resolved(_decoded(value))
+            value = _with_text_resolved(decoded(value))
         if not isinstance(value, Mapping):
             raise RefusalError("it takes a mapping", """give one, or its JSON text such as {"name": 1}""")
         return inner(value, kind)
@@ -214,7 +210,7 @@ def _list_hook(kind: Any, converter: BaseConverter) -> Hook:
 
     def hook(value: object, _: Any) -> Any:
         if isinstance(value, str):
-            value = _decoded(value)
+            value = decoded(value)
         if not isinstance(value, list | tuple):
             raise RefusalError("it takes a list", """give one, or its JSON text such as ["name"]""")
         return inner(value, kind)
@@ -248,7 +244,8 @@ def _is_written_as_text(member: Any) -> bool:
     return get_origin(member) is dict or member is dict or (isinstance(member, type) and issubclass(member, Enum))
 
 
-def _decoded(text: str) -> object:
+def decoded(text: str) -> object:
+    """Return the value of JSON text, or other text as it is."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

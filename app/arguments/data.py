@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from hexloop.app.arguments.conversion import at_least, converter, mapping_or_file, one_of, unset_or_positive
-from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
+from hexloop.app.arguments.declaration import (
+    ArgumentGroup,
+    ArgumentRule,
+    annotations_of,
+    argument,
+    argument_group,
+    rule,
+)
 from hexloop.domain.wording import RefusalError, did_you_mean
 
 
@@ -88,11 +95,7 @@ class AcceleratorConfig:
         return vars(self).pop(key, default)
 
 
-_SETTINGS = {field.name: field for field in dataclasses.fields(AcceleratorConfig)}
-_SETTING_TYPES: dict[str, Any] = {
-    "dispatch_batches": bool | None,
-    "gradient_accumulation_kwargs": dict[str, Any] | None,
-}
+_SETTINGS = annotations_of(AcceleratorConfig)
 
 
 def _converted_settings(values: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def _converted_settings(values: dict[str, Any]) -> dict[str, Any]:
             remedy = did_you_mean(name, _SETTINGS, f"choose among {', '.join(_SETTINGS)}")
             raise RefusalError(f"it has no key {name!r}", remedy)
         try:
-            converted[name] = converter.structure(value, _SETTING_TYPES.get(name, bool))
+            converted[name] = converter.structure(value, _SETTINGS[name])
         except RefusalError as refusal:
             raise RefusalError(f"at its key {name}, {refusal.because}", refusal.remedy) from None
     return converted
@@ -158,6 +161,15 @@ class AcceleratorArguments(BatchArguments):
             )
 
 
+def _needs_workers(name: str, because: str) -> ArgumentRule:
+    @rule(name, "dataloader_num_workers")
+    def check(arguments: DataArguments) -> None:
+        if getattr(arguments, name) and arguments.dataloader_num_workers == 0:
+            raise RefusalError(because, "give dataloader_num_workers a positive value, or leave the other out")
+
+    return check
+
+
 @argument_group
 class DataArguments(ArgumentGroup):
     """Data."""
@@ -196,20 +208,6 @@ class DataArguments(ArgumentGroup):
     )
     dataloader_drop_last: bool = argument(default=False, help="drop the last batch if it is incomplete")
 
-    @rule("dataloader_prefetch_factor", "dataloader_num_workers")
-    def _prefetch_needs_workers(self) -> None:
-        if self.dataloader_prefetch_factor is not None and self.dataloader_num_workers == 0:
-            raise RefusalError("only workers load batches ahead", _TURN_ON_WORKERS)
-
-    @rule("dataloader_persistent_workers", "dataloader_num_workers")
-    def _persistence_needs_workers(self) -> None:
-        if self.dataloader_persistent_workers and self.dataloader_num_workers == 0:
-            raise RefusalError("there are no workers to keep alive", _TURN_ON_WORKERS)
-
-    @rule("dataloader_multiprocessing_context", "dataloader_num_workers")
-    def _context_needs_workers(self) -> None:
-        if self.dataloader_multiprocessing_context is not None and self.dataloader_num_workers == 0:
-            raise RefusalError("there are no workers to start", _TURN_ON_WORKERS)
-
-
-_TURN_ON_WORKERS = "give dataloader_num_workers a positive value, or leave the other out"
+    _prefetch_needs_workers = _needs_workers("dataloader_prefetch_factor", "only workers load batches ahead")
+    _persistence_needs_workers = _needs_workers("dataloader_persistent_workers", "there are no workers to keep alive")
+    _context_needs_workers = _needs_workers("dataloader_multiprocessing_context", "there are no workers to start")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hexloop.app.arguments.choices import FSDPOption
-from hexloop.app.arguments.conversion import at_least, mapping_or_file, one_of, unknown_choice
+from hexloop.app.arguments.conversion import at_least, each_one_of, mapping_or_file, one_of
 from hexloop.app.arguments.data import DataArguments
 from hexloop.app.arguments.declaration import ArgumentGroup, argument, argument_group, rule
 from hexloop.app.environment import lower_variable
@@ -162,10 +162,7 @@ def _fsdp_options(value: Any) -> Any:
 
 
 def _known_fsdp_options(value: str) -> None:
-    known = [option.value for option in FSDPOption]
-    for option in value.split():
-        if option not in known:
-            raise unknown_choice(option, known)
+    each_one_of(*FSDPOption)(value.split())
 
 
 def _parallelism_config(value: object) -> None:

@@ -7,7 +7,6 @@ line keep values as text, which is put into a document, and converted and checke
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +17,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
 
-from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS, Arguments
+from hexloop.app.arguments.base import Arguments, unknown_name
+from hexloop.app.arguments.conversion import decoded
 from hexloop.app.arguments.declaration import annotations_of, declarations
 from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.wording import did_you_mean, enumeration, parse_truth
+from hexloop.domain.wording import enumeration, parse_truth
 
 MISSING: Any = dataclasses.MISSING
 
@@ -135,10 +135,7 @@ def _to_truth(text: str) -> bool:
 
 
 def _to_mapping(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = None
+    value = decoded(text)
     if not isinstance(value, dict):
         raise ArgumentTypeError(f"""{text!r} is not a mapping; write its JSON text such as '{{"name": 1}}'""")
     return value
@@ -154,8 +151,8 @@ def _of_sequence(container: Callable[[Any], Any], items: tuple[Any, ...]) -> Opt
     item = option_type_of(items[0]) if items else _TEXT
 
     def collect(texts: list[str]) -> Any:
-        listed = _json_list(texts[0]) if len(texts) == 1 and item.convert is not str else None
-        return container(listed if listed is not None else [_item(item, text) for text in texts])
+        listed = decoded(texts[0]) if len(texts) == 1 and item.convert is not str else None
+        return container(listed if isinstance(listed, list) else [_item(item, text) for text in texts])
 
     return OptionType(collect=collect)
 
@@ -167,14 +164,6 @@ def _item(kind: OptionType, text: str) -> Any:
     return value
 
 
-def _json_list(text: str) -> list[Any] | None:
-    try:
-        value = json.loads(text) if text.startswith("[") else None
-    except json.JSONDecodeError:
-        return None
-    return value if isinstance(value, list) else None
-
-
 def _of_union(members: tuple[Any, ...]) -> OptionType:
     """Take the first type that fits; `str` is the last resort, and beside None alone everything is text."""
     others = [option_type_of(member) for member in members if member not in (NoneType, str)]
@@ -182,8 +171,9 @@ def _of_union(members: tuple[Any, ...]) -> OptionType:
         return _TEXT
     if str not in members:
         return others[0] if len(others) == 1 else _first_that_fits(others)
-    if several := next((other for other in others if other.collect), None):
-        return _one_or_several(several) if NoneType in members else several
+    if collect := next((other.collect for other in others if other.collect), None):
+        keeps_one = NoneType in members  # a single text stays as it is, as for the type `str | None`
+        return OptionType(collect=lambda texts: texts[0] if keeps_one and len(texts) == 1 else collect(texts))
     if others[0].choices and NoneType not in members:
         return others[0]
     if NoneType not in members or any(other.is_truth for other in others):
@@ -201,13 +191,6 @@ def _first_that_fits(kinds: list[OptionType]) -> OptionType:
         return kinds[-1].convert(text)
 
     return OptionType(convert, is_truth=any(kind.is_truth for kind in kinds))
-
-
-def _one_or_several(several: OptionType) -> OptionType:
-    """Keep a single text as it is, as for the type `str | None`."""
-    collect = several.collect
-    assert collect is not None
-    return OptionType(collect=lambda texts: texts[0] if len(texts) == 1 else collect(texts))
 
 
 class CollectAction(Action):
@@ -323,13 +306,9 @@ def unknown_options(words: Iterable[str], known: Iterable[str]) -> list[str]:
         option, _, value = word.partition("=")
         if not value and left and not _is_option(left[0]):
             value = left.pop(0)
-        name = option.lstrip("-")
-        because = "there is no such option"
-        remedy = did_you_mean(name, known, "leave it out.", spell="--{}".format, similarity=0.7)
-        if name.replace("-", "_") in SEQ2SEQ_ARGUMENTS:
-            because = "only sequence-to-sequence training has this option"
-            remedy = "use Seq2SeqTrainingArguments."
-        problems.append(f"You gave {f'{option} {value}'.strip()}, but {because}; {remedy}")
+        refusal = unknown_name(option.lstrip("-"), known, "option", "--{}".format)
+        stop = "" if refusal.remedy.endswith("?") else "."
+        problems.append(f"You gave {f'{option} {value}'.strip()}, but {refusal}{stop}")
     return problems
 
 

@@ -98,10 +98,10 @@ def test_all_problems_are_reported_by_option() -> None:
             ],
         )
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
-        "You gave --learning_rat 1, but there is no such option; did you mean --learning_rate?",
-        "You gave --sede 3, but there is no such option; did you mean --seed?",
+        "You gave --learning_rat 1, but there is no option of that name; did you mean --learning_rate?",
+        "You gave --sede 3, but there is no option of that name; did you mean --seed?",
         "You gave 'stray', but no option takes it; remove it.",
-        "You gave --fsdpp, but there is no such option; did you mean --fsdp?",
+        "You gave --fsdpp, but there is no option of that name; did you mean --fsdp?",
         "--max_steps",
         "--seed",
         "--fp16 and --bf16",

@@ -223,9 +223,9 @@ def test_all_problems_of_a_command_line_are_reported() -> None:
         "adamw_torhc",
     ]
     found = problems_of(lambda: parse((Attrs, TrainingArguments), *words))
-    assert found[0] == "You gave --learnign_rate 3, but there is no such option; did you mean --learning_rate?"
+    assert found[0] == "You gave --learnign_rate 3, but there is no option of that name; did you mean --learning_rate?"
     assert found[1] == "You gave 'stray', but no option takes it; remove it."
-    assert found[2] == "You gave --zzz, but there is no such option; leave it out."
+    assert found[2] == "You gave --zzz, but there is no option of that name; leave it out."
     assert any("max_grad_norm=-1.0" in problem for problem in found)
     assert any("adamw_torch" in problem and "optim='adamw_torhc'" in problem for problem in found)
     assert len(found) == 5

@@ -58,7 +58,7 @@ def test_help_of_other_commands_omits_the_arguments(commands: Commands, command:
         (["predict", "recipe.yaml"], "the following arguments are required: --output"),
         (["evaluate", "recipe.yaml", "--checkpoint", "x", "--no-checkpoint"], "not allowed with argument"),
         (["train", "nowhere.yaml"], "The file 'nowhere.yaml' cannot be read"),
-        (["train", "recipe.yaml", "--max_stps", "3"], "You gave --max_stps 3, but there is no such option"),
+        (["train", "recipe.yaml", "--max_stps", "3"], "You gave --max_stps 3, but there is no option of that name"),
         (["train", "recipe.yaml", "--resume"], "there is none in trainer_output; leave --resume out"),
         (["train", "recipe.yaml", "--resume", "nowhere"], "'nowhere', but there is no such folder"),
         (["train", "recipe.yaml", "--eval_strategy", "epoch"], "eval_strategy='epoch', but the recipe has no eval_dat"),

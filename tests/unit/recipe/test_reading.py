@@ -162,7 +162,7 @@ def test_options_override_the_recipe(project: Project) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_recipe(path, options=parser.parse_args(["--seed", "x"]), unknown=["--sede", "3"])
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
-        "You gave --sede 3, but there is no such option; did you mean --seed?",
+        "You gave --sede 3, but there is no option of that name; did you mean --seed?",
         "--seed",
     ]
 
