@@ -170,26 +170,23 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
 
     @property
     def _declared(self) -> Mapping[str, tuple[Declaration, Any]]:
-        kind: type = type(self)
-        return declarations(kind)
+        return declarations(type(self))
 
     def _convert_all(self) -> dict[str, tuple[object, RefusalError]]:
         """Convert and check each argument by itself. Return those refused, which have their defaults meanwhile."""
         refused = {}
-        kind: type = type(self)
         for name in self._declared:
             value = getattr(self, name)
             try:
-                vars(self)[name] = _accepted(kind, name, value)
+                vars(self)[name] = _accepted(type(self), name, value)
             except RefusalError as refusal:
                 refused[name] = (value, refusal)
-                vars(self)[name] = default_of(kind, name)
+                vars(self)[name] = default_of(type(self), name)
         return refused
 
     def _broken_rules(self, refused: Container[str]) -> list[Problem]:
         problems = []
-        kind: type = type(self)
-        for rule in rules(kind):
+        for rule in rules(type(self)):
             if not any(name in refused for name in rule.names):
                 try:
                     rule.check(self)
@@ -201,20 +198,17 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     def __attrs_init_subclass__(cls) -> None:
         """Complete a subclass that attrs has made an attrs class."""
         show_as_dataclass(cls)
-        if vars(cls).get("__attrs_own_setattr__"):
-            # attrs wrote a __setattr__ for the hooks of the subclass's own fields, which bypasses the checks here.
-            _check_before(cls, vars(cls)["__setattr__"])
+        if not vars(cls).get("__attrs_own_setattr__"):
+            return
+        # attrs wrote a __setattr__ for the hooks of the subclass's own fields, which bypasses the checks here.
+        generated = vars(cls)["__setattr__"]
 
+        def checking_setattr(self: Arguments, name: str, value: object) -> None:
+            write = Arguments.__setattr__ if name in self._declared else generated
+            write(self, name, value)
 
-def _check_before(cls: type[Arguments], generated: Callable[[Any, str, object], None]) -> None:
-    def checking_setattr(self: Arguments, name: str, value: object) -> None:
-        if name in self._declared:
-            Arguments.__setattr__(self, name, value)
-        else:
-            generated(self, name, value)
-
-    cls.__setattr__ = checking_setattr  # type: ignore[assignment, method-assign]
-    cls.__attrs_own_setattr__ = False  # type: ignore[attr-defined]
+        cls.__setattr__ = checking_setattr  # type: ignore[assignment, method-assign]
+        cls.__attrs_own_setattr__ = False  # type: ignore[attr-defined]
 
 
 def _plain(value: Any) -> Any:

@@ -116,22 +116,16 @@ def _problems_in(error: Exception, path: KeyPath, document: Document) -> Iterato
             yield from _problems_in(other, path, document)
     elif isinstance(error, ForbiddenExtraKeysError):
         for name in sorted(error.extra_fields):
+            known = [field.name for field in (attrs.fields if attrs.has(error.cl) else dataclasses.fields)(error.cl)]
+            remedy = did_you_mean(name, known, f"choose among {', '.join(known)}")
             value = document.at((*path, name))
-            yield [(*path, name)], problem({name: value}, _unknown_key(name, _field_names(error.cl)))
+            yield [(*path, name)], problem({name: value}, RefusalError("there is no such key", remedy))
     elif isinstance(error, KeyError) and path and path[-1] not in (document.at(path[:-1]) or {}):
         yield [path], f"{_dotted(path)} is missing; give it a value."
     elif isinstance(error, RefusalError):
         yield [path], problem({_dotted(path): document.at(path)}, error)
     else:
         yield [path], f"You chose {_dotted(path)}={shown(document.at(path))}, but its class refuses it: {error}"
-
-
-def _unknown_key(name: str, known: list[str]) -> RefusalError:
-    return RefusalError("there is no such key", did_you_mean(name, known, f"choose among {', '.join(known)}"))
-
-
-def _field_names(cls: type[Any]) -> list[str]:
-    return [field.name for field in (attrs.fields(cls) if attrs.has(cls) else dataclasses.fields(cls))]
 
 
 def _dotted(path: KeyPath) -> str:
@@ -268,24 +262,16 @@ CoreSchemaLoader.add_constructor("tag:yaml.org,2002:float", _yaml_float)
 def _parse_yaml(text: str, source: str) -> Document:
     """Parse YAML text, which `source` names in messages. Raises `ConfigurationError` if it is invalid."""
     try:
-        return _composed(text, source)
+        node = yaml.compose(text, CoreSchemaLoader)
+        if node is None:
+            return Document({})
+        lines, problems = _lines_of(node, source)
+        values = CoreSchemaLoader("").construct_document(node)
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigurationError(f"{source}{line}: Invalid YAML ({reason}); fix it.") from None
-
-
-def _composed(text: str, source: str) -> Document:
-    loader = CoreSchemaLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return Document({})
-        lines, problems = _lines_of(node, source)
-        values = loader.construct_document(node)
-    finally:
-        loader.dispose()
     return Document(values, {path: SourceLocation(source, line) for path, line in lines.items()}, problems)
 
 

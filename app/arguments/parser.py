@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,13 +190,15 @@ class HfArgumentParser(ArgumentParser):
 
 
 def _refuse_duplicates(types: list[type[Any]], fields: list[list[Field]]) -> None:
-    count = Counter(field.name for each in fields for field in each)
-    problems = []
-    for name in (name for name, times in count.items() if times > 1):
-        owners = [
-            cls.__name__ for cls, own in zip(types, fields, strict=True) if any(name == each.name for each in own)
-        ]
-        problems.append(f"{' and '.join(owners)} cannot be parsed together: each has a field {name}; rename one.")
+    owners: dict[str, list[str]] = {}
+    for cls, own in zip(types, fields, strict=True):
+        for field in own:
+            owners.setdefault(field.name, []).append(cls.__name__)
+    problems = [
+        f"{' and '.join(names)} cannot be parsed together: each has a field {name}; rename one."
+        for name, names in owners.items()
+        if len(names) > 1
+    ]
     if problems:
         raise ConfigurationError(problems)
 
@@ -206,11 +207,8 @@ def _drop_discouraged_duplicates(fields: list[list[Field]]) -> None:
     """Drop discouraged arguments of which another class has a field of the same name."""
     for own in fields:
         others = {field.name for each in fields if each is not own for field in each}
-        own[:] = [
-            field
-            for field in own
-            if not (field.checked and field.name in DISCOURAGED_ARGUMENTS and field.name in others)
-        ]
+        dropped = others & DISCOURAGED_ARGUMENTS.keys()
+        own[:] = [field for field in own if not (field.checked and field.name in dropped)]
 
 
 def _with_args_files(
@@ -260,13 +258,9 @@ def add_arguments(parser: ArgumentParser, cls: type[Any]) -> None:
 
 def override(document: Document, cls: type[Any], chosen: Namespace, at: KeyPath = ()) -> None:
     """Put the options that were given into the mapping at the path `at` of a document."""
-    for name in [*_field_names(cls), *legacy_names_of(cls)]:
+    for name in [*cls.__dataclass_fields__, *legacy_names_of(cls)]:
         if hasattr(chosen, name):
             document.put((*at, name), getattr(chosen, name), SourceLocation(f"--{name}"))
-
-
-def _field_names(cls: type[Any]) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
 
 
 def _fields_by_owner(cls: type[Any]) -> Iterator[tuple[type, list[Field]]]:

@@ -195,7 +195,14 @@ def call_problems(function: Any, name: str, given: Collection[str]) -> Iterator[
                 otherwise = f"its parameters are {enumeration(named)}" if named else "leave it out, as there are none"
                 because = f"{name} has no parameter {keyword}"
                 yield keyword, RefusalError(because, did_you_mean(keyword, named, otherwise))
-    yield from ((None, refusal) for refusal in _missing(parameters, name, given))
+    required = [each for each in parameters.values() if each.default is Parameter.empty]
+    absent = [each.name for each in required if each.kind in BY_NAME and each.name not in given]
+    by_position = [each.name for each in required if each.kind is Parameter.POSITIONAL_ONLY]
+    if absent:
+        yield None, RefusalError(f"{name} also needs {enumeration(absent)}", "add what is missing as keys next to call")
+    if by_position:
+        because = f"{name} takes {enumeration(by_position)} by position only, and a recipe passes arguments by name"
+        yield None, RefusalError(because, "write a function that calls it")
 
 
 def _member(owner: Any, owner_path: str, name: str) -> Any:
@@ -263,16 +270,3 @@ def _is_wrapped(function: Any) -> bool:
             return True
         function = function.__wrapped__
     return False
-
-
-def _missing(parameters: Mapping[str, Parameter], name: str, given: Collection[str]) -> Iterator[RefusalError]:
-    required = [each for each in parameters.values() if each.default is Parameter.empty]
-    absent = [each.name for each in required if each.kind in BY_NAME and each.name not in given]
-    by_position = [each.name for each in required if each.kind is Parameter.POSITIONAL_ONLY]
-    if absent:
-        yield RefusalError(f"{name} also needs {enumeration(absent)}", "add what is missing as keys next to call")
-    if by_position:
-        yield RefusalError(
-            f"{name} takes {enumeration(by_position)} by position only, and a recipe passes arguments by name",
-            "write a function that calls it",
-        )
