@@ -25,7 +25,7 @@ from hexloop.app.arguments.declaration import (
     show_as_dataclass,
     takes,
 )
-from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS
+from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS, LEGACY_ARGUMENTS, Given
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import Problem, RefusalError, did_you_mean, problem, shown_as
 
@@ -69,7 +69,6 @@ class ArgumentsMeta(ABCMeta):
     def __call__(cls, *values: Any, **named: Any) -> Any:
         """Make an object. Unknown names are refused together with everything that is wrong with the others."""
         kind: Any = cls
-        warn_of_discouraged(kind, named)
         named, refused = without_legacy_names(kind, named, {"output_dir": values[0]} if values else {})
         unknown = {name: value for name, value in named.items() if not takes(kind, name)}
         if not (unknown or refused):
@@ -101,12 +100,19 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         Raises:
             ConfigurationError: with every problem.
         """
-        refused = self._convert_all()
-        problems = [problem({name: value}, refusal) for name, (value, refusal) in refused.items()]
+        refused, problems = {}, []
+        for name in self._declared:
+            value = getattr(self, name)
+            try:
+                vars(self)[name] = _accepted(type(self), name, value)
+            except RefusalError as refusal:
+                refused[name] = value
+                vars(self)[name] = default_of(type(self), name)  # until all is checked
+                problems.append(problem({name: value}, refusal))
         self._derive()
         problems += self._broken_rules(refused)
         if problems:
-            vars(self).update({name: value for name, (value, _) in refused.items()})
+            vars(self).update(refused)
             raise ConfigurationError(problems)
 
     def assign(self, **values: Any) -> None:
@@ -115,24 +121,21 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         Raises:
             ConfigurationError: with a problem for each value that is refused.
         """
-        kind: type = type(self)
-        warn_of_discouraged(kind, values)
         accepted: dict[str, Any] = {}
-        values, problems = without_legacy_names(kind, values, vars(self))
+        values, problems = without_legacy_names(type(self), values, vars(self))
         for name, value in values.items():
             if name not in self._declared:
                 problems.append(unknown_argument(name, value, self._declared))
                 continue
             try:
-                accepted[name] = _accepted(kind, name, value)
+                accepted[name] = _accepted(type(self), name, value)
             except RefusalError as refusal:
                 problems.append(problem({name: value}, refusal))
         if problems:
             raise ConfigurationError(problems)
         for name, value in accepted.items():
             vars(self)[name] = value
-            twin = self._declared[name][0].twin
-            if twin is not None:
+            if twin := self._declared[name][0].twin:
                 vars(self)[twin] = value
 
     if not TYPE_CHECKING:  # with it, type checkers would accept every misspelt attribute
@@ -171,18 +174,6 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     @property
     def _declared(self) -> Mapping[str, tuple[Declaration, Any]]:
         return declarations(type(self))
-
-    def _convert_all(self) -> dict[str, tuple[object, RefusalError]]:
-        """Convert and check each argument by itself. Return those refused, which have their defaults meanwhile."""
-        refused = {}
-        for name in self._declared:
-            value = getattr(self, name)
-            try:
-                vars(self)[name] = _accepted(type(self), name, value)
-            except RefusalError as refusal:
-                refused[name] = (value, refusal)
-                vars(self)[name] = default_of(type(self), name)
-        return refused
 
     def _broken_rules(self, refused: Container[str]) -> list[Problem]:
         problems = []
@@ -232,20 +223,22 @@ def legacy_names_of(cls: type) -> list[str]:
     return [name for name in LEGACY_ARGUMENTS if is_legacy(cls, name)] if issubclass(cls, Arguments) else []
 
 
-def without_legacy_names(
-    cls: type, given: Mapping[str, Any], known: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], list[Problem]]:
+def without_legacy_names(cls: type, given: Given, known: Given) -> tuple[dict[str, Any], list[Problem]]:
     """Return `given` with current names only, and a problem for each legacy name that is refused; warn of each.
 
-    known: arguments that the given ones may add to, but do not contradict.
+    Also warns of arguments that nothing has replaced, if they are not the default. known: arguments that the given ones
+    may add to, but do not contradict.
     """
+    for name, instead in DISCOURAGED_ARGUMENTS.items():
+        if name in given and name in declarations(cls) and given[name] != default_of(cls, name):
+            _warn(f"{name} is an argument of earlier releases; it still works, but better {instead}.")
     current = {name: value for name, value in given.items() if not is_legacy(cls, name)}
     problems = []
     for name in [name for name in LEGACY_ARGUMENTS if name in given and name not in current]:
         legacy, value = LEGACY_ARGUMENTS[name], given[name]
         _warn(f"{name} is an argument of earlier releases; {legacy.write}.")
         try:
-            values = legacy.current(value, {**(known or {}), **current})
+            values = legacy.current(value, {**known, **current})
             if not legacy.adds:
                 _refuse_contradiction(cls, values, current)
             for each, its_value in values.items():
@@ -257,14 +250,7 @@ def without_legacy_names(
     return current, problems
 
 
-def warn_of_discouraged(cls: type, given: Mapping[str, Any]) -> None:
-    """Warn of each argument of earlier releases that nothing has replaced, if its value is not the default."""
-    for name, instead in DISCOURAGED_ARGUMENTS.items():
-        if name in given and name in declarations(cls) and given[name] != default_of(cls, name):
-            _warn(f"{name} is an argument of earlier releases; it still works, but better {instead}.")
-
-
-def _refuse_contradiction(cls: type, values: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def _refuse_contradiction(cls: type, values: Given, current: Given) -> None:
     """Raise RefusalError if a current name has a value that is neither its default nor that of the legacy name."""
     for name, value in values.items():
         if name not in current:

@@ -42,14 +42,13 @@ def to_bool(value: object) -> bool:
 
 def to_int(value: object) -> int:
     """Return a whole number, given as any numeric type or as text."""
-    refusal = RefusalError("it takes a whole number", "give one")
     try:
         number = to_float(value)
-    except RefusalError:
-        raise refusal from None
-    if not math.isfinite(number) or number != int(number):
-        raise refusal
-    return int(number)
+        if number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise RefusalError("it takes a whole number", "give one")
 
 
 def to_float(value: object) -> float:
@@ -100,9 +99,7 @@ def mapping_or_file(value: Any) -> Any:
         with open(value, encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
-        raise RefusalError(
-            "it takes a mapping, or the path of a JSON file that can be read", "name such a file"
-        ) from None
+        raise RefusalError("it takes a mapping, or the path of a readable JSON file", "name such a file") from None
 
 
 def at_least(lowest: int) -> Check:
@@ -135,13 +132,11 @@ def unset_or_positive(value: int) -> None:
 
 def steps_or_ratio(value: float) -> None:
     """Check that a value is a whole number of steps, or a ratio of the run in [0, 1)."""
+    remedy = "give a whole number of steps, or a ratio of the run below 1"
     if value < 0:
-        raise RefusalError("steps cannot be negative", "give a whole number of steps, or a ratio of the run below 1")
+        raise RefusalError("steps cannot be negative", remedy)
     if value > 1 and value != int(value):
-        raise RefusalError(
-            "values from 1 on are numbers of steps, which must be whole",
-            "give a whole number of steps, or a ratio of the run below 1",
-        )
+        raise RefusalError("values from 1 on are numbers of steps, which must be whole", remedy)
 
 
 def seed(value: int) -> None:

@@ -112,7 +112,10 @@ def read_recipe(
     trainer_class = _trainer_class(reader)
     kind = trainer_class.arguments_class if _is_trainer(trainer_class) else TrainingArguments
     if options is not None:
-        further, unknown = _further_options(kind, unknown)
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        if kind is not TrainingArguments:  # the command line does not know the arguments that only it has
+            add_arguments(parser, kind)
+        further, unknown = parser.parse_known_args(unknown)
         for given in (options, further):
             override(document, kind, given, at=(ARGUMENTS,))
     document.problems += unknown_options(unknown, kind.__dataclass_fields__)
@@ -143,14 +146,6 @@ def _document(path: str | Path) -> Document:
     return document
 
 
-def _further_options(kind: type[TrainingArguments], argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Parse the options in `argv` for arguments that only `kind` has; return them and the rest."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    if kind is not TrainingArguments:
-        add_arguments(parser, kind)
-    return parser.parse_known_args(argv)
-
-
 def _unknown_keys(document: Document, kind: type[TrainingArguments]) -> Iterator[str]:
     for name, value in document.values.items():
         if name not in KEYS:
@@ -179,15 +174,10 @@ def _missing_parts(document: Document, source: str, needed: Sequence[str]) -> It
 
 
 def _parts(reader: PartReader) -> Iterator[tuple[str, RecipePart]]:
+    read = {"callbacks": reader.parts, "eval_dataset": reader.part_or_parts_by_name}
     for name, value in reader.document.values.items():
-        if name not in PARTS or value is None:
-            continue
-        if name == "callbacks":
-            yield name, reader.parts((name,), PARTS[name])
-        elif name == "eval_dataset":
-            yield name, reader.part_or_parts_by_name((name,), PARTS[name])
-        else:
-            yield name, reader.part((name,), PARTS[name])
+        if name in PARTS and value is not None:
+            yield name, read.get(name, reader.part)((name,), PARTS[name])
 
 
 def _trainer_class(reader: PartReader) -> Any:

@@ -32,7 +32,7 @@ SEED = (-1, "seeds range from 0 to 4294967295; give a seed in that range")
 LEVEL = ("warn", "there is no such choice; did you mean 'warning'?")
 PERIOD = ("best", "there is no such choice; choose 'no', 'steps' or 'epoch'")
 MAPPING = ("no mapping", 'it takes a mapping; give one, or its JSON text such as {"name": 1}')
-FILE = ("no/such.json", "it takes a mapping, or the path of a JSON file that can be read; name such a file")
+FILE = ("no/such.json", "it takes a mapping, or the path of a readable JSON file; name such a file")
 NAMES = ("one", 'it takes a list; give one, or its JSON text such as ["name"]')
 APEX = ("apex", "Apex is superseded by torch's own mixed precision; set fp16=True alone, or bf16=True")
 
