@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from hexloop.adapters.contents.documents import document_file, read_document, state_from_chunks, state_to_bytes
+from hexloop.adapters.contents.documents import RUN_STATE, document_file, read_document, read_state, state_file
 from hexloop.adapters.contents.file_names import RANKS_OWN, RankFiles, UserFiles, own_files, renamed
 from hexloop.adapters.contents.safetensors_files import (
     MODEL,
@@ -28,8 +28,6 @@ from hexloop.ports.contents import OpenFile
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 from hexloop.ports.storage import File
-
-RUN_STATE = "run_state.json"
 
 RUN_SETUP = "run_setup.json"
 
@@ -158,7 +156,7 @@ class CheckpointContents:
             raise CheckpointError(
                 f"The checkpoint has no {RUN_STATE}, so no run can resume from it; load only its weights."
             )
-        state = state_from_chunks(open_file(RUN_STATE))
+        state = read_state(open_file)
         setup = read_document(RUN_SETUP, names, open_file)
         found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
@@ -248,7 +246,7 @@ class CheckpointContents:
             return
         if setup := self._setup.document():
             yield document_file(RUN_SETUP, setup)
-        yield File(RUN_STATE, [state_to_bytes(state)])
+        yield state_file(state)
 
     def _load(self, name: str, parts: list[Part]) -> None:
         try:

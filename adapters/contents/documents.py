@@ -14,9 +14,12 @@ from cattrs.errors import BaseValidationError
 
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_bytes, read_json
-from hexloop.domain.state import SCHEMA_VERSION, Migration, RunState, migrate
+from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS
+from hexloop.domain.state import Migration, RunState, migrate
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.storage import File
+
+RUN_STATE = "run_state.json"
 
 NUMBER = "$number"
 """The only key of an object that stands for a number JSON lacks; its value is "nan", "inf" or "-inf"."""
@@ -29,7 +32,7 @@ _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 VERSION = "schema_version"
 """The entry of a document that holds its schema version."""
 
-MIGRATIONS: dict[str, Mapping[int, Migration]] = {}
+MIGRATIONS: dict[str, Mapping[int, Migration]] = {RUN_STATE: STATE_MIGRATIONS}
 """For each file, by path: functions that convert the document of one schema version to that of the next.
 
 Versions count from 1, so the current version of a file is one more than the number of its functions.
@@ -119,18 +122,17 @@ def _current(path: str) -> int:
     return len(MIGRATIONS.get(path, {})) + 1
 
 
-def state_to_bytes(state: RunState) -> bytes:
-    """Encode the run state as JSON, with its schema version. Raises CheckpointError if JSON cannot represent it."""
-    return to_bytes({VERSION: SCHEMA_VERSION, **_CONVERTER.unstructure(state)})
+def state_file(state: RunState) -> File:
+    """Return the run state as a file. Raises CheckpointError if JSON cannot represent it."""
+    return document_file(RUN_STATE, _CONVERTER.unstructure(state))
 
 
-def state_from_chunks(chunks: Iterable[bytes | memoryview]) -> RunState:
-    """Return the run state from JSON of this or an earlier schema version. Raises CheckpointError if it is invalid."""
-    document = read(chunks)
-    if not isinstance(document, dict):
-        raise CheckpointError("The saved state is not a JSON object.")
-    values = migrate(document)
-    del values[VERSION]
+def read_state(open_file: OpenFile) -> RunState:
+    """Return the run state of a checkpoint of this or an earlier schema version.
+
+    Raises CheckpointError if the file is not a valid state.
+    """
+    values = read_document(RUN_STATE, [RUN_STATE], open_file)
     differing = sorted(values.keys() ^ _NAMES)
     if differing:
         raise CheckpointError(f"The saved state has unexpected entries or lacks expected ones: {', '.join(differing)}.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from math import prod
@@ -246,21 +246,18 @@ def _parts_at(stream: Stream, path: str, entries: list[tuple[str, Any]], data: i
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         if not all(type(length) is int and length >= 0 for length in shape):
             raise ValueError(f"{name} of shape {entry['shape']}")
-        size = prod(shape) * ITEM_BYTES[dtype]
-        if entry["data_offsets"] != [position, position + size]:
+        count, item = prod(shape), ITEM_BYTES[dtype]
+        end = position + count * item
+        if entry["data_offsets"] != [position, end]:
             raise ValueError(f"{name} of {dtype}{list(shape)} at {entry['data_offsets']}, after {position} bytes")
-        yield _part_at(name, dtype, shape, partial(stream.read, path), data + position)
-        position += size
+        read_run = partial(_read_run, stream, path, data + position, item)
+        yield Part(name, dtype, shape, 0, count, partial(read_run, 0, count), read_run=read_run)
+        position = end
 
 
-def _part_at(name: str, dtype: str, shape: tuple[int, ...], read: Callable[[int, int], memoryview], start: int) -> Part:
-    """Return the tensor whose bytes start at byte `start`, and that need not be read as a whole."""
-    count, item = prod(shape), ITEM_BYTES[dtype]
-
-    def run(begin: int, length: int) -> memoryview:
-        return read(start + begin * item, length * item)
-
-    return Part(name, dtype, shape, 0, count, lambda: run(0, count), read_run=run)
+def _read_run(stream: Stream, path: str, start: int, item: int, begin: int, length: int) -> memoryview:
+    """Read `length` elements of `item` bytes from element `begin` on, of the tensor that starts at byte `start`."""
+    return stream.read(path, start + begin * item, length * item)
 
 
 class Stream:

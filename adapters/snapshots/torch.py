@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ ALIGNMENT = 64
 """Alignment of small tensors in bytes: one cache line. Tensors of a page or more are aligned to a page."""
 
 Bytes = npt.NDArray[np.uint8]
+
+Piece: TypeAlias = tuple[Bytes, Bytes]
+"""Where to copy bytes to, and the bytes."""
 
 
 class TorchSnapshots:
@@ -61,9 +65,9 @@ class TorchSnapshots:
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Copy the parts; see `Snapshots.take`."""
-        copier = HostCopier()
-        taken = [self._take(owner, part, copier) for part in parts]
-        copier.finish()
+        pieces: list[Piece] = []
+        taken = [self._take(owner, part, pieces) for part in parts]
+        _copy_in_threads(pieces)
         return taken
 
     def wait_before_update(self) -> None:
@@ -72,7 +76,8 @@ class TorchSnapshots:
             torch.cuda.current_stream(device).wait_event(copied)
         self._copied.clear()
 
-    def _take(self, owner: str, part: Part, copier: HostCopier) -> Part:
+    def _take(self, owner: str, part: Part, pieces: list[Piece]) -> Part:
+        """Return a copy of a part. What is to be copied by `_copy_in_threads` is appended to `pieces`."""
         if not isinstance(part.source, Tensor):
             data = bytes(part.read())
             return evolve(part, read=lambda: memoryview(data), source=None)
@@ -80,7 +85,11 @@ class TorchSnapshots:
         self._allocate_buffers({(owner, part.name): tensor})
         buffer = self._buffers[owner, part.name]
         if tensor.device.type != "cuda":
-            copier.copy(buffer, tensor)
+            if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+                buffer.copy_(tensor)
+            else:
+                to, of = _array(buffer), _array(tensor)
+                pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
             return evolve(part, read=lambda: _bytes(buffer), source=None)
         copied = self._copy_from_gpu(buffer, tensor, beside=owner == OPTIMIZER or part.source.requires_grad)
 
@@ -125,43 +134,29 @@ class TorchSnapshots:
                 self._buffers.update(zip(in_host_memory, allocate_like(list(in_host_memory.values())), strict=True))
 
 
-class HostCopier:
-    """Copies many tensors with as many threads as there are cores, while the run waits.
+def _copy_in_threads(pieces: list[Piece]) -> None:
+    """Copy the pieces with as many threads as there are cores, while the run waits.
 
     PyTorch's own copy splits each tensor over its threads and waits for the slowest thread each time, which takes ten
     times as long if other processes use the cores. Here each thread takes the next piece when it is free.
     """
+    size = sum(len(source) for _, source in pieces)
+    pieces.reverse()
 
-    def __init__(self) -> None:
-        self._pieces: list[tuple[Bytes, Bytes]] = []
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy `source` into the contiguous `target` of the same shape and dtype, by the end of `finish`."""
-        if source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
-            target.copy_(source)
-            return
-        to, of = _array(target), _array(source)
-        self._pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
-
-    def finish(self) -> None:
-        """Perform all pending copies."""
-        self._pieces.reverse()
-        size = sum(len(source) for _, source in self._pieces)
-        count = min(_cores(), size // PIECE, THREADS)
-        others = [threading.Thread(target=self._work, daemon=True) for _ in range(count - 1)]
-        for thread in others:
-            thread.start()
-        self._work()
-        for thread in others:
-            thread.join()
-
-    def _work(self) -> None:
+    def work() -> None:
         while True:
             try:
-                target, source = self._pieces.pop()
+                target, source = pieces.pop()
             except IndexError:
                 return
             np.copyto(target, source)
+
+    others = [threading.Thread(target=work, daemon=True) for _ in range(min(_cores(), size // PIECE, THREADS) - 1)]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
 
 
 def _cores() -> int:

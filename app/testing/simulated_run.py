@@ -11,7 +11,7 @@ from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.losses import PlainLosses
 from hexloop.adapters.precision.plain import PlainPrecision
-from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
+from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.trainable.least_squares import LeastSquares, Row, Scalar, least_squares
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.loop import StandardLearner

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hexloop.adapters.contents.checkpoint import RUN_STATE
+from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.adapters.device.torch import decode_state
 from hexloop.adapters.trainable.torch.parameter_groups import state_dict_of
 from hexloop.app.transformers_checkpoints.files import OPTIMIZER, RANDOM, SCALER, SCHEDULER, STATE, write_pickled

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from hexloop.adapters.contents import documents
-from hexloop.adapters.contents.checkpoint import RUN_SETUP, RUN_STATE, CheckpointContents, files_of, parts_of
-from hexloop.adapters.contents.documents import read_document, state_from_chunks
+from hexloop.adapters.contents.checkpoint import RUN_SETUP, CheckpointContents, files_of, parts_of
+from hexloop.adapters.contents.documents import RUN_STATE, read_document, read_state
 from hexloop.adapters.contents.file_names import PREFIX, UserFiles
 from hexloop.adapters.contents.safetensors_files import (
     INDEX,
@@ -73,7 +73,7 @@ class CheckpointFiles:
 
     def run_state(self) -> RunState:
         """Return the state of the run."""
-        return state_from_chunks(self.read(RUN_STATE))
+        return read_state(self.read)
 
     def run_setup(self) -> dict[str, Any]:
         """Return how the run was set up; empty if that was not saved."""

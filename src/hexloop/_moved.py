@@ -31,6 +31,7 @@ MOVED = {
     "hexloop.adapters.interrupts.signals": "hexloop.adapters.interrupts",
     "hexloop.adapters.journal.json_lines": "hexloop.adapters.journal",
     "hexloop.adapters.journal.memory": "hexloop.adapters.journal",
+    "hexloop.adapters.logger.recording": "hexloop.adapters.logger",
     "hexloop.adapters.losses.plain": "hexloop.adapters.losses",
     "hexloop.adapters.parallelism.torch.ddp": "hexloop.adapters.engines.ddp.engine",
     "hexloop.adapters.scheduler.constant": "hexloop.adapters.scheduler",

@@ -19,13 +19,13 @@ from .adapters.evaluator.least_squares import LeastSquaresEvaluator as LeastSqua
 from .adapters.hub import FolderHub as FolderHub, MemoryHub as MemoryHub, NoHub as NoHub
 from .adapters.interrupts import ManualInterrupts as ManualInterrupts, NoInterrupts as NoInterrupts
 from .adapters.journal import MemoryJournal as MemoryJournal, NoJournal as NoJournal
-from .adapters.logger.recording import NoLogger as NoLogger, RecordingLogger as RecordingLogger
+from .adapters.logger import NoLogger as NoLogger, RecordingLogger as RecordingLogger
 from .adapters.losses import PlainLosses as PlainLosses
 from .adapters.engines.single.engine import SingleProcess as SingleProcess
 from .adapters.precision.plain import PlainPrecision as PlainPrecision
 from .adapters.precision.simulated_scaling import SimulatedScaling as SimulatedScaling
 from .adapters.scheduler import ConstantRates as ConstantRates
-from .adapters.snapshots.in_memory import InMemorySnapshots as InMemorySnapshots
+from .adapters.snapshots import InMemorySnapshots as InMemorySnapshots
 from .adapters.storage.faults import Died as Died, Effect as Effect, Fault as Fault, FaultyStorage as FaultyStorage
 from .adapters.storage.local import LocalStorage as LocalStorage
 from .adapters.storage.memory import MemoryStorage as MemoryStorage

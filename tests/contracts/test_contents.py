@@ -16,7 +16,7 @@ import torch
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.contents.documents import MIGRATIONS
-from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
+from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hexloop.adapters.logger.recording import NoLogger, RecordingLogger
+from hexloop.adapters.logger import NoLogger, RecordingLogger
 from hexloop.app.testing.contracts.environment import LoggerContract
 from hexloop.ports.logger import Logger, Value
 

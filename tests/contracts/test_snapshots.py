@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hexloop.adapters.snapshots.in_memory import InMemorySnapshots
+from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.snapshots.torch import PIECE, TorchSnapshots
 from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.testing.contracts.state import SnapshotsContract

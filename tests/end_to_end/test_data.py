@@ -24,7 +24,7 @@ from transformers import (
 
 from hexloop import DataCollatorWithPadding, EarlyStoppingCallback, EvalPrediction, Trainer, default_data_collator
 from hexloop.adapters.clock import ManualClock
-from hexloop.adapters.logger.recording import RecordingLogger
+from hexloop.adapters.logger import RecordingLogger
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.storage.memory import MemoryStorage
 from tests.end_to_end.small.models import Net, Noisy, net, rows

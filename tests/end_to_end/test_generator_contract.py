@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hexloop import Trainer, TrainerCallback
 from hexloop.adapters.interrupts import ManualInterrupts
-from hexloop.adapters.logger.recording import RecordingLogger
+from hexloop.adapters.logger import RecordingLogger
 from hexloop.domain.errors import RunStateError
 from hexloop.domain.events import (
     AnyEvent,
