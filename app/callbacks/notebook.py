@@ -113,8 +113,7 @@ def in_notebook() -> bool:
 class NotebookProgressCallback(ProgressDisplay):
     """A bar of optimizer steps, and below it a table of the training loss and the metrics of evaluations.
 
-    A row is added at each evaluation, or at each log if the run does not evaluate. Needs IPython. Only the first
-    process shows anything. A display that fails is disabled with a warning, and the run continues.
+    A row is added at each evaluation, or at each log if the run does not evaluate. Needs IPython.
 
     clock: returns seconds from any point in time; the display is redrawn at most five times a second.
     """

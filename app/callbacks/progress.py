@@ -58,7 +58,7 @@ class DisabledOnFailure:
 class ProgressDisplay(TrainerCallback, Display):
     """A display of a run from its start to its end, with a bar of batches during evaluations and predictions.
 
-    Only the first process displays anything.
+    Only the first process displays anything. A display that fails is disabled with a warning, and the run continues.
     """
 
     prediction_bar: Any = None
@@ -135,8 +135,7 @@ def _bar(**options: Any) -> Any:
 class ProgressCallback(ProgressDisplay):
     """A bar of optimizer steps, one of evaluation batches during an evaluation, and the logs above them.
 
-    max_str_len: longer strings in the logs are not shown. Only the first process shows anything. A bar that fails is
-    disabled with a warning, and the run continues.
+    max_str_len: longer strings in the logs are not shown.
     """
 
     shown_as = "progress bar"

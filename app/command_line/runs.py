@@ -11,7 +11,7 @@ from typing import Any
 from hexloop.app.command_line import ExitCode
 from hexloop.app.wiring.adapters import JOURNAL, read_journal
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.journal import Divergence, ObservationKind, RunComparison, Timeline, compare, timelines
+from hexloop.domain.journal import ObservationKind, RunComparison, Timeline, compare, timelines
 from hexloop.ports.journal import Fact
 
 WIDTH = 60
@@ -63,7 +63,9 @@ def _lines(comparison: RunComparison, one: Timeline, other: Timeline, given: tup
     else:
         yield f"{given[0]} and {given[1]} diverge at step {first.step:,}: first in the {NAMES[first.kind]}."
     for divergence in comparison.divergences:
-        yield f"  {NAMES[divergence.kind]:<14}{_described(divergence)}"
+        until = "" if divergence.equal_until is None else f"; equal until step {divergence.equal_until:,}"
+        where = f"not equal at step {divergence.step:,} ({divergence.name})"
+        yield f"  {NAMES[divergence.kind]:<14}{where}{_values(divergence.one, divergence.other)}{until}"
     different = {divergence.kind for divergence in comparison.divergences}
     for kind, count in comparison.compared.items():
         if kind not in different:
@@ -74,12 +76,6 @@ def _lines(comparison: RunComparison, one: Timeline, other: Timeline, given: tup
         yield "They have different settings:"
         for name, values in comparison.settings.items():
             yield f"  {name}: {_shown(values[0])} and {_shown(values[1])}"
-
-
-def _described(divergence: Divergence) -> str:
-    until = "" if divergence.equal_until is None else f"; equal until step {divergence.equal_until:,}"
-    values = _values(divergence.one, divergence.other)
-    return f"not equal at step {divergence.step:,} ({divergence.name}){values}{until}"
 
 
 def _values(one: Fact, other: Fact) -> str:

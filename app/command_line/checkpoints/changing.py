@@ -13,7 +13,6 @@ from hexloop.app.wiring.checkpoint_files import CheckpointFiles
 from hexloop.app.wiring.storage import as_location, has_unsent_files, split_location, storage_for
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import MANIFEST
-from hexloop.domain.checkpoints.reading import Checkpoint
 from hexloop.domain.checkpoints.selection import open_checkpoint, runs_in
 from hexloop.domain.checkpoints.survey import leftovers, newest_to_keep, remove, remove_leftover, surplus
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
@@ -67,27 +66,25 @@ def _run_in(storage: Storage, folder: str, named: str | None) -> str:
 
 
 def _remove(storage: Storage, run: str, options: Namespace) -> Iterator[tuple[str, str]]:
-    """Yield the kind and name of each folder after removing it, or instead of removing it in a dry run."""
+    """Yield the kind and name of each folder after removing it, or instead of removing it in a dry run.
+
+    Raises CheckpointError if the best is to be kept and is unknown.
+    """
     if options.keep is not None:
         newest = newest_to_keep(storage, run)
-        names = _surplus(storage, newest, options)
+        state = read_state(storage, newest.name)
+        if options.keep_best and state is None:
+            raise CheckpointError(
+                f"You chose to keep the best checkpoint, but {newest.name} does not say which that is; leave "
+                "--keep-best out."
+            )
+        policy = CheckpointPolicy(options.keep, keep_best=options.keep_best)
+        names = surplus(storage, newest, policy, None if state is None else best_of(state))
         yield from (("removed", name) for name in (names if options.dry_run else remove(storage, newest, names)))
     for name in leftovers(storage, run) if options.leftovers else []:
         if not options.dry_run:
             remove_leftover(storage, run, name)
         yield "leftovers", name
-
-
-def _surplus(storage: Storage, newest: Checkpoint, options: Namespace) -> list[str]:
-    """Return the checkpoints to remove. Raises CheckpointError if the best is to be kept and is unknown."""
-    state = read_state(storage, newest.name)
-    if options.keep_best and state is None:
-        raise CheckpointError(
-            f"You chose to keep the best checkpoint, but {newest.name} does not say which that is; leave --keep-best "
-            "out."
-        )
-    policy = CheckpointPolicy(options.keep, keep_best=options.keep_best)
-    return surplus(storage, newest, policy, None if state is None else best_of(state))
 
 
 def consolidate(options: Namespace) -> ExitCode:

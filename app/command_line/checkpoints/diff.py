@@ -108,29 +108,22 @@ class FieldDifference:
         if MISSING in (self.one, self.other):
             where, value = ("second", self.other) if self.one is MISSING else ("first", self.one)
             return f"{what} is only in the {where}" + (f", {_shown(value)}" if self.name else "")
-        if isinstance(self.one, list) and isinstance(self.other, list):
-            return f"{what}{self._elements(self.one, self.other)}"
-        return f"{what} is {_shown(self.one)} and {_shown(self.other)}{self._distance()}"
+        one, other = self.one, self.other
+        if isinstance(one, list) and isinstance(other, list):
+            unequal = [index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
+            first = unequal[0]
+            return (
+                f"{what}: {len(unequal):,} of {len(one):,} elements differ, first [{first}], {_shown(one[first])} and "
+                f"{_shown(other[first])}"
+            )
+        numbers = all(type(value) in (int, float) for value in (one, other))
+        apart = f", {abs(one - other):.6g} apart" if numbers else ""
+        return f"{what} is {_shown(one)} and {_shown(other)}{apart}"
 
     def document(self) -> dict[str, Any]:
         """Return the difference in JSON types, without a missing value."""
         values = {name: value for name, value in (("one", self.one), ("other", self.other)) if value is not MISSING}
         return {"kind": "field", "file": self.file, "name": format_name(self.name), **finite_json(values)}
-
-    @staticmethod
-    def _elements(one: list[Any], other: list[Any]) -> str:
-        unequal = [index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
-        first = unequal[0]
-        return (
-            f": {len(unequal):,} of {len(one):,} elements differ, first [{first}], {_shown(one[first])} and "
-            f"{_shown(other[first])}"
-        )
-
-    def _distance(self) -> str:
-        both = (self.one, self.other)
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in both):
-            return ""
-        return f", {abs(self.one - self.other):.6g} apart"
 
 
 @frozen

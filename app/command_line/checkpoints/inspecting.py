@@ -193,17 +193,13 @@ def _document(location: CheckpointLocation, manifest: Manifest, tensors: bool) -
             {**values, "log_entries": len(state.history), **dict([metric] if metric else [])}
         )
     if tensors:
-        document["tensors"] = _tensors(CheckpointFiles(location.storage, location.name, manifest.files))
+        files = CheckpointFiles(location.storage, location.name, manifest.files)
+        document["tensors"] = {
+            path: [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in files.tensors(path)]
+            for path in sorted(files.files)
+            if path.endswith(".safetensors")
+        }
     return document
-
-
-def _tensors(files: CheckpointFiles) -> dict[str, list[dict[str, Any]]]:
-    """Return the tensors of each file in the order of their bytes. Raises CheckpointError for an invalid file."""
-    return {
-        path: [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in files.tensors(path)]
-        for path in sorted(files.files)
-        if path.endswith(".safetensors")
-    }
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

@@ -220,7 +220,7 @@ class Agent(LocalElasticAgent):
 
     def _forward_signals(self) -> list[signal.Signals]:
         """Forward signals to the workers, but not to the processes of their data loaders, and return the signals."""
-        signals = self.signals.take()
+        signals, self.signals.waiting = self.signals.waiting, []
         for number in signals:
             for process in self._processes().values():
                 process.send_signal(number)
@@ -291,11 +291,6 @@ class ReceivedSignals:
             yield
         finally:
             self._raising = False
-
-    def take(self) -> list[signal.Signals]:
-        """Return the signals to forward now."""
-        waiting, self.waiting = self.waiting, []
-        return waiting
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         received = signal.Signals(number)

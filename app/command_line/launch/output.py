@@ -207,7 +207,7 @@ def _same_file(one: int, other: int) -> bool:
         return False
 
 
-STREAMS = {1: "stdouts", 2: "stderrs"}
+STREAMS = (1, 2)
 CHUNK = 2**16
 PAUSE = 0.5
 """Seconds between checks of the error reports that are held back."""
