@@ -55,17 +55,13 @@ def is_default_flow(callback: object) -> bool:
 
 
 def _triggers(args: Any, state: TrainerState) -> Triggers:
-    return Triggers(
-        _trigger(args.logging_strategy, state.logging_steps),
-        _trigger(args.eval_strategy, state.eval_steps),
-        _trigger(args.save_strategy, state.save_steps),
-        args.logging_first_step,
-        args.eval_delay,
-    )
+    def trigger(strategy: Any, every: float) -> Trigger:
+        return Trigger(Interval(str(getattr(strategy, "value", strategy))), int(every))
 
-
-def _trigger(strategy: Any, every: float) -> Trigger:
-    return Trigger(Interval(str(getattr(strategy, "value", strategy))), int(every))
+    log = trigger(args.logging_strategy, state.logging_steps)
+    evaluate = trigger(args.eval_strategy, state.eval_steps)
+    save = trigger(args.save_strategy, state.save_steps)
+    return Triggers(log, evaluate, save, args.logging_first_step, args.eval_delay)
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):

@@ -12,19 +12,7 @@ from weakref import WeakSet
 from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import FLOW_EVENTS, is_default_flow
 from hexloop.app.callbacks.trainer_state import TrainerState
-from hexloop.domain.events import (
-    AnyEvent,
-    EpochBegan,
-    EpochEnded,
-    Evaluated,
-    MicroStepEnded,
-    PredictionStepEnded,
-    Saved,
-    StepBegan,
-    StepEnded,
-    TrainBegan,
-    TrainEnded,
-)
+from hexloop.domain import events
 
 Item = TypeVar("Item")
 
@@ -214,17 +202,17 @@ def _listeners(callbacks: Iterable[object], event: str) -> Iterable[Listener]:
             yield listener
 
 
-CALLBACK_EVENTS: Mapping[type[AnyEvent], str] = {
-    TrainBegan: "on_train_begin",
-    EpochBegan: "on_epoch_begin",
-    StepBegan: "on_step_begin",
-    MicroStepEnded: "on_substep_end",
-    StepEnded: "on_step_end",
-    EpochEnded: "on_epoch_end",
-    PredictionStepEnded: "on_prediction_step",
-    Evaluated: "on_evaluate",
-    Saved: "on_save",
-    TrainEnded: "on_train_end",
+CALLBACK_EVENTS: Mapping[type[events.AnyEvent], str] = {
+    events.TrainBegan: "on_train_begin",
+    events.EpochBegan: "on_epoch_begin",
+    events.StepBegan: "on_step_begin",
+    events.MicroStepEnded: "on_substep_end",
+    events.StepEnded: "on_step_end",
+    events.EpochEnded: "on_epoch_end",
+    events.PredictionStepEnded: "on_prediction_step",
+    events.Evaluated: "on_evaluate",
+    events.Saved: "on_save",
+    events.TrainEnded: "on_train_end",
 }
 """The callback events of the loop. The others (on_log, on_optimizer_step, ...) are called elsewhere."""
 
@@ -240,12 +228,12 @@ class EventDispatcher:
         self.args = args
         self.state = state
         self.control = control
-        self._reactions: dict[type[AnyEvent], Callable[[Any], None]] = {}
-        self._observers: tuple[Mapping[type[AnyEvent], Callable[[Any], None]], ...] = ()
+        self._reactions: dict[type[events.AnyEvent], Callable[[Any], None]] = {}
+        self._observers: tuple[Mapping[type[events.AnyEvent], Callable[[Any], None]], ...] = ()
         self.refresh()
         handler.inform(self)
 
-    def dispatch(self, event: AnyEvent) -> None:
+    def dispatch(self, event: events.AnyEvent) -> None:
         """Call observers and callbacks for an event of the loop."""
         reaction = self._reactions.get(type(event))
         if reaction is not None:
@@ -256,7 +244,7 @@ class EventDispatcher:
         if listeners := self.handler.overriding(event):
             self.handler.call(listeners, self.args, self.state, self.control, **extras)
 
-    def observe(self, *observers: Mapping[type[AnyEvent], Callable[[Any], None]]) -> None:
+    def observe(self, *observers: Mapping[type[events.AnyEvent], Callable[[Any], None]]) -> None:
         """Call these observers, instead of earlier ones, before the callbacks at events of their type."""
         self._observers = observers
         self.refresh()
@@ -265,19 +253,19 @@ class EventDispatcher:
         """Update who listens; the handler calls this when its callbacks change."""
         listening = {kind: self.handler.overriding(name) for kind, name in CALLBACK_EVENTS.items()}
         self._reactions = {kind: self._calling(listeners) for kind, listeners in listening.items() if listeners}
-        self._reactions |= {TrainBegan: self._on_train_began, Evaluated: self._on_evaluated}
+        self._reactions |= {events.TrainBegan: self._on_train_began, events.Evaluated: self._on_evaluated}
         for kind, observer in (item for observers in self._observers for item in observers.items()):
             self._reactions[kind] = _both(observer, self._reactions.get(kind))
 
     def _calling(self, listeners: tuple[Listener, ...]) -> Callable[[Any], None]:
         return lambda _event: self.handler.call(listeners, self.args, self.state, self.control)
 
-    def _on_train_began(self, event: TrainBegan) -> None:
+    def _on_train_began(self, event: events.TrainBegan) -> None:
         """Call the callbacks, including methods that were set on a callback since it was added."""
         self.handler.refresh()
         self.call("on_train_begin")
 
-    def _on_evaluated(self, event: Evaluated) -> None:
+    def _on_evaluated(self, event: events.Evaluated) -> None:
         """Clear the due evaluation before the callbacks see the control."""
         self.control.should_evaluate = False
         self.call("on_evaluate", metrics=event.metrics)

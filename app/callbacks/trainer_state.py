@@ -33,7 +33,6 @@ class FollowedRun(Protocol):
 
 
 NO_PLAN = Plan(total_steps=0, epochs=0, steps_per_epoch=None, batches_per_epoch=None, accumulation=1)
-NO_TRIGGERS = Triggers(log=Trigger(every=500), evaluate=Trigger(every=500), save=Trigger(every=500))
 
 
 @define
@@ -42,7 +41,7 @@ class DetachedRun:
 
     state: RunState = field(factory=RunState)
     plan: Plan = NO_PLAN
-    triggers: Triggers = NO_TRIGGERS
+    triggers: Triggers = Triggers(log=Trigger(every=500), evaluate=Trigger(every=500), save=Trigger(every=500))
 
     def change_triggers(self, triggers: Triggers) -> None:
         """Set the intervals."""

@@ -76,7 +76,9 @@ def metric_of(state: RunState) -> tuple[str, float] | None:
     It is the metric by which the best checkpoint is chosen, if known, else the loss, else the first one.
     """
     measured = _metrics(state, state.step)
-    for name in (_best_metric(state), "eval_loss", *measured):
+    at_best = {} if state.best_step is None else _metrics(state, state.best_step)
+    best = next((name for name, value in at_best.items() if value == state.best_metric), "")
+    for name in (best, "eval_loss", *measured):
         if name in measured:
             return name, measured[name]
     return None
@@ -94,14 +96,6 @@ def _with_digest_of(location: str, storage: Storage, names: list[str]) -> Storag
             digests = [stored.digest.partition(":")[0] for stored in read_manifest(storage, name).files.values()]
             return storage_for(location, OPTIONAL_DIGEST) if OPTIONAL_DIGEST in digests else storage
     return storage
-
-
-def _best_metric(state: RunState) -> str:
-    """Return the name of the metric that has the best value at the best step."""
-    if state.best_step is None:
-        return ""
-    measured = _metrics(state, state.best_step)
-    return next((name for name, value in measured.items() if value == state.best_metric), "")
 
 
 def _metrics(state: RunState, step: int) -> dict[str, float]:

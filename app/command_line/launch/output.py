@@ -292,13 +292,12 @@ class Attempt:
         output, file = self._readers[reader]
         chunk = os.read(reader, CHUNK)
         output.take(chunk)
-        if file is None:
-            return bool(chunk)
-        try:
-            file.write(chunk)
-        except OSError as error:  # logging must not stop the run
-            self._readers[reader] = output, None
-            self.screen.report(f"{file.name} is no longer written: {error}")
+        if file is not None:
+            try:
+                file.write(chunk)
+            except OSError as error:  # logging must not stop the run
+                self._readers[reader] = output, None
+                self.screen.report(f"{file.name} is no longer written: {error}")
         return bool(chunk)
 
 

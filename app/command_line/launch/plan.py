@@ -85,7 +85,13 @@ def read_plan(options: Namespace) -> LaunchPlan:
     _check_files(plan.program, plan.log_folder, problems)
     if problems:
         raise ConfigurationError(problems)
-    _warn_of_too_many(plan.processes)
+    gpus = _gpus()
+    have, what = (gpus, "GPUs") if gpus else (cores(), "cores")
+    if plan.processes > have:
+        warnings.warn(
+            f"You chose --processes {plan.processes}, but there are only {have} {what}, which the processes share.",
+            stacklevel=2,
+        )
     return plan
 
 
@@ -164,16 +170,6 @@ def _check_files(program: str, log_folder: str | None, problems: list[str]) -> N
         )
     if log_folder is not None and Path(log_folder).exists() and not Path(log_folder).is_dir():
         problems.append(f"--log-folder: You chose {log_folder!r}, but that is a file; name a folder.")
-
-
-def _warn_of_too_many(processes: int) -> None:
-    gpus = _gpus()
-    have, what = (gpus, "GPUs") if gpus else (cores(), "cores")
-    if processes > have:
-        warnings.warn(
-            f"You chose --processes {processes}, but there are only {have} {what}, which the processes share.",
-            stacklevel=2,
-        )
 
 
 def escaped(command: Sequence[str]) -> list[str]:
