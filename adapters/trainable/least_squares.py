@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
-from attrs import frozen
+from attrs import define, frozen
 
 from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.state import Part
@@ -92,15 +92,13 @@ Accumulate = Callable[[Sequence[float]], None]
 """Adds derivatives, one per parameter, to the gradients."""
 
 
+@define(eq=False, repr=False)
 class Scalar:
     """A loss: its value and its derivative with respect to each parameter, which `backward` passes to `accumulate`."""
 
-    __slots__ = ("_accumulate", "_derivatives", "value")
-
-    def __init__(self, value: float, derivatives: Sequence[float], accumulate: Accumulate) -> None:
-        self.value = value
-        self._derivatives = derivatives
-        self._accumulate = accumulate
+    value: float
+    _derivatives: Sequence[float]
+    _accumulate: Accumulate
 
     def backward(self) -> None:
         """Add the derivatives to the gradients."""

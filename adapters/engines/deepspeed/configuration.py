@@ -73,11 +73,6 @@ class DeepSpeedConfiguration:
         return entry(self.values, "zero_optimization.stage3_gather_16bit_weights_on_model_save", False) is True
 
     @property
-    def optimizer(self) -> dict[str, Any] | None:
-        """The section of an optimizer that the engine creates itself."""
-        return self.values.get("optimizer")
-
-    @property
     def scheduler(self) -> dict[str, Any] | None:
         """The section of one of DeepSpeed's own schedules."""
         return self.values.get("scheduler")

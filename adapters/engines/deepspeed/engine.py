@@ -10,7 +10,7 @@ from typing import Any, Protocol, SupportsFloat
 
 import torch
 import torch.distributed as dist
-from attrs import field, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from hexloop.adapters.engines.arguments import EngineArguments
@@ -181,6 +181,7 @@ class SteppingEngine(Protocol):
         """Return the norm of all gradients before clipping, as of the last step."""
 
 
+@define(eq=False, slots=False)
 class DeepSpeedLearner:
     """Learner adapter over a DeepSpeed engine.
 
@@ -191,24 +192,18 @@ class DeepSpeedLearner:
     before_optimizer_step, after_optimizer_step: called around each optimizer step.
     """
 
-    def __init__(
-        self,
-        engine: SteppingEngine,
-        trainable: Trainable[Any, Tensor],
-        synchronise: Callable[[bool], None],
-        backward: Callable[[Tensor], None],
-        before_optimizer_step: Callable[[], None] = lambda: None,
-        after_optimizer_step: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.count_items = trainable.count_items
-        self.set_learning_rates = trainable.set_learning_rates
-        self._engine = engine
-        self._trainable = trainable
-        self._synchronise = synchronise
-        self._backward = backward
-        self._before_optimizer_step = before_optimizer_step
-        self._after_optimizer_step = after_optimizer_step
-        self._reports_norm = engine.optimizer is not engine.basic_optimizer
+    _engine: SteppingEngine
+    _trainable: Trainable[Any, Tensor]
+    _synchronise: Callable[[bool], None]
+    _backward: Callable[[Tensor], None]
+    _before_optimizer_step: Callable[[], None] = lambda: None
+    _after_optimizer_step: Callable[[], None] = lambda: None
+
+    def __attrs_post_init__(self) -> None:
+        # Forwarding methods would cost one more call per step.
+        self.count_items = self._trainable.count_items
+        self.set_learning_rates = self._trainable.set_learning_rates
+        self._reports_norm = self._engine.optimizer is not self._engine.basic_optimizer
 
     def micro_step(self, batch: Any, window_items: object, last_of_window: bool) -> Tensor:
         """Run forward and backward of one micro-batch; see `Learner.micro_step`."""
@@ -226,10 +221,6 @@ class DeepSpeedLearner:
         if self._reports_norm:
             norm = self._engine.get_global_grad_norm()
         return norm, self._engine.was_step_applied()
-
-    # Assigned in __init__ from the trainable: forwarding methods would cost one more call per step.
-    count_items: Callable[[Sequence[Any]], object]
-    set_learning_rates: Callable[[Sequence[float]], None]
 
 
 def _half_dtype(engine: Any) -> torch.dtype | None:
@@ -276,7 +267,7 @@ def check(args: EngineArguments, facts: RunFacts) -> Sequence[str]:
     problems = [*configuration.problems, *configuration.for_model(facts.model)[1]]
     problems += configuration.for_length(_length(args, facts.total_steps))[1]
     another = "DeepSpeed's configuration has {}, and the Trainer was given another; leave one of them out."
-    if configuration.optimizer is not None and not facts.standard_optimizer:
+    if configuration.values.get("optimizer") is not None and not facts.standard_optimizer:
         problems.append(another.format("an optimizer"))
     if configuration.scheduler is not None and not facts.standard_schedule:
         problems.append(another.format("a scheduler"))

@@ -163,6 +163,7 @@ KEYWORD = "mems"
 """The keyword argument of forward by which models take their memory."""
 
 
+@define(eq=False)
 class PastOutputs:
     """Passes one of the model's outputs to the next forward pass, as the keyword `mems` and without its graph.
 
@@ -170,10 +171,9 @@ class PastOutputs:
     training: whether to use the forward passes of training or those of evaluation; each has its own memory.
     """
 
-    def __init__(self, index: int, training: bool) -> None:
-        self.index = index
-        self.training = training
-        self.past: Any = None
+    index: int
+    training: bool
+    past: Any = field(default=None, init=False)
 
     def forget(self) -> None:
         """Pass nothing to the next forward pass."""

@@ -67,13 +67,8 @@ def choose_optimizer(
 # The rows of the table
 
 
-def _adamw(spec: OptimizerSpec) -> ClassAndOptions:
-    return AdamW, {"lr": spec.learning_rate, "betas": spec.betas, "eps": spec.epsilon}
-
-
-def _adamw_fused(spec: OptimizerSpec) -> ClassAndOptions:
-    optimizer_class, options = _adamw(spec)
-    return optimizer_class, {**options, "fused": spec.device_type in FUSED_ON}
+def _adamw(spec: OptimizerSpec, **further: bool) -> ClassAndOptions:
+    return AdamW, {"lr": spec.learning_rate, "betas": spec.betas, "eps": spec.epsilon, **further}
 
 
 def _rate_only(optimizer_class: type[Any]) -> Row:
@@ -134,7 +129,7 @@ GROUPS = "'lr': 1e-4, 'params': groups"
 OPTIMIZERS: Mapping[str, Row] = MappingProxyType(
     {
         "adamw_torch": _adamw,
-        "adamw_torch_fused": _adamw_fused,
+        "adamw_torch_fused": lambda spec: _adamw(spec, fused=spec.device_type in FUSED_ON),
         "sgd": _rate_only(SGD),
         "adagrad": _rate_only(Adagrad),
         "rmsprop": _rate_only(RMSprop),

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import Factory, define, field, frozen
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -149,11 +149,12 @@ def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     )
 
 
+@define(eq=False, slots=False)
 class TorchTrainable:
     """Implements the Trainable port for a module and an optimizer.
 
     model: the module that training calls (wrapped, compiled). inner: the user's own module within it, which user code
-    may leave in evaluation mode; `model` if None.
+    may leave in evaluation mode; by default `model`.
     compute_loss: from module and batch to the loss. If `normalises`, it divides by the item count that it is given.
     Otherwise it returns a mean: with `exact` each mean is weighted by its share of the window's items, without it all
     batches of a window have the same weight.
@@ -161,35 +162,23 @@ class TorchTrainable:
     item_sum: the ranks that each compute a share of every window. layout: how the model's parameters are sharded.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        compute_loss: ComputeLoss,
-        *,
-        normalises: bool = False,
-        exact: bool = True,
-        label_names: Sequence[str] = ("labels",),
-        shifted: bool = False,
-        item_sum: ItemSum = LOCAL_ITEM_SUM,
-        layout: TorchLayout = WHOLE,
-        inner: nn.Module | None = None,
-        restore_modes: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self._inner = model if inner is None else inner
-        self._restore_modes = restore_modes
-        self._compute_loss = compute_loss
-        self._normalises = normalises
-        self._exact = exact
-        self._label_names = tuple(label_names)
-        self._shifted = shifted
-        self._item_sum = item_sum
-        self._counted: deque[tuple[Any, Count]] = deque()
-        self._gradients = Gradients(model.parameters(), layout)
-        self.clip = self._gradients.clip
-        self.clear_gradients = self._gradients.clear
+    model: nn.Module
+    optimizer: Optimizer
+    _compute_loss: ComputeLoss
+    _normalises: bool = False
+    _exact: bool = True
+    _label_names: Sequence[str] = ("labels",)
+    _shifted: bool = False
+    _item_sum: ItemSum = LOCAL_ITEM_SUM
+    _layout: TorchLayout = WHOLE
+    _inner: nn.Module = field(default=Factory(lambda self: self.model, takes_self=True))
+    _restore_modes: Callable[[], None] = lambda: None
+    _counted: deque[tuple[Any, Count]] = field(factory=deque, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        gradients = Gradients(self.model.parameters(), self._layout)
+        self.clip = gradients.clip
+        self.clear_gradients = gradients.clear
 
     def count_items(self, window: Sequence[Any]) -> Count | PendingCount | None:
         """Return the items of the window over all ranks; None if every loss already has its final weight.
