@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from attrs import asdict, frozen
 
 import hexloop
+import hexloop.adapters
 from hexloop.app.command_line import ExitCode
 from hexloop.ports.device import Device
 
-ADAPTERS = "hexloop.adapters"
 NOT_ADAPTERS = frozenset({"arguments", "digests"})
 """Modules in the folders of ports that only support the adapters next to them."""
 
@@ -96,7 +96,7 @@ def run(options: Namespace) -> ExitCode:
         python=platform.python_version(),
         platform=platform.platform(),
         devices=list(_devices()),
-        adapters={port: _module_names(f"{ADAPTERS}.{port}") for port in _module_names(ADAPTERS)},
+        adapters={port.name: _adapters(port) for port in pkgutil.iter_modules(hexloop.adapters.__path__)},
         plugins=_plugins(),
         packages=_packages(),
     )
@@ -159,9 +159,13 @@ def _product(device: str, precision: str) -> str:
     return "works" if product == 512 else f"a matrix product returned {product} instead of 512"
 
 
-def _module_names(package: str) -> list[str]:
-    names = (found.name for found in pkgutil.iter_modules(import_module(package).__path__))
-    return sorted(name for name in names if name not in NOT_ADAPTERS)
+def _adapters(port: pkgutil.ModuleInfo) -> list[str]:
+    """Return the modules in the port's folder; for a port whose adapters share one module, their classes."""
+    module = import_module(f"hexloop.adapters.{port.name}")
+    if not port.ispkg:
+        interface = port.name.capitalize()
+        return sorted(name for name in vars(module) if name.endswith(interface) and name != interface)
+    return sorted(found.name for found in pkgutil.iter_modules(module.__path__) if found.name not in NOT_ADAPTERS)
 
 
 def _plugins() -> list[PluginFound]:

@@ -33,6 +33,7 @@ def test_devices_adapters_and_versions_are_reported(commands: Commands) -> None:
     assert processor["precisions"] == {"fp32": "works", "bf16": "works", "fp16": "works"}
     assert {device["name"].partition(":")[0] for device in report["devices"]} == {"cpu", "cuda", "mps"}
     assert {"local", "memory"} <= set(report["adapters"]["storage"])
+    assert report["adapters"]["clock"] == ["ManualClock", "SystemClock"]
     assert {"console", "json_lines", "tensorboard"} <= set(report["adapters"]["logger"])
     packages = {package["name"]: package for package in report["packages"]}
     assert packages["torch"]["version"] == version("torch")
