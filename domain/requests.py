@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from concurrent import futures
 
 from attrs import define, field, frozen
 
@@ -38,9 +38,7 @@ class SaveRequest:
     """A requested save. `wait` returns when the checkpoint is durable."""
 
     def __init__(self) -> None:
-        self._resolved = threading.Event()
-        self._name: str | None = None
-        self._error: Exception | None = None
+        self._outcome: futures.Future[str] = futures.Future()
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait for the checkpoint and return its name.
@@ -48,27 +46,22 @@ class SaveRequest:
         Raises TimeoutError after `timeout` seconds, the error of the save if it failed, and HexloopError if the run
         ended before it saved.
         """
-        if not self._resolved.wait(timeout):
+        if not futures.wait([self._outcome], timeout).done:
             raise TimeoutError(f"The requested save did not finish within {timeout} s. Pass a longer timeout.")
-        if self._error is not None:
-            raise self._error
-        assert self._name is not None
-        return self._name
+        return self._outcome.result()
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return or raise immediately."""
-        return self._resolved.is_set()
+        return self._outcome.done()
 
     def succeed(self, name: str) -> None:
         """Complete the request: the checkpoint `name` is durable."""
-        self._name = name
-        self._resolved.set()
+        self._outcome.set_result(name)
 
     def fail(self, error: Exception) -> None:
         """Complete the request with an error."""
-        self._error = error
-        self._resolved.set()
+        self._outcome.set_exception(error)
 
 
 @frozen
@@ -162,30 +155,12 @@ class Requests:
             self._changed.notify_all()
 
 
-class Agreement(Protocol):
-    """How ranks agree on what to do at a boundary. Every rank calls it at every boundary where `waiting` is true."""
-
-    @property
-    def is_single_process(self) -> bool:
-        """Whether there is one process, which acts immediately on its own requests and saves."""
-
-    @property
-    def waiting(self) -> Collection[str] | bool:
-        """A true value if `agreed_requests` must be called at this boundary. Read at every step."""
-
-    def start_boundary(self, control: ControlFlags) -> None:
-        """Set `control` to what all ranks do at the boundary that starts now."""
-
-    def after_action(self, control: ControlFlags) -> None:
-        """Set `control` to what all ranks do next, after an action in which callbacks may have changed the flags."""
-
-    def agreed_requests(self) -> AgreedRequests:
-        """Return the requests that all ranks apply at this boundary."""
-
-
 @define
 class LocalAgreement:
-    """The Agreement of a single process: its own requests and flags apply immediately."""
+    """The Agreement of a single process: its own requests and flags apply immediately.
+
+    waiting: a true value if `agreed_requests` must be called at this boundary. Read at every step.
+    """
 
     requests: Requests
     is_single_process = True
@@ -284,6 +259,10 @@ class SharedAgreement:
         )
         counts = zip(ControlFlags.NAMES, flags, strict=True)
         self._partly_set |= {name for name, count in counts if 0 < count < self.collectives.world_size}
+
+
+Agreement = LocalAgreement | SharedAgreement
+"""How ranks agree on what to do at a boundary. Every rank calls it at every boundary where `waiting` is true."""
 
 
 def make_agreement(requests: Requests, collectives: Collectives, writing: Callable[[], bool] = bool) -> Agreement:

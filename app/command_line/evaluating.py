@@ -153,7 +153,7 @@ def _last_checkpoint(storage: Storage, best: bool) -> Checkpoint:
     name = CheckpointFiles(storage, found.name, found.manifest.files).run_state().best_checkpoint
     if name is None or name == found.name:
         return found
-    if find_checkpoint([storage], name, Lineage.after(found.manifest, found.manifest.session)) is None:
+    if find_checkpoint([storage], name, Lineage.after(found.manifest)) is None:
         raise CheckpointError(
             f"You chose the weights of the run's best checkpoint, {name}, but it is not in "
             f"{storage.capabilities.location} as the run saved it; name its folder with --checkpoint, or use the "

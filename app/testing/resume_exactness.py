@@ -113,20 +113,8 @@ def _joined(steps: dict[int, Any], rest: RunRecord) -> dict[int, Any]:
     return {step: recorded for step, recorded in steps.items() if step <= rest.started_at} | rest.steps
 
 
-CODES = {
-    "F64": "d",
-    "F32": "f",
-    "F16": "e",
-    "I64": "q",
-    "I32": "i",
-    "I16": "h",
-    "I8": "b",
-    "U64": "Q",
-    "U32": "I",
-    "U16": "H",
-    "U8": "B",
-    "BOOL": "?",
-}
+CODES = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "BOOL": "?"}
+CODES |= {"U64": "Q", "U32": "I", "U16": "H", "U8": "B"}
 """The `struct` format of each dtype."""
 
 ADVICE = {
@@ -142,14 +130,17 @@ UNSAVED = "The run depends on state that is not in a checkpoint: let a callback 
 def first_difference(whole: RunRecord, resumed: RunRecord, cuts: Sequence[int]) -> str | None:
     """Describe the first difference between two runs, the second of which was interrupted. None if they are equal."""
     found = _first_differing_step(whole, resumed)
-    ends = [*_other_tensors(whole, resumed), *_other_values(whole, resumed)]
+    ends = list(_other_tensors(whole, resumed))
+    for path, one, other in _leaves("", whole.values, resumed.values):
+        ends.append(f"{path} is {_short(other)}, and {_short(one)} in the uninterrupted run")
     if found is None and not ends:
         return None
     where = (
         f"The run that was interrupted after step {' and '.join(map(str, cuts))} and resumed differs from the "
         "uninterrupted run"
     )
-    at_the_end = f"At the end {ends[0]}{_more(len(ends) - 1)}." if ends else "At the end both are equal."
+    more = f" (and {len(ends) - 1} more differ)" if len(ends) > 1 else ""
+    at_the_end = f"At the end {ends[0]}{more}." if ends else "At the end both are equal."
     if found is None:
         return f"{where}, although all steps are equal. {at_the_end} {UNSAVED}"
     step, what, text = found
@@ -159,10 +150,6 @@ def first_difference(whole: RunRecord, resumed: RunRecord, cuts: Sequence[int]) 
             f"{text}. {at_the_end} Let the job create every random generator that it uses itself, with a fixed seed."
         )
     return f"{where} from step {step} on: {text}. {at_the_end} {ADVICE.get(what, UNSAVED)}"
-
-
-def _more(others: int) -> str:
-    return f" (and {others} more differ)" if others else ""
 
 
 def _first_differing_step(whole: RunRecord, resumed: RunRecord) -> tuple[int, str, str] | None:
@@ -232,11 +219,6 @@ def _index(flat: int, shape: Sequence[int]) -> list[int]:
         flat, here = divmod(flat, size)
         index.insert(0, here)
     return index
-
-
-def _other_values(whole: RunRecord, resumed: RunRecord) -> Iterator[str]:
-    for path, one, other in _leaves("", whole.values, resumed.values):
-        yield f"{path} is {_short(other)}, and {_short(one)} in the uninterrupted run"
 
 
 def _leaves(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -198,9 +198,10 @@ class Lineage:
     ancestors: Mapping[str, int] = field(factory=dict)
 
     @classmethod
-    def after(cls, manifest: Manifest, session: str) -> Lineage:
-        """Return the lineage of a session that resumes from a checkpoint."""
-        return cls(manifest.run, session, {**manifest.ancestors, manifest.session: manifest.step})
+    def after(cls, manifest: Manifest, session: str | None = None) -> Lineage:
+        """Return the lineage of a session that resumes from a checkpoint; by default, of the checkpoint itself."""
+        ancestors = {**manifest.ancestors, manifest.session: manifest.step}
+        return cls(manifest.run, manifest.session if session is None else session, ancestors)
 
     def holds(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint belongs to the lineage."""

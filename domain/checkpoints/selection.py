@@ -74,8 +74,7 @@ def newest_first(manifests: Mapping[str, Manifest]) -> Iterator[str]:
         } or remaining
         name = max(in_lineage, key=lambda name: (remaining[name].session, remaining[name].step))
         yield name
-        manifest = remaining.pop(name)
-        lineage = Lineage.after(manifest, manifest.session)
+        lineage = Lineage.after(remaining.pop(name))
 
 
 def open_checkpoint(storage: Storage, name: str) -> Checkpoint:

@@ -185,7 +185,7 @@ def surplus(storage: Storage, newest: Checkpoint, policy: CheckpointPolicy, best
 
     Oldest first. best: the name of the best checkpoint.
     """
-    lineage = _lineage_to(newest)
+    lineage = Lineage.after(newest.manifest)
     steps = [step for step in checkpoint_steps(storage) if is_in_lineage(storage, step, lineage)]
     return [checkpoint_name(step) for step in policy.surplus(steps, best, partial(is_protected, storage))]
 
@@ -195,7 +195,8 @@ def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[s
 
     Raises StorageError.
     """
-    publisher, lineage = publisher_for(storage, Owner(newest.manifest.run, new_session())), _lineage_to(newest)
+    publisher = publisher_for(storage, Owner(newest.manifest.run, new_session()))
+    lineage = Lineage.after(newest.manifest)
     for name in names:
         if name != newest.name and lineage.holds(read_manifest(storage, name)):
             publisher.delete(name)
@@ -233,7 +234,3 @@ def _may_be_complete(storage: Storage, name: str) -> bool:
     except CheckpointError:
         return MANIFEST in {entry.name for entry in storage.list(name)}
     return True
-
-
-def _lineage_to(newest: Checkpoint) -> Lineage:
-    return Lineage.after(newest.manifest, newest.manifest.session)

@@ -18,15 +18,18 @@ Batch = TypeVar("Batch")
 Loss = TypeVar("Loss")
 
 
-class LearnerContract(Generic[Batch, Loss]):
-    """Contract suite of the Learner port."""
+Model = TypeVar("Model")
+
+
+class WindowContract(Generic[Model, Batch]):
+    """What the suites of Learner and Trainable need of an adapter."""
 
     tolerance = 1e-6
     """Relative tolerance for rounding."""
     groups = 1
     """How many parameter groups the adapter has."""
 
-    def make(self) -> Learner[Batch, Loss]:
+    def make(self) -> Model:
         """Return a new adapter under test, always with the same weights, without randomness, with nonzero gradients.
 
         Its learning rate is small enough for the loss of `whole` to decrease at each of the first steps.
@@ -41,24 +44,29 @@ class LearnerContract(Generic[Batch, Loss]):
         """Return one batch with all samples of the window."""
         raise NotImplementedError
 
+
+def take_step(
+    learner: Learner[Batch, Loss], window: Sequence[Batch], max_norm: float = 0.0
+) -> tuple[float, float | None]:
+    """Run a complete step that is not skipped; return the window's loss and the gradient norm."""
+    items = learner.count_items(window)
+    shares = [learner.micro_step(batch, items, index == len(window) - 1) for index, batch in enumerate(window)]
+    norm, taken = learner.update(max_norm)
+    assert taken
+    return sum(float(cast(Any, share)) for share in shares), None if norm is None else float(norm)
+
+
+class LearnerContract(WindowContract[Learner[Batch, Loss], Batch], Generic[Batch, Loss]):
+    """Contract suite of the Learner port."""
+
     @pytest.fixture
     def learner(self) -> Learner[Batch, Loss]:
         """The adapter under test."""
         return self.make()
 
-    def step(
-        self, learner: Learner[Batch, Loss], window: Sequence[Batch], max_norm: float = 0.0
-    ) -> tuple[float, float | None]:
-        """Run a complete step that is not skipped; return the window's loss and the gradient norm."""
-        items = learner.count_items(window)
-        shares = [learner.micro_step(batch, items, index == len(window) - 1) for index, batch in enumerate(window)]
-        norm, taken = learner.update(max_norm)
-        assert taken
-        return sum(float(cast(Any, share)) for share in shares), None if norm is None else float(norm)
-
     def test_the_loss_falls(self, learner: Learner[Batch, Loss]) -> None:
         """Each step on the same batch decreases its loss."""
-        losses = [self.step(learner, [self.whole()])[0] for _ in range(5)]
+        losses = [take_step(learner, [self.whole()])[0] for _ in range(5)]
 
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < losses[0]
@@ -68,49 +76,31 @@ class LearnerContract(Generic[Batch, Loss]):
         other = self.make()
 
         for _ in range(4):
-            cut = self.step(learner, self.window(), max_norm=1e30)
-            assert self.step(other, [self.whole()], max_norm=1e30) == pytest.approx(cut, rel=self.tolerance)
+            cut = take_step(learner, self.window(), max_norm=1e30)
+            assert take_step(other, [self.whole()], max_norm=1e30) == pytest.approx(cut, rel=self.tolerance)
 
     def test_the_norm_is_measured_before_clipping(self, learner: Learner[Batch, Loss]) -> None:
         """The first step returns the norm before clipping, whatever the limit."""
-        loss, norm = self.step(learner, [self.whole()], max_norm=1e30)
+        loss, norm = take_step(learner, [self.whole()], max_norm=1e30)
         clipped = self.make()
         assert norm is not None
         assert norm > 0
-        assert self.step(clipped, [self.whole()], max_norm=norm / 1000) == pytest.approx(
+        assert take_step(clipped, [self.whole()], max_norm=norm / 1000) == pytest.approx(
             (loss, norm), rel=self.tolerance
         )
 
-        assert math.isfinite(self.step(clipped, [self.whole()])[0])
+        assert math.isfinite(take_step(clipped, [self.whole()])[0])
 
     def test_gradients_are_cleared_after_a_step(self, learner: Learner[Batch, Loss]) -> None:
         """With a learning rate of zero, every step is the same as the first."""
         learner.set_learning_rates([0.0] * self.groups)
-        steps = [self.step(learner, self.window(), max_norm=1e30) for _ in range(3)]
+        steps = [take_step(learner, self.window(), max_norm=1e30) for _ in range(3)]
 
         assert steps[0] == steps[1] == steps[2]
 
 
-class TrainableContract(Generic[Batch, Loss]):
+class TrainableContract(WindowContract[Trainable[Batch, Loss], Batch], Generic[Batch, Loss]):
     """Contract suite of the Trainable port."""
-
-    tolerance = 1e-6
-    """Relative tolerance for rounding."""
-
-    def make(self) -> Trainable[Batch, Loss]:
-        """Return a new adapter under test, always with the same weights, without randomness, with nonzero gradients.
-
-        Its learning rate is small enough for the loss of `whole` to decrease at each of the first steps.
-        """
-        raise NotImplementedError
-
-    def window(self) -> Sequence[Batch]:
-        """Return at least two batches with different numbers of items."""
-        raise NotImplementedError
-
-    def whole(self) -> Batch:
-        """Return one batch with all samples of the window."""
-        raise NotImplementedError
 
     def backward(self, loss: Loss) -> None:
         """Accumulate the gradients of the loss."""
@@ -192,9 +182,6 @@ class TrainableContract(Generic[Batch, Loss]):
         trainable.optimizer.step()
 
         assert self.learn(trainable, [self.whole()]) == before
-
-    groups = 1
-    """How many parameter groups the adapter has."""
 
     def test_a_detached_loss_has_the_same_value(self, trainable: Trainable[Batch, Loss]) -> None:
         """A detached loss has the same value."""

@@ -13,6 +13,7 @@ import pytest
 
 from hexloop.adapters.device.simulated import SimulatedDevice
 from hexloop.adapters.precision.plain import PlainPrecision
+from hexloop.app.testing.contracts.learning import take_step
 from hexloop.app.testing.contracts.state import contents, kept
 from hexloop.domain.errors import CollectiveError
 from hexloop.domain.loop import StandardLearner
@@ -269,12 +270,7 @@ class EngineContract(ParallelismContract[Model, Batch, Loss], Generic[Model, Bat
 
     def step(self, learner: Learner[Batch, Loss], size: int = 1) -> tuple[float, float | None]:
         """Run a step on a window of `size` equal batches; return its loss and gradient norm."""
-        window = [self.batch() for _ in range(size)]
-        items = learner.count_items(window)
-        shares = [learner.micro_step(batch, items, index == size - 1) for index, batch in enumerate(window)]
-        norm, taken = learner.update(1e30)
-        assert taken
-        return sum(float(cast(Any, share)) for share in shares), None if norm is None else float(norm)
+        return take_step(learner, [self.batch() for _ in range(size)], 1e30)
 
     def test_valid_options_have_no_problems(self) -> None:
         """Arguments with valid options are accepted, before and after the model is known."""
