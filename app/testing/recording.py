@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any, SupportsFloat, cast
 
 from attrs import asdict, define, field
-from safetensors import deserialize
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -180,9 +179,12 @@ def _files(subject: Any, run: Run[Any, Any]) -> Iterable[File]:
 
 
 def _tensors(data: bytes) -> Iterator[tuple[str, str, list[int], str]]:
-    """Yield the name, dtype, shape and bytes of each tensor in a safetensors file."""
-    for name, tensor in deserialize(data):  # type: ignore[no-untyped-call]
-        yield name, tensor["dtype"], tensor["shape"], b64encode(tensor["data"]).decode()
+    """Yield the tensors of a safetensors file: an 8-byte length, a JSON header of that length, then the data."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            yield name, entry["dtype"], entry["shape"], b64encode(data[start + first : start + last]).decode()
 
 
 def _comparable(state: dict[str, Any]) -> dict[str, Any]:
