@@ -58,10 +58,6 @@ class Timeline:
         """The last step with an observation."""
         return max((step for step, _, _ in self.observations), default=0)
 
-    def rewind_to(self, step: int) -> None:
-        """Drop what was observed after `step`, because the run resumed from there."""
-        self.observations = {key: value for key, value in self.observations.items() if key[0] <= step}
-
 
 def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
     """Return the timeline of each run in a journal, by the run's name, in the order in which they first started.
@@ -73,7 +69,8 @@ def timelines(notes: Iterable[Mapping[str, Fact]]) -> dict[str, Timeline]:
     for note in notes:
         if note["kind"] == "began":
             present = runs.setdefault(str(note.get("run")), Timeline(str(note.get("run"))))
-            present.rewind_to(_integer(note.get("step")))
+            first = _integer(note.get("step"))  # what an earlier session observed after it is void
+            present.observations = {key: value for key, value in present.observations.items() if key[0] <= first}
             settings = note.get("settings")
             present.settings = settings if isinstance(settings, Mapping) else {}
         if present is not None:
@@ -133,18 +130,14 @@ def compare(one: Timeline, other: Timeline) -> RunComparison:
         else:
             before = next((earlier for earlier in reversed(equal.get(kind, [])) if earlier < step), None)
             divergences[kind] = Divergence(kind, step, name, *values, before)
+    names = sorted(one.settings.keys() | other.settings.keys())
+    settings = {name: (one.settings.get(name), other.settings.get(name)) for name in names}
     return RunComparison(
         tuple(sorted(divergences.values(), key=lambda divergence: (divergence.step, divergence.kind))),
         {kind: len(seen) for kind, seen in sorted(steps.items())},
         max((step for step, _, _ in common), default=0),
-        _different_settings(one, other),
+        {name: (value, another) for name, (value, another) in settings.items() if value != another},
     )
-
-
-def _different_settings(one: Timeline, other: Timeline) -> dict[str, tuple[Fact, Fact]]:
-    names = sorted(one.settings.keys() | other.settings.keys())
-    pairs = {name: (one.settings.get(name), other.settings.get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _observations(note: Mapping[str, Fact]) -> Iterator[Observation]:

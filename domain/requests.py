@@ -131,13 +131,9 @@ class Requests:
             taken.append(self._saves.pop(0))
         return taken
 
-    def return_saves(self, saves: Iterable[SaveRequest]) -> None:
-        """Make requests that were taken but not completed pending again."""
-        self._saves.extend(saves)
-
-    def clear(self) -> None:
-        """Remove all requests when the run has ended. Saves that are still pending fail."""
-        for request in self.take_saves():
+    def clear(self, taken: Iterable[SaveRequest] = ()) -> None:
+        """Remove all requests when the run has ended. Saves that are still pending, or were `taken`, fail."""
+        for request in (*taken, *self.take_saves()):
             request.fail(HexloopError("The run ended before it reached the requested save."))
         self.pending.clear()
         self._reasons.clear()
@@ -230,7 +226,7 @@ class SharedAgreement:
 
     def _exchange(self, control: ControlFlags) -> None:
         """Send this rank's flags, and clear those that are not set on all ranks until the next boundary."""
-        own = control.set_names()
+        own = [name for name in ControlFlags.NAMES if getattr(control, name)]
         votes = self._send(own)
         self._is_exchanged = True
         if own:

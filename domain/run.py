@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import chain
 from typing import Generic, Protocol, SupportsFloat, TypeVar
 
 from attrs import define, field, frozen
@@ -235,7 +236,5 @@ class Run(Generic[Batch, Loss]):
 
     def _fail_save_requests(self) -> None:
         """Fail every request that is still unresolved, so that no thread waits for a run that is over."""
-        for waiting in self._unresolved.values():
-            self.requests.return_saves(waiting)
+        self.requests.clear(chain.from_iterable(self._unresolved.values()))
         self._unresolved.clear()
-        self.requests.clear()

@@ -100,10 +100,6 @@ class ControlFlags:
         self.should_evaluate = "evaluate" in actions
         self.should_save = "save" in actions
 
-    def set_names(self) -> set[str]:
-        """Return the names of the flags that are set."""
-        return {name for name in self.NAMES if getattr(self, name)}
-
     def assign(self, names: Collection[str], value: bool) -> None:
         """Set all of these flags to `value`."""
         for name in names:

@@ -28,10 +28,6 @@ class Publication(Enum):
     MANIFEST_LAST = "manifest last"
 
 
-def _unknown_time(path: str) -> float | None:
-    return None
-
-
 @frozen
 class StorageCapabilities:
     """What a storage guarantees and can do.
@@ -44,7 +40,7 @@ class StorageCapabilities:
     publication: Publication
     location: str
     local_folder: str | None = None
-    modified: Callable[[str], float | None] = field(default=_unknown_time, eq=False)
+    modified: Callable[[str], float | None] = field(default=lambda _: None, eq=False)
 
 
 @frozen

@@ -251,7 +251,7 @@ class CheckpointSave:
     """One save: commits the checkpoint of `step`, then rotates. `run` may be called in another thread.
 
     files: returns the files, once per attempt. held: the steps of this lineage's checkpoints, kept up to date.
-    best: the name of the best checkpoint. parent, environment, world_size: for the manifest.
+    best: the name of the best checkpoint. make_manifest: returns the manifest that lists the written files.
     previous: the parent and best checkpoint that the state named before this save, to restore them if it fails.
     is_clean: nothing on the storage is left unfinished by this run. retry: waits while the storage is full.
     problem: why older checkpoints, or unfinished folders, could not be removed.
@@ -264,10 +264,8 @@ class CheckpointSave:
     policy: CheckpointPolicy
     held: set[int]
     best: str | None
-    parent: str | None
+    make_manifest: Callable[[Mapping[str, Stored]], Manifest]
     previous: tuple[str | None, str | None]
-    environment: Mapping[str, str]
-    world_size: int
     is_clean: bool
     retry: FullStorageRetry
     problem: str | None = field(default=None, init=False)
@@ -283,7 +281,7 @@ class CheckpointSave:
         Raises StorageError, and whatever making the files raises.
         """
         if not self._exists():
-            self.retry.attempt(lambda: self.committer.commit(self.name, self.files(), self._manifest), self._prune)
+            self.retry.attempt(lambda: self.committer.commit(self.name, self.files(), self.make_manifest), self._prune)
         self.held.add(self.step)
         self._rotate()
 
@@ -308,18 +306,6 @@ class CheckpointSave:
         present = set(checkpoint_steps(self.committer.storage))
         exists = self.step in present and is_in_lineage(self.committer.storage, self.step, self.lineage)
         return [exists, *(self.held & present)]
-
-    def _manifest(self, files: Mapping[str, Stored]) -> Manifest:
-        return Manifest(
-            run=self.lineage.run,
-            session=self.lineage.session,
-            ancestors=self.lineage.ancestors,
-            parent=self.parent,
-            step=self.step,
-            world_size=self.world_size,
-            environment=dict(self.environment),
-            files=files,
-        )
 
     def _prune(self) -> bool:
         """Remove one checkpoint that this save makes superfluous, but never the newest existing one."""

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from attrs import define, field
 
@@ -19,7 +20,15 @@ from hexloop.domain.checkpoints.commit import (
     no_notes,
     publisher_for,
 )
-from hexloop.domain.checkpoints.manifest import Lineage, Owner, checkpoint_name, new_session, session_after, step_of
+from hexloop.domain.checkpoints.manifest import (
+    Lineage,
+    Manifest,
+    Owner,
+    checkpoint_name,
+    new_session,
+    session_after,
+    step_of,
+)
 from hexloop.domain.checkpoints.pace import Pace, Pacer
 from hexloop.domain.checkpoints.reading import Checkpoint, checkpoint_steps, read_manifest, warn_of_differences
 from hexloop.domain.checkpoints.selection import (
@@ -278,6 +287,10 @@ class CheckpointStore:
 
     def _make_save(self, state: RunState, step: int, previous: tuple[str | None, str | None]) -> CheckpointSave:
         publisher = publisher_for(self.storage, Owner(state.run, self.session, self.exclusive))
+        session, ancestors, environment = self.session, self._ancestors, dict(self.environment)
+        make_manifest = partial(
+            Manifest, state.run, session, ancestors, state.parent_checkpoint, step, self._world_size, environment
+        )
         return CheckpointSave(
             step=step,
             files=lambda: self.contents.files(state),
@@ -289,14 +302,12 @@ class CheckpointStore:
                 self._abandoned,
                 Pace() if self.background is None else self._pacer.next(),
             ),
-            lineage=Lineage(state.run, self.session, self._ancestors),
+            lineage=Lineage(state.run, session, ancestors),
             policy=self.policy,
             held=self._held,
             best=state.best_checkpoint,
-            parent=state.parent_checkpoint,
+            make_manifest=make_manifest,
             previous=previous,
-            environment=self.environment,
-            world_size=self._world_size,
             is_clean=self._is_clean,
             retry=FullStorageRetry(self._abandoned.wait, self.pauses),
         )

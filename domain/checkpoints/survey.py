@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -111,12 +111,12 @@ def newest_by_run(found: Sequence[CheckpointFolder]) -> dict[str, CheckpointFold
     for each in held.values():
         if each.manifest is not None:
             runs.setdefault(each.manifest.run, {})[each.name] = each.manifest
-    return {run: newest for run, manifests in runs.items() if (newest := _first_usable(held, manifests)) is not None}
-
-
-def _first_usable(held: Mapping[str, CheckpointFolder], manifests: Mapping[str, Manifest]) -> CheckpointFolder | None:
-    usable = (held[name] for name in newest_first(manifests))
-    return next((each for each in usable if each.status in (FolderStatus.GOOD, FolderStatus.NOT_VERIFIED)), None)
+    newest: dict[str, CheckpointFolder] = {}
+    for run, manifests in runs.items():
+        for each in map(held.__getitem__, newest_first(manifests)):
+            if each.status in (FolderStatus.GOOD, FolderStatus.NOT_VERIFIED):
+                newest.setdefault(run, each)
+    return newest
 
 
 def _manifest(storage: Storage, name: str) -> Manifest | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Annotated
 
 from attrs import frozen
@@ -129,20 +128,16 @@ class Polynomial(Options):
         return ((self.base_rate - self.lr_end) * remaining + self.lr_end) / self.base_rate
 
 
-_RISES: Mapping[str, Callable[[float], float]] = MappingProxyType(
-    {
-        "linear": lambda progress: progress,
-        "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
-        "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
-    }
-)
-_FALLS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
-    {
-        "linear": lambda progress, _: 1.0 - progress,
-        "cosine": lambda progress, cycles: 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress)),
-        "1-sqrt": lambda progress, _: 1.0 - math.sqrt(progress),
-    }
-)
+_RISES: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
+}
+_FALLS: Mapping[str, Callable[[float, float], float]] = {
+    "linear": lambda progress, _: 1.0 - progress,
+    "cosine": lambda progress, cycles: 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress)),
+    "1-sqrt": lambda progress, _: 1.0 - math.sqrt(progress),
+}
 
 
 @frozen
