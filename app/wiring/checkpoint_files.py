@@ -18,14 +18,7 @@ from hexloop.adapters.contents import documents
 from hexloop.adapters.contents.checkpoint import RUN_SETUP, CheckpointContents, files_of, parts_of
 from hexloop.adapters.contents.documents import RUN_STATE, read_document, read_state
 from hexloop.adapters.contents.file_names import PREFIX, UserFiles
-from hexloop.adapters.contents.safetensors_files import (
-    INDEX,
-    MODEL,
-    Stream,
-    component_of,
-    is_weights,
-    tensor_parts,
-)
+from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
 from hexloop.domain.errors import CheckpointError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0

@@ -23,13 +23,7 @@ from hexloop.adapters.batches.torch.loader import OrderedLoader, is_sharded_alre
 from hexloop.adapters.batches.torch.random_streams import random_fingerprint
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.structure import (
-    Transfer,
-    batch_fingerprint,
-    row_count,
-    shallow_copy,
-    transfer_to,
-)
+from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, row_count, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import named_by_position, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
