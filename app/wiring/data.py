@@ -116,30 +116,16 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
     because the last batch of an epoch is known to have fewer.
     """
     world, progress = parts.args.world_size, _skip_progress(parts.args)
-    is_own, overridden = isinstance(loader, OrderedLoader | StreamLoader), parts.hooks.training_step.overridden
-    if world == 1 and is_own:
+    if world == 1 and isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
     if world == 1:
         return ExternalBatches(loader, transfer, inspect, progress)
-    if overridden:
-        transfer = _without_padding(transfer)
-    batches: Shared
-    pads = False
-    if is_own:
-        at_least = world if loader.num_workers < 2 else 1  # the last batch of one of several workers may be smaller
-        batches = ShardedBatches(loader, _sharing(parts, loader), transfer, inspect, at_least)
-        pads = _pads(batches, world)
-    elif is_sharded_already(loader):
-        batches = ExternalBatches(loader, transfer, inspect, progress, world)
-    else:
-        sharing = _sharing(parts, loader)
-        kind = SampledShares if reads_by_index(loader) and sharing.distribute is None else ExternalShares
-        batches = kind(loader, sharing, transfer, inspect, progress)
-        pads = not sharing.splits and not batches.drops_last and (length_of(loader) or 0) % world > 0
+    overridden = parts.hooks.training_step.overridden
+    batches = _shares(parts, loader, _without_padding(transfer) if overridden else transfer, inspect, progress)
     samples = batches.samples_per_epoch()
     if samples is not None and 0 < samples < world:
         raise ConfigurationError(too_many_ranks(world, samples))
-    if overridden and pads:
+    if overridden and _pads(batches, world):
         raise ConfigurationError(PADDING_IN_OVERRIDDEN_STEP)
     return batches
 
@@ -148,7 +134,8 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
     """Return this process's batches of an evaluation loader: over all processes each row once, in order."""
     if parts.args.world_size == 1:
         return cast(Iterable[Any], loader)
-    return _batches_of_shares(_evaluation_shares(parts, loader))
+    shared = _shares(parts, loader, lambda batch: batch, lambda _batch: None, no_progress, unsharded_batches(loader))
+    return _batches_of_shares(shared)
 
 
 def batch_preparation(parts: TrainerParts) -> tuple[Transfer, Inspect]:
@@ -203,16 +190,24 @@ PADDING_IN_OVERRIDDEN_STEP = (
 )
 
 
-def _evaluation_shares(parts: TrainerParts, loader: Any) -> Shared:
+def _shares(
+    parts: TrainerParts,
+    loader: Any,
+    transfer: Transfer,
+    inspect: Inspect,
+    progress: Progress,
+    whole: Iterable[list[Any]] | None = None,
+) -> Shared:
+    """Return this process's shares of the batches of a loader. whole: batches to read instead of the loader's own."""
+    world = parts.args.world_size
     if isinstance(loader, OrderedLoader | StreamLoader):
-        return ShardedBatches(loader, _sharing(parts, loader), _unchanged)
-    whole = unsharded_batches(loader)
+        at_least = world if loader.num_workers < 2 else 1  # the last batch of one of several workers may be smaller
+        return ShardedBatches(loader, _sharing(parts, loader), transfer, inspect, at_least)
     if is_sharded_already(loader) and whole is None:
-        return ExternalBatches(loader, _unchanged, world_size=parts.args.world_size)
+        return ExternalBatches(loader, transfer, inspect, progress, world)
     sharing = _sharing(parts, loader, whole)
-    if reads_by_index(loader) and sharing.distribute is None:
-        return SampledShares(loader, sharing, _unchanged)
-    return ExternalShares(loader, sharing, _unchanged)
+    kind = SampledShares if reads_by_index(loader) and sharing.distribute is None else ExternalShares
+    return kind(loader, sharing, transfer, inspect, progress)
 
 
 def _batches_of_shares(shared: Shared) -> Iterator[Any]:
@@ -221,18 +216,19 @@ def _batches_of_shares(shared: Shared) -> Iterator[Any]:
             yield share.batch
 
 
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
-def _pads(batches: ShardedBatches, world_size: int) -> bool:
+def _pads(batches: Shared, world_size: int) -> bool:
+    """Return whether the last batch of an epoch is known to have fewer samples than there are processes."""
+    if isinstance(batches, ExternalShares):
+        incomplete = (length_of(batches.loader) or 0) % world_size > 0
+        return incomplete and not batches.sharing.splits and not batches.drops_last
     samples, loader = batches.samples_per_epoch(), batches.loader
+    if samples is None or not isinstance(batches, ShardedBatches):
+        return False
     if isinstance(loader, StreamLoader):
-        drops, incomplete_batches = loader.drop_last, max(1, loader.num_workers)
+        drops = loader.drop_last or loader.num_workers > 1  # then each worker has an incomplete batch
     else:
-        drops, incomplete_batches = loader.order.drop_last, 1
-    rest = 0 if samples is None else samples % loader.cursor.batch_size
-    return not drops and incomplete_batches == 1 and 0 < rest < world_size
+        drops = loader.order.drop_last
+    return not drops and 0 < samples % loader.cursor.batch_size < world_size
 
 
 def _without_padding(transfer: Transfer) -> Transfer:
