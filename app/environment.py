@@ -124,15 +124,10 @@ class _Numbers:
 
 
 def _address(environment: Mapping[str, str], launcher: str) -> str:
+    """Return MASTER_ADDR, or the first host in srun's list: node03 for "node[03-05,09],other"."""
     if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
-    if launcher == "srun":
-        return _first_host(environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "")))
-    return "127.0.0.1"
-
-
-def _first_host(hosts: str) -> str:
-    """Return the first name of a list as srun writes it: node03 for "node[03-05,09],other"."""
+    hosts = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "")) if launcher == "srun" else ""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", hosts)
     return "127.0.0.1" if match is None else match.group(1) + (match.group(2) or "")
 

@@ -201,10 +201,7 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "fp16_backend": _MIXED_PRECISION_BACKEND,
     "half_precision_backend": _MIXED_PRECISION_BACKEND,
     "fp16_opt_level": LegacyArgument(
-        str,
-        "leave it out: it was for Apex alone, and fp16=True is what Apex called O1",
-        _apex_level_becomes,
-        lambda _: "O1",
+        str, "leave it out: it was for Apex, which called fp16=True O1", _apex_level_becomes, lambda _: "O1"
     ),
     "save_safetensors": _removed(bool, True, "loading a pickle can run any code", _SAFETENSORS, write=_SAFETENSORS),
     "push_to_hub_token": _renamed("hub_token", str),

@@ -214,13 +214,7 @@ def _drop_discouraged_duplicates(fields: list[list[Field]]) -> None:
 def _with_args_files(
     strings: Sequence[str], next_to_script: bool, filename: str | os.PathLike[str] | None, flag: str | None
 ) -> list[str]:
-    """Return the strings of files, followed by those of the command line, which take precedence.
-
-    next_to_script: whether to read the file with the script's name and the suffix ".args". filename: a file to read
-    instead. flag: an option in `strings` that names a file, and may be repeated.
-
-    Raises ConfigurationError if a named file cannot be read.
-    """
+    """Return the strings of the files that `parse_args_into_dataclasses` describes, then those of the command line."""
     script = Path(sys.argv[0]) if sys.argv else Path()
     file = Path(filename) if filename else script.with_suffix(".args") if script.name else None
     read = _strings_of(file) if file and (filename or (next_to_script and file.exists())) else []

@@ -10,12 +10,7 @@ from hexloop.app.arguments.legacy import LEGACY_ARGUMENTS
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, problem
 
-_EVALUATION = {
-    "batch_size": "per_device_eval_batch_size",
-    "loss_only": "prediction_loss_only",
-    "jit_mode": "jit_mode_eval",
-}
-_NONE_IS_NOT_GIVEN = {"gradient_checkpointing", *LEGACY_ARGUMENTS}
+_EVAL = {"batch_size": "per_device_eval_batch_size", "loss_only": "prediction_loss_only", "jit_mode": "jit_mode_eval"}
 
 
 class Setters(Arguments):
@@ -34,7 +29,7 @@ class Setters(Arguments):
         for name, value in given.items():
             argument = f"{prefix}{name}" if f"{prefix}{name}" in self._declared else name
             argument = renamed.get(name, argument)
-            if name != "self" and (value is not None or argument not in _NONE_IS_NOT_GIVEN):
+            if name != "self" and (value is not None or argument not in ("gradient_checkpointing", *LEGACY_ARGUMENTS)):
                 values[argument] = value
         self.assign(**values)
         return self
@@ -118,11 +113,11 @@ class Setters(Arguments):
     ) -> Self:
         """Set how to evaluate, and `do_eval` unless the strategy is `no`. `jit_mode` is deprecated."""
         delay = 0 if delay is None else delay
-        return self._set(locals() | {"do_eval": strategy != IntervalStrategy.NO}, "eval_", **_EVALUATION)
+        return self._set(locals() | {"do_eval": strategy != IntervalStrategy.NO}, "eval_", **_EVAL)
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, *, jit_mode: bool | None = None) -> Self:
         """Set how to predict on a test set, and `do_predict`. `jit_mode` is deprecated."""
-        return self._set(locals() | {"do_predict": True}, **_EVALUATION)
+        return self._set(locals() | {"do_predict": True}, **_EVAL)
 
     def set_save(
         self,
