@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.app.engines import EngineChoice, engine_for
 from hexloop.app.environment import Launched, launched
 from hexloop.domain.errors import CollectiveError, ConfigurationError

@@ -1,1 +1,60 @@
-"""Collectives adapters: communication between the processes of a run."""
+"""Adapters of the Collectives port; here the one for a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import frozen
+
+from hexloop.ports.collectives import Json, Reduction
+
+REDUCERS: dict[Reduction, Callable[[Iterable[float]], float]] = {
+    Reduction.SUM: sum,
+    Reduction.MAXIMUM: max,
+    Reduction.MINIMUM: min,
+}
+"""What combines the numbers of all ranks."""
+
+
+@frozen
+class CompletedReduction:
+    """A reduction that is complete from the start."""
+
+    values: tuple[float, ...]
+
+    def result(self) -> tuple[float, ...]:
+        """Return the numbers."""
+        return self.values
+
+
+class SingleProcessCollectives:
+    """Collectives adapter for a world of one."""
+
+    rank = 0
+    world_size = 1
+
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> CompletedReduction:
+        """Return the numbers themselves."""
+        return CompletedReduction(tuple(values))
+
+    def gather(self, value: Json) -> list[Json]:
+        """Return the value in a list."""
+        return [value]
+
+    def broadcast(self, value: Json, source: int = 0) -> Json:
+        """Return the value."""
+        return value
+
+    def barrier(self, name: str) -> None:
+        """No-op."""
+
+    def apart(self) -> SingleProcessCollectives:
+        """Return this object: without communication, any thread may use it."""
+        return self
+
+    def tell_failure(self, cause: str) -> None:
+        """No-op."""
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return the error."""
+        return error

@@ -10,16 +10,11 @@ from typing import Any, Generic, TypeVar, cast
 from attrs import field, frozen
 from attrs.validators import ge
 
+from hexloop.adapters.collectives import REDUCERS
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
 __path__: list[str] = []  # lets hexloop._moved serve old paths such as hexloop.adapters.collectives.simulated
-
-REDUCERS: dict[Reduction, Callable[[Sequence[float]], float]] = {
-    Reduction.SUM: sum,
-    Reduction.MAXIMUM: max,
-    Reduction.MINIMUM: min,
-}
 
 IDLE_SECONDS = 0.5
 """Real seconds without a change after which the other threads of the blocked ranks count as blocked too."""

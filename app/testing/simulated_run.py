@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hexloop.adapters.batches.in_memory import InMemoryBatches
+from hexloop.adapters.batches import InMemoryBatches
 from hexloop.adapters.clock import ManualClock
 from hexloop.adapters.contents.checkpoint import CheckpointContents
 from hexloop.adapters.engines.single.engine import SingleProcess

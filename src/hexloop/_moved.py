@@ -12,16 +12,19 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
+    "hexloop.adapters.batches.in_memory": "hexloop.adapters.batches",
     "hexloop.adapters.clock.manual": "hexloop.adapters.clock",
     "hexloop.adapters.clock.system": "hexloop.adapters.clock",
     "hexloop.adapters.collectives.simulated.faults": "hexloop.adapters.collectives.simulated",
     "hexloop.adapters.collectives.simulated.outcome": "hexloop.adapters.collectives.simulated",
     "hexloop.adapters.collectives.simulated.world": "hexloop.adapters.collectives.simulated",
+    "hexloop.adapters.collectives.single": "hexloop.adapters.collectives",
     "hexloop.adapters.collectives.torch.collectives": "hexloop.adapters.collectives.torch",
     "hexloop.adapters.device.torch.base": "hexloop.adapters.device.torch",
     "hexloop.adapters.device.torch.cpu": "hexloop.adapters.device.torch",
     "hexloop.adapters.device.torch.cuda": "hexloop.adapters.device.torch",
     "hexloop.adapters.device.torch.mps": "hexloop.adapters.device.torch",
+    "hexloop.adapters.evaluator.least_squares": "hexloop.adapters.evaluator",
     "hexloop.adapters.evaluator.torch.outputs": "hexloop.adapters.evaluator.torch.predictions",
     "hexloop.adapters.hub.folder": "hexloop.adapters.hub",
     "hexloop.adapters.hub.memory": "hexloop.adapters.hub",

@@ -1,7 +1,7 @@
 """The public names of hexloop.testing, each with the module that defines it."""
 
 from .adapters.background import InlineBackground as InlineBackground
-from .adapters.batches.in_memory import (
+from .adapters.batches import (
     InMemoryBatches as InMemoryBatches,
     StatefulBatches as StatefulBatches,
     StreamedBatches as StreamedBatches,
@@ -10,12 +10,12 @@ from .adapters.clock import ManualClock as ManualClock
 from .adapters.collectives.simulated import Delay as Delay, Drop as Drop, Kill as Kill, RankKilled as RankKilled
 from .adapters.collectives.simulated import Outcome as Outcome
 from .adapters.collectives.simulated import SimulatedWorld as SimulatedWorld
-from .adapters.collectives.single import SingleProcessCollectives as SingleProcessCollectives
+from .adapters.collectives import SingleProcessCollectives as SingleProcessCollectives
 from .adapters.device.simulated import (
     SimulatedDevice as SimulatedDevice,
     SimulatedOutOfMemoryError as SimulatedOutOfMemoryError,
 )
-from .adapters.evaluator.least_squares import LeastSquaresEvaluator as LeastSquaresEvaluator
+from .adapters.evaluator import LeastSquaresEvaluator as LeastSquaresEvaluator
 from .adapters.hub import FolderHub as FolderHub, MemoryHub as MemoryHub, NoHub as NoHub
 from .adapters.interrupts import ManualInterrupts as ManualInterrupts, NoInterrupts as NoInterrupts
 from .adapters.journal import MemoryJournal as MemoryJournal, NoJournal as NoJournal

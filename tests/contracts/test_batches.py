@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hexloop.adapters.batches.in_memory import InMemoryBatches, StatefulBatches, StreamedBatches
+from hexloop.adapters.batches import InMemoryBatches, StatefulBatches, StreamedBatches
 from hexloop.app.testing.contracts.data import BatchesContract
 from hexloop.domain.order import Sequential
 from hexloop.domain.order.permutation import KeyedPermutation

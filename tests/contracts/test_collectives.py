@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.collectives.simulated import Delay, SimulatedWorld
-from hexloop.adapters.collectives.single import SingleProcessCollectives
 from hexloop.app.testing.contracts.processes import CollectivesContract
 from hexloop.ports.collectives import Collectives
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hexloop.adapters.evaluator.least_squares import LeastSquaresEvaluator
+from hexloop.adapters.evaluator import LeastSquaresEvaluator
 from hexloop.adapters.trainable.least_squares import LinearModel, Row
 from hexloop.app.testing.contracts.data import EvaluatorContract
 from hexloop.ports.evaluator import Evaluator

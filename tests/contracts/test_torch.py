@@ -18,7 +18,7 @@ from hexloop.adapters.batches.torch.loader import OrderedLoader
 from hexloop.adapters.batches.torch.order import OrderedBatchSampler, VectorisedPermutation
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import row_count, transfer_to
-from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEvaluator

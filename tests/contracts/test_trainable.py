@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.trainable.least_squares import (
     LeastSquares,
     Row,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers.trainer_pt_utils import metrics_format
 
 import hexloop
-from hexloop.adapters.collectives.single import SingleProcessCollectives
+from hexloop.adapters.collectives import SingleProcessCollectives
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import DEFAULTS, small_trainer
 

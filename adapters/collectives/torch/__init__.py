@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Thread
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from hexloop.adapters.collectives import REDUCERS
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Pending, Reduction
@@ -24,12 +25,6 @@ OPERATIONS = {
     Reduction.SUM: dist.ReduceOp.SUM,
     Reduction.MAXIMUM: dist.ReduceOp.MAX,
     Reduction.MINIMUM: dist.ReduceOp.MIN,
-}
-
-REDUCERS: dict[Reduction, Callable[[Iterable[float]], float]] = {
-    Reduction.SUM: sum,
-    Reduction.MAXIMUM: max,
-    Reduction.MINIMUM: min,
 }
 
 LEAVE_TIMEOUT = 5.0
