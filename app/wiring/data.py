@@ -20,7 +20,7 @@ from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, defa
 from hexloop.adapters.batches.torch.data_state import Progress, no_progress
 from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
 from hexloop.adapters.batches.torch.loader import OrderedLoader, is_sharded_already, reads_by_index, unsharded_batches
-from hexloop.adapters.batches.torch.random_streams import random_fingerprint
+from hexloop.adapters.batches.torch.order import random_fingerprint
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, row_count, shallow_copy, transfer_to

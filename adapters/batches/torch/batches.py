@@ -21,8 +21,14 @@ from hexloop.adapters.batches.torch.data_state import (
     state_parts,
 )
 from hexloop.adapters.batches.torch.loader import OrderedLoader, is_iterable
-from hexloop.adapters.batches.torch.order import IndexSampler, OrderedBatchSampler, VectorisedPermutation
-from hexloop.adapters.batches.torch.random_streams import KeyedDataset, preserved_rng_states, refuse_invalid_rng_states
+from hexloop.adapters.batches.torch.order import (
+    IndexSampler,
+    KeyedDataset,
+    OrderedBatchSampler,
+    VectorisedPermutation,
+    preserved_rng_states,
+    refuse_invalid_rng_states,
+)
 from hexloop.adapters.batches.torch.shares import SampleCounts, Shares, SharesOfRanks
 from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count

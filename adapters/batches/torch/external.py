@@ -30,7 +30,7 @@ from hexloop.adapters.batches.torch.data_state import (
     state_parts,
 )
 from hexloop.adapters.batches.torch.loader import ShieldedIterator
-from hexloop.adapters.batches.torch.random_streams import (
+from hexloop.adapters.batches.torch.order import (
     KeyedDataset,
     decode_rng_state,
     encode_rng_state,
@@ -310,10 +310,7 @@ class ExternalShares(ExternalBatches):
 
 
 class SampledShares(ExternalShares):
-    """A torch loader whose batch sampler chooses the rows of each batch: each rank reads only its own rows.
-
-    The random streams of every sample are keyed by its position, as in hexloop's own loaders.
-    """
+    """A torch loader with a batch sampler: each rank reads only its own rows, with random streams keyed by position."""
 
     @cached_property
     def _own_loader(self) -> OwnRowsLoader:

@@ -24,8 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, encode_state, is_stateful
-from hexloop.adapters.batches.torch.order import OrderedBatchSampler
-from hexloop.adapters.batches.torch.random_streams import KeyedDataset, loader_and_samplers
+from hexloop.adapters.batches.torch.order import KeyedDataset, OrderedBatchSampler, loader_and_samplers
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks
 
 

@@ -21,7 +21,7 @@ from hexloop.adapters.batches.torch.data_state import (
     encode_state,
     tensor_from_bytes,
 )
-from hexloop.adapters.batches.torch.random_streams import seed_streams
+from hexloop.adapters.batches.torch.order import seed_streams
 from hexloop.adapters.batches.torch.structure import row_count, slice_rows
 from hexloop.domain.errors import DataError
 from hexloop.domain.order import ALL, Shard, rank_slice
@@ -145,10 +145,7 @@ Message = tuple[dict[str, Any], list[Tensor]]
 
 @frozen
 class Dispatcher:
-    """Sends what rank 0 reads to the other ranks, over a torch.distributed group that carries CPU tensors.
-
-    All ranks must ask for the same batches in the same order.
-    """
+    """Sends what rank 0 reads to the other ranks, over a group for CPU tensors. All ask for the same batches."""
 
     rank: int
     world_size: int

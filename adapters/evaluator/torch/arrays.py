@@ -50,10 +50,7 @@ class RowBuffer:
         if block is None or end > len(block) or rows.shape[1:] != block.shape[1:] or rows.dtype != block.dtype:
             block = self._fitting(rows)
             end = self._filled + len(rows)
-        if rows.shape[1:] == block.shape[1:]:
-            block[self._filled : end] = rows
-        else:
-            _pad_into(block[self._filled : end], rows)
+        _pad_into(block[self._filled : end], rows)
         self._filled = end
         self._count += len(rows)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from hexloop.adapters.batches.torch.random_streams import KeyedDataset, keyed_indices, only_stored
+from hexloop.adapters.batches.torch.order import KeyedDataset, keyed_indices, only_stored
 
 ROWS = [{"x": float(row)} for row in range(8)]
 BATCH = keyed_indices([5, 0, 3], seed=7, epoch=1, start=0)
