@@ -17,14 +17,10 @@ REDUCERS: dict[Reduction, Callable[[Iterable[float]], float]] = {
 
 
 @frozen
-class CompletedReduction:
-    """A reduction that is complete from the start."""
+class PendingReduction:
+    """Pending adapter. `result` waits for the numbers of all ranks and reduces them; it can be called repeatedly."""
 
-    values: tuple[float, ...]
-
-    def result(self) -> tuple[float, ...]:
-        """Return the numbers."""
-        return self.values
+    result: Callable[[], tuple[float, ...]]
 
 
 class SingleProcessCollectives:
@@ -33,9 +29,10 @@ class SingleProcessCollectives:
     rank = 0
     world_size = 1
 
-    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> CompletedReduction:
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> PendingReduction:
         """Return the numbers themselves."""
-        return CompletedReduction(tuple(values))
+        numbers = tuple(values)
+        return PendingReduction(lambda: numbers)
 
     def gather(self, value: Json) -> list[Json]:
         """Return the value in a list."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from attrs import field, frozen
 from attrs.validators import ge
 
-from hexloop.adapters.collectives import REDUCERS
+from hexloop.adapters.collectives import REDUCERS, PendingReduction
 from hexloop.domain.errors import CollectiveError
 from hexloop.ports.collectives import Json, Reduction
 
@@ -263,7 +264,7 @@ class SimulatedCollectives:
         """Number of ranks."""
         return self._world.size
 
-    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> SimulatedPending:
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> PendingReduction:
         """Start a reduction; see `Collectives.start_reduction`."""
         reduce = REDUCERS[reduction]
 
@@ -272,7 +273,7 @@ class SimulatedCollectives:
 
         operation = f"the {reduction.value} of {len(values)} numbers"
         call = self._world.enter(self._caller, operation, tuple(map(float, values)), combine)
-        return SimulatedPending(self._world, self._caller, call)
+        return PendingReduction(partial(self._world.wait, self._caller, call))
 
     def gather(self, value: Json) -> list[Json]:
         """Return every rank's value, by rank."""
@@ -309,20 +310,6 @@ class SimulatedCollectives:
 
     def _run(self, operation: str, value: Any, combine: Combine) -> Any:
         return self._world.wait(self._caller, self._world.enter(self._caller, operation, value, combine))
-
-
-@frozen
-class SimulatedPending:
-    """Pending adapter."""
-
-    _world: SimulatedWorld
-    _caller: Caller
-    _call: CollectiveCall
-
-    def result(self) -> tuple[float, ...]:
-        """Return the reduced numbers; can be called repeatedly."""
-        reduced: tuple[float, ...] = self._world.wait(self._caller, self._call)
-        return reduced
 
 
 class CollectiveCall:

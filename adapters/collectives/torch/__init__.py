@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.nn.functional import pad
 
-from hexloop.adapters.collectives import REDUCERS
+from hexloop.adapters.collectives import REDUCERS, PendingReduction
 from hexloop.adapters.collectives.torch.mailbox import CAPACITY, Mailbox, PostedMessage, shared_mailbox
 from hexloop.domain.errors import CollectiveError
-from hexloop.ports.collectives import Json, Pending, Reduction
+from hexloop.ports.collectives import Json, Reduction
 
 OPERATIONS = {
     Reduction.SUM: dist.ReduceOp.SUM,
@@ -57,18 +59,18 @@ class TorchCollectives:
         """Return the collectives of the same processes for another thread; see `Collectives.apart`."""
         return TorchCollectives(self._timeout, self._monitor, through_memory=False)
 
-    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> Pending:
+    def start_reduction(self, values: Sequence[float], reduction: Reduction) -> PendingReduction:
         """Start a reduction; see `Collectives.start_reduction`."""
         if self._mailbox is not None and len(values) <= CAPACITY:
             try:
                 message = self._mailbox.post(values)
             except RuntimeError as error:
                 raise self._monitor.explanation(_description(reduction, len(values)), error) from error
-            return MailboxPending(self._mailbox, message, reduction, self._monitor)
+            return PendingReduction(partial(self._collect, self._mailbox, message, reduction))
         numbers, operation = torch.tensor(values, dtype=torch.float64), _description(reduction, len(values))
         with self._monitor.explaining(operation):
             work = dist.all_reduce(numbers, OPERATIONS[reduction], self._group, async_op=True)
-        return TorchPending(work, numbers, self._monitor, operation)
+        return PendingReduction(partial(self._wait, work, numbers, operation))
 
     def gather(self, value: Json) -> list[Json]:
         """Return every rank's value, by rank. Raises CollectiveError."""
@@ -77,10 +79,8 @@ class TorchCollectives:
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
             dist.all_gather(lengths, torch.tensor([len(sent)]), self._group)
             longest = max(int(length) for length in lengths)
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(sent)] = sent
             received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-            dist.all_gather(received, padded, self._group)
+            dist.all_gather(received, pad(sent, (0, longest - len(sent))), self._group)
         return [_value_of(each[: int(length)]) for each, length in zip(received, lengths, strict=True)]
 
     def broadcast(self, value: Json, source: int = 0) -> Json:
@@ -133,6 +133,18 @@ class TorchCollectives:
             return error
         return self._monitor.explanation("the other ranks in a training step", error)
 
+    def _collect(self, mailbox: Mailbox, message: PostedMessage, reduction: Reduction) -> tuple[float, ...]:
+        try:
+            rows = mailbox.collect(message)
+        except RuntimeError as error:
+            raise self._monitor.explanation(_description(reduction, len(message.values)), error) from error
+        return tuple(map(REDUCERS[reduction], zip(*rows, strict=True)))
+
+    def _wait(self, work: Any, numbers: Tensor, operation: str) -> tuple[float, ...]:
+        with self._monitor.explaining(operation):
+            work.wait()
+        return tuple(numbers.tolist())
+
     def _draw_name(self) -> str:
         """Draw a name, equal on all ranks and new each time, because a launcher's store outlives the ranks."""
         drawn = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
@@ -144,42 +156,6 @@ class TorchCollectives:
         self.barrier("connection")
         self.gather(None)
         self.broadcast(None)
-
-
-class MailboxPending:
-    """Pending adapter for numbers in a mailbox."""
-
-    def __init__(self, mailbox: Mailbox, message: PostedMessage, reduction: Reduction, monitor: PeerMonitor) -> None:
-        self._mailbox = mailbox
-        self._message = message
-        self._reduction = reduction
-        self._monitor = monitor
-
-    def result(self) -> tuple[float, ...]:
-        """Return the reduced numbers; can be called repeatedly."""
-        try:
-            rows = self._mailbox.collect(self._message)
-        except RuntimeError as error:
-            raise self._monitor.explanation(_description(self._reduction, len(self._message.values)), error) from error
-        return tuple(map(REDUCERS[self._reduction], zip(*rows, strict=True)))
-
-
-class TorchPending:
-    """Pending adapter for torch's Work."""
-
-    def __init__(self, work: Any, numbers: Tensor, monitor: PeerMonitor, operation: str) -> None:
-        self._work = work
-        self._numbers = numbers
-        self._monitor = monitor
-        self._operation = operation
-
-    def result(self) -> tuple[float, ...]:
-        """Return the reduced numbers; can be called repeatedly."""
-        if self._work is not None:
-            with self._monitor.explaining(self._operation):
-                self._work.wait()
-            self._work = None
-        return tuple(self._numbers.tolist())
 
 
 def _description(reduction: Reduction, numbers: int) -> str:
