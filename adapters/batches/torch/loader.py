@@ -15,11 +15,11 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from attrs import frozen
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
@@ -85,7 +85,7 @@ class OrderedLoader(ResumableLoader):
         self._with_state = has_workers and isinstance(dataset, KeyedDataset) and is_stateful(dataset.dataset)
         if self._with_state:
             collate = ShareCollate(options["collate_fn"], batch_sampler.batch_size)
-            options["collate_fn"] = WorkerCollate(collate, stateful=True)
+            options["collate_fn"] = partial(collate_in_worker, collate, True)
         size, seekable = batch_sampler.batch_size, not self._with_state
         super().__init__(dataset, size, seekable, batch_sampler=batch_sampler, **options)
 
@@ -104,7 +104,7 @@ class OrderedLoader(ResumableLoader):
         self.order.seek(epoch, current.samples, empty_batches)
         self.generator.manual_seed(epoch)
         if self._with_state:
-            self.worker_init_fn = WorkerStateLoader(current.plain_states)
+            self.worker_init_fn = partial(load_worker_state, current.plain_states)
             each: WorkerBatch
             for each in super().__iter__():
                 if each.samples:
@@ -197,35 +197,22 @@ SKIPPED = object()
 """Stands for a row that is skipped."""
 
 
-@frozen
-class WorkerCollate:
-    """Collates in a worker, and returns the batch with the state of the worker's dataset."""
-
-    collate: ShareCollate
-    stateful: bool
-
-    def __call__(self, rows: list[Any]) -> WorkerBatch:
-        """Return the batch of the rows that are not skipped; `samples` is 0 if there are none."""
-        info: Any = get_worker_info()
-        kept = [row for row in rows if row is not SKIPPED]
-        if not kept:
-            return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], []))
-        dataset = info.dataset.dataset  # the user's, wrapped by OrderedLoader or StreamLoader
-        shares = self.collate(kept, getattr(info.dataset, "last_key", None))
-        state = encode_state(dataset, {"data": dataset.state_dict()}) if self.stateful else None
-        return WorkerBatch(info.id, len(kept), state, len(rows) - len(kept), shares)
+def collate_in_worker(collate: ShareCollate, stateful: bool, rows: list[Any]) -> WorkerBatch:
+    """Return the batch of the rows that are not skipped, with the state of the worker's dataset if it has one."""
+    info: Any = get_worker_info()
+    kept = [row for row in rows if row is not SKIPPED]
+    if not kept:
+        return WorkerBatch(info.id, 0, None, len(rows), CollatedShares([], []))
+    dataset = info.dataset.dataset  # the user's, wrapped by OrderedLoader or StreamLoader
+    shares = collate(kept, getattr(info.dataset, "last_key", None))
+    state = encode_state(dataset, {"data": dataset.state_dict()}) if stateful else None
+    return WorkerBatch(info.id, len(kept), state, len(rows) - len(kept), shares)
 
 
-@frozen
-class WorkerStateLoader:
-    """A `worker_init_fn` that loads the state of each worker's dataset."""
-
-    states: Sequence[Any]
-
-    def __call__(self, worker: int) -> None:
-        """Load the worker's state, if there is one."""
-        info: Any = get_worker_info()
-        load_state(info.dataset.dataset, self.states[worker], "data")
+def load_worker_state(states: Sequence[Any], worker: int) -> None:
+    """Load the state of the worker's dataset, if there is one; called in the worker before its first sample."""
+    info: Any = get_worker_info()
+    load_state(info.dataset.dataset, states[worker], "data")
 
 
 def load_state(data: Any, states: dict[str, Any] | None, name: str) -> None:
@@ -243,22 +230,16 @@ SIGNALS = frozenset(
 )
 
 
-@frozen
-class SignalShield:
-    """A `worker_init_fn` that makes the worker ignore `SIGNALS`, and then calls `initialize`."""
-
-    initialize: Callable[[int], Any] | None = None
-
-    def __call__(self, worker: int) -> None:
-        """Called in the worker, before its first sample."""
-        for number in SIGNALS:
-            # Not SIG_IGN, which a program that the worker starts would inherit.
-            signal.signal(number, _ignore)
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        _exit_with_main_process()
-        if self.initialize is not None:
-            self.initialize(worker)
+def initialize_shielded(initialize: Callable[[int], Any] | None, worker: int) -> None:
+    """Make the worker ignore `SIGNALS`, and then call `initialize`; called in the worker before its first sample."""
+    for number in SIGNALS:
+        # Not SIG_IGN, which a program that the worker starts would inherit.
+        signal.signal(number, _ignore)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    _exit_with_main_process()
+    if initialize is not None:
+        initialize(worker)
 
 
 class ShieldedIterator(_MultiProcessingDataLoaderIter):
@@ -274,12 +255,12 @@ class ShieldedIterator(_MultiProcessingDataLoaderIter):
         multiprocessing.util.Finalize(self, _end, (weakref.ref(self),), exitpriority=100)
 
     @property
-    def _worker_init_fn(self) -> SignalShield:
-        return self._shield
+    def _worker_init_fn(self) -> Callable[[int], None]:
+        return partial(initialize_shielded, self._initialize)
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, initialize: Callable[[int], Any] | None) -> None:
-        self._shield = SignalShield(initialize)
+        self._initialize = initialize
 
 
 def _exit_with_main_process() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,9 +20,9 @@ from hexloop.adapters.batches.torch.loader import (
     SKIPPED,
     ResumableLoader,
     WorkerBatch,
-    WorkerCollate,
-    WorkerStateLoader,
+    collate_in_worker,
     load_state,
+    load_worker_state,
 )
 from hexloop.adapters.batches.torch.order import preserved_rng_states, restore_rng_states, rng_states, seed_streams
 from hexloop.adapters.batches.torch.shares import Share, ShareCollate, SharesOfRanks, as_padding
@@ -60,7 +61,7 @@ class StreamLoader(ResumableLoader):
         self._iterator_in_use: Any = None
         self._new_pass = False
         if workers:
-            dataset, collate_fn = self.rows, WorkerCollate(self._collate_shares, self._stateful)
+            dataset, collate_fn = self.rows, partial(collate_in_worker, self._collate_shares, self._stateful)
         super().__init__(dataset, batch_size, workers == 0, batch_size=batch_size, collate_fn=collate_fn, **options)
 
     def __iter__(self) -> Any:
@@ -187,7 +188,7 @@ class StreamLoader(ResumableLoader):
             ]
         else:
             self.rows.starts = [WorkerStart(0, read) for read in returned]
-        self.worker_init_fn = WorkerStateLoader(states)
+        self.worker_init_fn = partial(load_worker_state, states)
 
     def _from_workers(self, current: ReadPosition) -> Iterator[tuple[Share, ...]]:
         each: WorkerBatch
