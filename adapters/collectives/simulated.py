@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from attrs import field, frozen
 from attrs.validators import ge
@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 
 Combine = Callable[[Sequence[Any]], Any]
 """Computes the result from the values of all ranks, in order of rank."""
+
+Steps: TypeAlias = "Callable[[SimulatedCollectives], Generator[object, None, Result]]"
+Shuffle = Callable[[list[int]], object]
 
 Caller = tuple[int, int]
 """A rank and one of its threads: 0 is the main one, the others were created by `apart`."""
@@ -130,11 +133,7 @@ class SimulatedWorld:
             thread.join()
         return [outcomes[rank] for rank in ranks]
 
-    def run_stepwise(
-        self,
-        function: Callable[[SimulatedCollectives], Generator[object, None, Result]],
-        shuffle: Callable[[list[int]], object] = lambda ranks: None,
-    ) -> list[Result]:
+    def run_stepwise(self, function: Steps[Result], shuffle: Shuffle = lambda ranks: None) -> list[Result]:
         """Like `run`, for generator functions, all in this thread, so that there can be thousands of ranks.
 
         In each round, every unfinished rank runs to its next `yield`, in order of rank, or as reordered by `shuffle`. A
@@ -144,9 +143,7 @@ class SimulatedWorld:
         return values_of(self.outcomes_stepwise(function, shuffle))
 
     def outcomes_stepwise(
-        self,
-        function: Callable[[SimulatedCollectives], Generator[object, None, Result]],
-        shuffle: Callable[[list[int]], object] = lambda ranks: None,
+        self, function: Steps[Result], shuffle: Shuffle = lambda ranks: None
     ) -> list[Outcome[Result]]:
         """Run the generators as `run_stepwise` does and return how each rank finished."""
         self._begin(())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BatchEncoding
 
-from hexloop.adapters.batches.torch.collate import ColumnFilter, default_data_collator
+from hexloop.adapters.batches.torch.collate import collate_columns, default_data_collator
 from hexloop.adapters.batches.torch.external import ExternalBatches
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy, transfer_to
 from hexloop.adapters.losses.torch import BLOCK, TorchLosses
@@ -285,7 +285,7 @@ def test_samples_are_stacked_by_their_types() -> None:
 def test_unused_columns_are_removed_before_collation() -> None:
     """Only if there are columns besides the model's."""
     seen: list[Any] = []
-    ColumnFilter(seen.append, frozenset({"x"}))([{"x": 1, "y": 2}])
+    collate_columns(seen.append, frozenset({"x"}), [{"x": 1, "y": 2}])
 
     assert seen == [[{"x": 1}]]
 

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 from torch.utils.data import DataLoader
 
-from hexloop.adapters.batches.torch.collate import Collate, ColumnFilter
+from hexloop.adapters.batches.torch.collate import Collate, collate_columns
 from hexloop.adapters.batches.torch.data_state import (
     Progress,
     ReadPosition,
@@ -163,7 +163,7 @@ class LoaderFactory:
             return dataset, self.collate
         if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
             return _without_unused_columns(dataset, self.columns), self.collate
-        return dataset, ColumnFilter(self.collate, self.columns)
+        return dataset, partial(collate_columns, self.collate, self.columns)
 
     def _sample_length(self, dataset: Any, index: int) -> int:
         with preserved_rng_states():  # a resumed run reads these samples once more

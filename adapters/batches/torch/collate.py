@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import define
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -122,15 +122,8 @@ class DataCollatorWithPadding:
         return batch
 
 
-@frozen
-class ColumnFilter:
-    """Calls `collate` with only the fields in `columns` of each sample."""
-
-    collate: Collate
-    columns: frozenset[str]
-
-    def __call__(self, features: list[Any]) -> Any:
-        """Return the batch."""
-        if isinstance(features[0], Mapping) and not features[0].keys() <= self.columns:
-            features = [{name: row[name] for name in row if name in self.columns} for row in features]
-        return self.collate(features)
+def collate_columns(collate: Collate, columns: frozenset[str], features: list[Any]) -> Any:
+    """Collate only the fields in `columns` of each sample."""
+    if isinstance(features[0], Mapping) and not features[0].keys() <= columns:
+        features = [{name: row[name] for name in row if name in columns} for row in features]
+    return collate(features)

@@ -314,12 +314,9 @@ def loader_and_samplers(loader: Any) -> list[Any]:
 
 def loader_generators(loader: Any) -> list[torch.Generator]:
     """Return the generators of a loader and its samplers, each once, in an order that is the same on every rank."""
-    found: dict[int, torch.Generator] = {}
-    for holder in loader_and_samplers(loader):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator) and generator is not torch.default_generator:
-            found[id(generator)] = generator
-    return list(found.values())
+    found = (getattr(holder, "generator", None) for holder in loader_and_samplers(loader))
+    own = [each for each in found if isinstance(each, torch.Generator) and each is not torch.default_generator]
+    return list(dict.fromkeys(own))
 
 
 def encode_rng_state(state: torch.Tensor) -> str:

@@ -214,10 +214,7 @@ class _Objects:
         self._found: list[Any] = []
 
     def add(self, batch: Any, samples: int) -> None:
-        if isinstance(batch, tuple | list):
-            self._found.extend(batch)
-        else:
-            self._found.append(batch)
+        self._found += batch if isinstance(batch, tuple | list) else [batch]
 
     def to_host(self) -> None:
         pass
