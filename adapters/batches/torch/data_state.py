@@ -51,10 +51,7 @@ class DataState:
 
 
 def is_stateful(data: Any) -> bool:
-    """Return whether `data` has a state from which it resumes exactly.
-
-    False for a shuffled stream of the `datasets` library: its state does not include the rows in the shuffle buffer.
-    """
+    """Return whether `data` resumes exactly from its state; shuffled `datasets` streams, with a buffer, do not."""
     has_state = callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
     return has_state and not _has_shuffle_buffer(data)
 

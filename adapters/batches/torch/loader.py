@@ -73,11 +73,7 @@ class ResumableLoader(DataLoader[Any]):
 
 
 class OrderedLoader(ResumableLoader):
-    """A loader whose batch sampler can seek to any position.
-
-    If workers read a dataset that has a state, each batch is returned with that state; the dataset must then be a
-    KeyedDataset.
-    """
+    """A loader whose batch sampler can seek. If workers read a KeyedDataset with a state, it comes with each batch."""
 
     def __init__(self, dataset: Any, batch_sampler: OrderedBatchSampler, **options: Any) -> None:
         has_workers = options.get("num_workers", 0) > 0

@@ -50,10 +50,7 @@ class VectorisedPermutation(KeyedPermutation):
         return found
 
     def indices(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the indices at positions `start` to `stop` - 1, of shape (stop - start,).
-
-        Memory other than the result does not grow with the block. Raises IndexError if a position is outside the epoch.
-        """
+        """Return the indices at positions `start` to `stop` - 1, as an array. Raises IndexError outside the epoch."""
         found = np.empty(max(0, stop - start), dtype=np.int64)
         if found.size and not 0 <= start < stop <= self.length:
             raise IndexError(f"Positions {start} to {stop - 1} are not all inside an epoch of {self.length} samples.")
@@ -131,10 +128,7 @@ class OrderedBatchSampler(Sampler[list[Any]]):
         self.seek(0, 0)
 
     def seek(self, epoch: int, position: int, empty_batches: int = 0) -> None:
-        """Start the next iteration at `position`, in samples, of `epoch`, after some batches without samples.
-
-        Loader workers read batches in turn; empty batches advance the turn to the worker that reads next.
-        """
+        """Start the next iteration at `position`, in samples; empty batches before it advance the workers' turn."""
         self._epoch = epoch
         self._position = position
         self._empty_batches = empty_batches
@@ -335,11 +329,7 @@ def decode_rng_state(text: str, generator: torch.Generator) -> torch.Tensor:
 
 
 def random_fingerprint(device: str) -> str:
-    """Return 16 hexadecimal digits (xxh3-64) of the random streams of Python, numpy, torch's CPU and `device`.
-
-    The streams are those in a checkpoint, but they are not converted to a document: this takes microseconds, and is
-    done with every log.
-    """
+    """Return 16 hexadecimal digits (xxh3-64) of the streams of Python, numpy, torch's CPU and `device`, quickly."""
     digest = xxhash.xxh3_64()
     _, words, gauss = random.getstate()
     digest.update(array("Q", words))

@@ -17,11 +17,7 @@ Transfer = Callable[[Any], Any]
 
 
 def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Transfer:
-    """Return a function that moves every tensor of a batch to `device`.
-
-    With `non_blocking` it does not wait for copies from pinned memory. If the device is the CPU, it returns the batch
-    without traversing it.
-    """
+    """Return a function that moves the tensors of a batch to `device`; for the CPU, it returns the batch as it is."""
     target = torch.device(device)
     if target.type == "cpu":
         return lambda batch: batch
@@ -85,10 +81,7 @@ def _mapping_like(batch: Mapping[str, Any], values: dict[str, Any]) -> Any:
 
 
 def batch_fingerprint(batch: Any) -> str | None:
-    """Return 16 hexadecimal digits (xxh3-64) of the values, types and shapes in a nested batch.
-
-    None if a tensor is not in host memory: reading it would wait for its device.
-    """
+    """Return 16 hexadecimal digits (xxh3-64) of a batch's values, types and shapes; None if some are on a device."""
     digest = xxhash.xxh3_64()
     for name, leaf in _leaves("", batch):
         if isinstance(leaf, Tensor):
