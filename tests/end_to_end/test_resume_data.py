@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_failing_bar_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.
     def fail(*args: Any) -> None:
         raise OSError("the terminal is gone")
 
-    monkeypatch.setattr(SkipProgressBar, "_show", fail)
+    monkeypatch.setattr(SkipProgressBar, "_bar", SimpleNamespace(n=0, update=fail))
     with pytest.warns(UserWarning, match="the terminal is gone.*the run continues without it") as caught:
         make(storage).train(resume_from_checkpoint=True)
     assert sum("gone" in str(warning.message) for warning in caught) == 1
