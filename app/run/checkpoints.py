@@ -126,22 +126,17 @@ class RunCheckpoints(CheckpointStore):
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
         self._choose_background()
-        if self._parts.args.save_async:
-            self._agree_on_background()
+        collectives = self._parts.adapters.collectives
+        if self._parts.args.save_async and collectives.world_size > 1:  # in the background only if on all ranks
+            own = [float(self.background is not None)]
+            (everywhere,) = collectives.start_reduction(own, Reduction.MINIMUM).result()
+            self.background = self._parts.adapters.background if everywhere else None
         return super().save(state, required)
 
     def _choose_background(self) -> None:
         listens = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
         in_background = self._parts.args.save_async and not listens
         self.background = self._parts.adapters.background if in_background else None
-
-    def _agree_on_background(self) -> None:
-        """Save in the background only if all ranks do."""
-        collectives = self._parts.adapters.collectives
-        if collectives.world_size > 1:
-            own = [float(self.background is not None)]
-            (everywhere,) = collectives.start_reduction(own, Reduction.MINIMUM).result()
-            self.background = self._parts.adapters.background if everywhere else None
 
 
 def _environment(parts: TrainerParts) -> dict[str, str]:
@@ -193,8 +188,7 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
 
         refuse_transformers_checkpoint(str(resume_from))
     store.exclusive = resume_from == AUTO
-    newest = resume_from in (True, AUTO)
-    if newest:
+    if resume_from in (True, AUTO):
         state = store.resume()
     else:
         storage, name = named_checkpoint(store.storage, str(resume_from))
@@ -207,8 +201,13 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
             "resume_from_checkpoint=True found no good checkpoint in "
             f"{parts.adapters.storage.capabilities.location}; name one, or train from the start."
         )
-    if parts.args.should_log:
-        _warn_of_changed_order(run.state, state)
+    new = run.state
+    if parts.args.should_log and (new.seed, new.data_seed) != (state.seed, state.data_seed):
+        warnings.warn(
+            f"The checkpoint was written with seed {state.seed} and data_seed {state.data_seed}, and this run has "
+            f"{new.seed} and {new.data_seed}, so the order of samples changes from here on.",
+            stacklevel=2,
+        )
     if parts.args.ignore_data_skip:
         state.position = state.batches = 0
     run.state = state
@@ -226,15 +225,6 @@ def _refuse_transformers_checkpoints(storage: Storage) -> None:
     folder = storage.capabilities.local_folder
     for step in checkpoint_steps(storage) if folder is not None else []:
         refuse_transformers_checkpoint(os.path.join(folder or "", checkpoint_name(step)))
-
-
-def _warn_of_changed_order(new: RunState, saved: RunState) -> None:
-    if (new.seed, new.data_seed) != (saved.seed, saved.data_seed):
-        warnings.warn(
-            f"The checkpoint was written with seed {saved.seed} and data_seed {saved.data_seed}, and this run has "
-            f"{new.seed} and {new.data_seed}, so the order of samples changes from here on.",
-            stacklevel=2,
-        )
 
 
 # Completion of a run

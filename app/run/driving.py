@@ -1,4 +1,4 @@
-"""Drives a run: yields its events and calls the callbacks first; finds a batch size that fits into memory."""
+"""Drives runs and evaluations: yields their events and calls the callbacks; finds a batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from copy import deepcopy
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.compatibility import likely_checkpoint
+from hexloop.app.run.determinism import IsolatedRandomness
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
+from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, make_evaluator
 from hexloop.app.wiring.parts import TrainerParts
+from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
-from hexloop.domain.events import AnyEvent, EpochEnded, StepEnded
-from hexloop.domain.loop import train
-from hexloop.domain.run import Run
+from hexloop.domain.events import AnyEvent, EpochEnded, Evaluated, StepEnded
+from hexloop.domain.loop import apply_requests, train
+from hexloop.domain.run import Evaluation, Run
 from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage
 
@@ -121,7 +123,7 @@ def find_batch_size(host: RunHost, resume_from: str | bool | None) -> Events:
     """
     refuse_second_run(host.parts().run)
     host.renew_model()
-    start, parts = StartState.of(host), host.parts()
+    restore, parts = _keep_start(host), host.parts()
     device, run_name = parts.adapters.device, str(parts.hooks.new_run_name())
     size = _saved_batch_size(parts.adapters.storage, resume_from) or parts.train_batch_size
     del parts  # it refers to the model
@@ -134,7 +136,7 @@ def find_batch_size(host: RunHost, resume_from: str | bool | None) -> Events:
             if not device.is_out_of_memory(error):
                 raise
             size = _smaller(size, device.name, error)
-        start.restore(host)
+        restore()
 
 
 def _smaller(size: int, device: str, error: Exception) -> int:
@@ -164,43 +166,158 @@ def _saved_batch_size(own: Storage, resume_from: str | bool | None) -> int | Non
     return None
 
 
-@frozen
-class StartState:
-    """The state before a run: weights and buffers in host memory, the user's optimizer and schedule, callbacks."""
+def _keep_start(host: RunHost) -> Callable[[], None]:
+    """Keep weights and buffers in host memory, the user's optimizer and schedule, and callbacks, without earlier runs.
 
-    tensors: dict[str, Tensor]
-    optimizer: Any
-    lr_scheduler: Any
-    callbacks: dict[str, Any]
+    Return what restores them and releases the memory of the run.
+    """
+    host.forget_run()
+    before = host.parts()
+    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(before.model).items()}
+    optimizer = None if before.optimizer is None else deepcopy(before.optimizer.state_dict())
+    lr_scheduler = None if before.lr_scheduler is None else deepcopy(before.lr_scheduler.state_dict())
+    callbacks = deepcopy(callbacks_state(before.callback_handler, before.control))
 
-    @classmethod
-    def of(cls, host: RunHost) -> StartState:
-        """Return the current state, without what an earlier run made."""
-        host.forget_run()
-        parts = host.parts()
-        return cls(
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(parts.model).items()},
-            None if parts.optimizer is None else deepcopy(parts.optimizer.state_dict()),
-            None if parts.lr_scheduler is None else deepcopy(parts.lr_scheduler.state_dict()),
-            deepcopy(callbacks_state(parts.callback_handler, parts.control)),
-        )
-
-    def restore(self, host: RunHost) -> None:
-        """Restore this state, and release the memory of the run."""
+    def restore() -> None:
         host.forget_run()
         parts = host.parts()
         with torch.no_grad():
             for name, tensor in _tensors(parts.model).items():
-                tensor.copy_(self.tensors[name])
+                tensor.copy_(tensors[name])
         parts.model.zero_grad(set_to_none=True)
-        if self.optimizer is not None:
-            parts.optimizer.load_state_dict(deepcopy(self.optimizer))
-        if self.lr_scheduler is not None:
-            parts.lr_scheduler.load_state_dict(deepcopy(self.lr_scheduler))
-        restore_callbacks(parts.callback_handler, parts.control, deepcopy(self.callbacks))
+        if optimizer is not None:
+            parts.optimizer.load_state_dict(deepcopy(optimizer))
+        if lr_scheduler is not None:
+            parts.lr_scheduler.load_state_dict(deepcopy(lr_scheduler))
+        restore_callbacks(parts.callback_handler, parts.control, deepcopy(callbacks))
         gc.collect()
         parts.adapters.device.release_memory()
+
+    return restore
 
 
 def _tensors(model: Any) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+# Evaluation and prediction, during a run and outside of one
+
+
+class OpaquelyEvaluated(Evaluated):
+    """An evaluation by an overridden `evaluate` is complete; the method itself has called the callbacks."""
+
+
+def evaluation_in_training(parts: TrainerParts) -> Evaluation:
+    """Yield the events of an evaluation that is due in a run; an overridden `evaluate` is one opaque action."""
+    if parts.hooks.evaluate.overridden:
+        with IsolatedRandomness(parts.adapters.device):
+            metrics: dict[str, float] = parts.hooks.evaluate(ignore_keys=parts.ignore_keys_for_eval)
+        yield OpaquelyEvaluated(parts.state.global_step, metrics)
+        return metrics
+    return (yield from evaluation_events(parts, None, parts.ignore_keys_for_eval, "eval", within_run=True))
+
+
+def evaluation_events(
+    parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str, within_run: bool = False
+) -> Evaluation:
+    """Yield the events of an evaluation; return the metrics of all data sets together.
+
+    within_run: requests to the live run may interrupt it. The random streams of a live run are not affected.
+    """
+    given = dataset is not None
+    dataset = dataset if given else parts.eval_dataset
+    if not isinstance(dataset, dict):
+        with IsolatedRandomness(parts.adapters.device) as draws:
+            return (yield from _evaluate_one(parts, dataset if given else None, ignore_keys, prefix, within_run, draws))
+    together: dict[str, float] = {}
+    for name, one in dataset.items():
+        chosen = one if given else name
+        metrics = yield from evaluation_events(parts, chosen, ignore_keys, f"{prefix}_{name}", within_run)
+        if metrics is None:
+            return None
+        together |= metrics
+    return together
+
+
+def _evaluate_one(
+    parts: TrainerParts,
+    dataset: Any,
+    ignore_keys: list[str] | None,
+    prefix: str,
+    within_run: bool,
+    draws: IsolatedRandomness,
+) -> Evaluation:
+    loader = parts.hooks.get_eval_dataloader(dataset)
+    loss_only = True if parts.compute_metrics is None else None
+    step, clock = parts.state.global_step, parts.adapters.clock
+    if parts.hooks.evaluation_loop.overridden:
+        began = clock.monotonic()
+        output = parts.hooks.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, prefix)
+        metrics = _with_speed(parts, output, prefix, clock.monotonic() - began)
+        parts.hooks.log(metrics)
+        yield Evaluated(step, metrics)
+        return metrics
+    run = parts.run if within_run else None
+
+    def apply_run_requests() -> Iterator[AnyEvent]:
+        if run is not None and run.agreement.waiting:
+            with draws.suspended():
+                yield from apply_requests(run)
+
+    return (
+        yield from evaluation.evaluate(
+            make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=False),
+            prefix=prefix,
+            step=step,
+            clock=clock,
+            report=parts.hooks.log,
+            apply_requests=apply_run_requests,
+            interrupted=lambda: run is not None and run.stopped,
+        )
+    )
+
+
+def _with_speed(parts: TrainerParts, output: EvalLoopOutput, prefix: str, seconds: float) -> dict[str, float]:
+    """Return the metrics of an evaluation loop, with its speed in full batches."""
+    samples = output.num_samples or 0
+    steps = -(-samples // max(1, parts.args.eval_batch_size))
+    return {**(output.metrics or {}), **evaluation.speed_metrics(prefix, seconds, samples, steps)}
+
+
+def evaluate(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> dict[str, float]:
+    """Evaluate now, and call the callbacks."""
+    events = evaluation_events(parts, dataset, ignore_keys, prefix)
+    while True:
+        try:
+            parts.dispatcher.dispatch(next(events))
+        except StopIteration as ended:
+            return dict(ended.value)
+
+
+def evaluation_loop(
+    parts: TrainerParts,
+    loader: Any,
+    description: str,
+    loss_only: bool | None,
+    ignore_keys: list[str] | None,
+    prefix: str,
+) -> EvalLoopOutput:
+    """Predict every batch of `loader`, and call the callbacks. The outputs of a "Prediction" are always kept."""
+    with IsolatedRandomness(parts.adapters.device):
+        evaluator = make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
+        for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):
+            parts.dispatcher.dispatch(event)
+        metrics = evaluator.metrics()
+    return EvalLoopOutput(evaluator.predictions, evaluator.label_ids, metrics, evaluator.samples)
+
+
+def predict(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> PredictionOutput:
+    """Predict a data set, and call the callbacks."""
+    clock = parts.adapters.clock
+    with IsolatedRandomness(parts.adapters.device):
+        loader = parts.hooks.get_test_dataloader(dataset)
+        began = clock.monotonic()
+        output = parts.hooks.evaluation_loop(loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=prefix)
+    metrics = _with_speed(parts, output, prefix, clock.monotonic() - began)
+    parts.dispatcher.call("on_predict", metrics=metrics)
+    return PredictionOutput(output.predictions, output.label_ids, metrics)

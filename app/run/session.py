@@ -24,7 +24,6 @@ from hexloop.app.run.checks import (
 )
 from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
-from hexloop.app.run.evaluation import evaluation_reporting_memory
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
 from hexloop.app.wiring.data import batch_preparation, global_batch_size, stop_workers, training_data
@@ -40,7 +39,7 @@ from hexloop.app.wiring.learner import (
 from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.manifest import checkpoint_name
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.evaluation import speed_metrics
 from hexloop.domain.events import AnyEvent, CheckpointPublished, SaveFailed, TrainEnded
 from hexloop.domain.fail_safe import LoggerGroup
@@ -284,10 +283,22 @@ def _make_run(
 
 
 def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
-    evaluate = parts.hooks.evaluation_in_training.method
-    if not parts.args.auto_find_batch_size:
-        return evaluate
-    return partial(evaluation_reporting_memory, evaluate, parts.adapters.device, parts.args.eval_batch_size)
+    """Return the evaluation of the run. If it runs out of memory, no smaller training batch size must be tried."""
+    evaluate, device = parts.hooks.evaluation_in_training.method, parts.adapters.device
+    eval_batch_size = parts.args.eval_batch_size
+
+    def evaluate_reporting_memory() -> Evaluation:
+        try:
+            return (yield from evaluate())
+        except Exception as error:
+            if not device.is_out_of_memory(error):
+                raise
+            raise RunStateError(
+                f"{device.name} ran out of memory for evaluation batches of {eval_batch_size}; auto_find_batch_size "
+                "only finds a training batch size, so choose a smaller per_device_eval_batch_size."
+            ) from error
+
+    return evaluate_reporting_memory if parts.args.auto_find_batch_size else evaluate
 
 
 def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:

@@ -12,10 +12,9 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
-from hexloop.app.run import evaluation, saving
+from hexloop.app.run import driving, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import seeded
-from hexloop.app.run.driving import drive, find_batch_size, refuse_second_run
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.session import Session, set_log_level
 from hexloop.app.trainer.compatibility import LegacyNames, old_model_path, refuse_overridden_internals
@@ -161,12 +160,12 @@ class Trainer(TrainerHooks, LegacyNames):
 
         The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
-        refuse_second_run(None if self._session is None else self._session.run)
+        driving.refuse_second_run(None if self._session is None else self._session.run)
         self.ignore_keys_for_eval = ignore_keys_for_eval
         host = self._run_host()
         if self.args.auto_find_batch_size:
-            return find_batch_size(host, resume_from_checkpoint)
-        return drive(host, resume_from_checkpoint)
+            return driving.find_batch_size(host, resume_from_checkpoint)
+        return driving.drive(host, resume_from_checkpoint)
 
     # Requests to a live run, from any thread
 
@@ -201,7 +200,7 @@ class Trainer(TrainerHooks, LegacyNames):
         if isinstance(several, dict) and is_overridden(self, "evaluate"):
             return self._evaluate_each(several, eval_dataset is not None, ignore_keys, metric_key_prefix)
         with measured(self._memory, "eval") as figures:
-            metrics = evaluation.evaluate(self._collect_parts(), eval_dataset, ignore_keys, metric_key_prefix)
+            metrics = driving.evaluate(self._collect_parts(), eval_dataset, ignore_keys, metric_key_prefix)
         return {**metrics, **figures}
 
     def _evaluate_each(
@@ -224,7 +223,7 @@ class Trainer(TrainerHooks, LegacyNames):
     ) -> PredictionOutput:
         """Return predictions, labels and metrics on `test_dataset`, as arrays of shape (samples, ...)."""
         with measured(self._memory, "test") as figures:
-            output = evaluation.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
+            output = driving.predict(self._collect_parts(), test_dataset, ignore_keys, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **figures})
 
     @standard
@@ -237,7 +236,7 @@ class Trainer(TrainerHooks, LegacyNames):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Predict every batch of `dataloader`; return predictions, labels, metrics and the number of samples."""
-        return evaluation.evaluation_loop(
+        return driving.evaluation_loop(
             self._collect_parts(), dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
 
@@ -255,7 +254,7 @@ class Trainer(TrainerHooks, LegacyNames):
     @standard
     def evaluation_in_training(self) -> Evaluation:
         """Return the evaluation that the loop runs when one is due."""
-        return evaluation.evaluation_in_training(self._collect_parts())
+        return driving.evaluation_in_training(self._collect_parts())
 
     # Logs and files
 
