@@ -1,4 +1,4 @@
-"""Drives runs and evaluations: yields their events and calls the callbacks; finds a batch size that fits into memory."""
+"""Drives runs and evaluations: yields their events and calls the callbacks; finds a batch size that fits."""
 
 from __future__ import annotations
 

@@ -284,8 +284,8 @@ def _make_run(
 
 def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
     """Return the evaluation of the run. If it runs out of memory, no smaller training batch size must be tried."""
-    evaluate, device = parts.hooks.evaluation_in_training.method, parts.adapters.device
-    eval_batch_size = parts.args.eval_batch_size
+    evaluate: Callable[[], Evaluation] = parts.hooks.evaluation_in_training.method
+    device, eval_batch_size = parts.adapters.device, parts.args.eval_batch_size
 
     def evaluate_reporting_memory() -> Evaluation:
         try:
