@@ -54,16 +54,11 @@ class RunCheckpoints(CheckpointStore):
         settle_counters: Callable[[], None],
     ) -> None:
         args, storage = parts.args, parts.adapters.storage
-        self._override = CheckpointOverride(storage)
+        self._override = override = CheckpointOverride(storage)
+        setup = RunSetup(parts, run, asked_accumulation)
         super().__init__(
             storage,
-            contents_for(
-                parts,
-                run,
-                RunSetup(parts, run, asked_accumulation),
-                lambda: companion_files(now()),
-                lambda: user_files(now(), self._override),
-            ),
+            contents_for(parts, run, setup, lambda: companion_files(now()), lambda: user_files(now(), override)),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
             load_best_at_end=args.load_best_model_at_end,
@@ -238,10 +233,7 @@ leaves steps to train.
 
 
 def mark_finished(storage: Storage, args: TrainingArguments, state: RunState, last: str | None) -> None:
-    """Record that a run is finished, unless its arguments are changed later to make it longer.
-
-    last: the newest checkpoint of the run.
-    """
+    """Record that a run with the newest checkpoint `last` is finished, as long as no arguments make it longer."""
     try:
         ended_with = None if last is None else read_manifest(storage, last).session
         document = {"run": state.run, "step": state.step, "checkpoint": last, "session": ended_with}

@@ -90,13 +90,10 @@ def same_global_batch(parts: TrainerParts, resume_from: str | bool | None) -> It
             raise ConfigurationError(_indivisible(parts, saved))
         args.gradient_accumulation_steps = saved.samples // batch
     if args.gradient_accumulation_steps != asked and args.should_log:
+        accumulation = args.gradient_accumulation_steps
         logging.getLogger("hexloop").warning(
-            "The checkpoint's run had optimizer steps of %d samples; to keep that size with world_size=%d, "
-            "gradient_accumulation_steps is %d instead of %d.",
-            batch * args.gradient_accumulation_steps,
-            args.world_size,
-            args.gradient_accumulation_steps,
-            asked,
+            f"The checkpoint's run had optimizer steps of {batch * accumulation} samples; to keep that size with "
+            f"world_size={args.world_size}, gradient_accumulation_steps is {accumulation} instead of {asked}."
         )
     try:
         yield asked
@@ -222,6 +219,7 @@ class RunSetup:
 
     def _description(self) -> dict[str, Any]:
         parts, optimizer = self._parts, self._parts.optimizer
+        groups = zip(optimizer.param_groups, group_sizes(parts), strict=True)
         return {
             "model": own_class(parts.unwrapped_model).__qualname__,
             "precision": parts.adapters.precision.name,
@@ -232,10 +230,7 @@ class RunSetup:
             "optimizer": {
                 "class": type(optimizer).__qualname__,
                 "by_arguments": parts.makes_optimizer or optimizer is parts.standard_optimizer,
-                "groups": [
-                    _options(group, size)
-                    for group, size in zip(optimizer.param_groups, group_sizes(parts), strict=True)
-                ],
+                "groups": [_options(group, size) for group, size in groups],
                 "without_decay": names_without_decay(parts),
             },
         }
@@ -284,10 +279,7 @@ class RunSetup:
         state.batches = max(0, plan.batches_per_epoch - max(0, left))
 
     def _stretch_plan(self, state: RunState) -> None:
-        """Count the rest of the run in steps of this run's size, and stretch its schedule over them.
-
-        If `max_steps` is set, the epochs are recounted instead.
-        """
+        """Count the rest in steps of this run's size, and stretch the schedule, or with `max_steps` recount epochs."""
         run, args, samples = self._run, self._parts.args, self._document["samples_per_epoch"]
         plan = run.plan
         if samples is None or plan.batches_per_epoch is None or plan.steps_per_epoch is None:

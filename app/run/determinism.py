@@ -149,13 +149,9 @@ class IsolatedRandomness:
 @contextmanager
 def seeded(device: Device, seed: int) -> Iterator[None]:
     """Seed the random streams; restore those of a live run afterwards."""
-    kept = list(device.export()) if _live.runs else None
-    device.seed(seed)
-    try:
+    with IsolatedRandomness(device):
+        device.seed(seed)
         yield
-    finally:
-        if kept is not None:
-            device.load(kept)
 
 
 # Without a Trainer

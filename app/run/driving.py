@@ -146,12 +146,8 @@ def _smaller(size: int, device: str, error: Exception) -> int:
             f"{device} has not enough memory for a batch of one sample, so auto_find_batch_size=True finds no size; "
             "train a smaller model, in fewer bits, or with activation_checkpointing=True."
         ) from error
-    logging.getLogger("hexloop").warning(
-        "%s has not enough memory for batches of %d samples; the run starts again with batches of %d.",
-        device,
-        size,
-        smaller,
-    )
+    message = "%s has not enough memory for batches of %d samples; the run starts again with batches of %d."
+    logging.getLogger("hexloop").warning(message, device, size, smaller)
     return smaller
 
 

@@ -20,10 +20,7 @@ INTERVAL = 0.005
 
 
 class MemoryStages:
-    """Measures stages, one at a time: a stage that starts within another is part of that one.
-
-    This class measures nothing.
-    """
+    """Measures stages, one at a time: one that starts within another is part of it. This class measures nothing."""
 
     def start(self, stage: str) -> None:
         """Start to measure, unless another stage is being measured."""
@@ -166,10 +163,7 @@ def _deltas(stage: str, figures: dict[str, _Figures]) -> dict[str, float]:
 def memory_stages_for(
     args: TrainingArguments, device: Device, found: Callable[[str], object] = importlib.util.find_spec
 ) -> MemoryStages:
-    """Return what measures the stages of a Trainer with `args`.
-
-    Raises ConfigurationError if memory is to be measured and psutil is not installed.
-    """
+    """Return what measures the stages of a Trainer. Raises ConfigurationError if psutil is needed and missing."""
     if args.skip_memory_metrics:
         return MemoryStages()
     if found("psutil") is None:

@@ -70,8 +70,9 @@ def companion_files(parts: TrainerParts) -> Iterator[File]:
         return
     with tempfile.TemporaryDirectory() as folder:
         model = parts.unwrapped_model
-        if _is_adapter(model) and not is_sharded(parts.adapters.parallelism, parts.model):
-            model.save_pretrained(folder)
+        is_adapter = getattr(model, "peft_config", None) and hasattr(model, "save_pretrained")
+        if is_adapter and not is_sharded(parts.adapters.parallelism, parts.model):
+            model.save_pretrained(folder)  # of PEFT: only its adapters
         else:
             _save_configuration(model, folder)
         _save_processing_class(parts, folder)
@@ -97,11 +98,6 @@ def _files_in(folder: str) -> Iterator[File]:
 
 def _state_document(parts: TrainerParts) -> bytes:
     return f"{json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float)}\n".encode()
-
-
-def _is_adapter(model: Any) -> bool:
-    """Return whether the model has adapters of PEFT, which saves only these."""
-    return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
 
 
 def _save_configuration(model: Any, folder: str) -> None:
@@ -201,10 +197,7 @@ def _write(parts: TrainerParts, name: str, data: bytes) -> None:
 
 
 def count_tokens(loader: Iterable[Any], max_steps: int | None) -> int:
-    """Return the tokens under "input_ids" in all batches; with `max_steps`, that many times those of the first batch.
-
-    Returns 0 with a warning if a batch has none.
-    """
+    """Return the tokens under "input_ids" in the batches; see `Trainer.num_tokens`."""
     counted = 0
     try:
         for batch in loader:

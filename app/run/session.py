@@ -14,14 +14,8 @@ from attrs import define, frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
+from hexloop.app.run import checks
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
-from hexloop.app.run.checks import (
-    Refusals,
-    refuse_evaluation_without_data,
-    refuse_inconsistent_ranks,
-    refuse_optimizer,
-    refuse_separate_folders,
-)
 from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
@@ -184,8 +178,8 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
     with ExitStack() as undo:
         parts = host.parts()
         prepared = _prepare(parts, resume_from, undo)
-        refuse_inconsistent_ranks(parts)
-        refuse_separate_folders(parts)
+        checks.refuse_inconsistent_ranks(parts)
+        checks.refuse_separate_folders(parts)
         wrapped = host.prepare(prepared.model, prepared.plan.total_steps)
         parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
         after_step = AfterStep(partial(parts.dispatcher.call, "on_optimizer_step"))
@@ -216,12 +210,12 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
 def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStack) -> Preparation:
     """Return the model on its device, the data and the plan. Raises ConfigurationError with every problem found."""
     args, adapters = parts.args, parts.adapters
-    with Refusals() as refusals:
+    with checks.Refusals() as refusals:
         args.check()
     with refusals:
         refuse_unwritable(args, adapters.storage)
     with refusals:
-        refuse_evaluation_without_data(parts)
+        checks.refuse_evaluation_without_data(parts)
     journal = journal_for(parts)
     plan: Plan | None = None
     asked_accumulation = args.gradient_accumulation_steps
@@ -240,7 +234,7 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
         batches = training_data(parts, loader, journal.fingerprinted(transfer), inspect)
         per_epoch = batches.batches_per_epoch()
         plan = make_plan(per_epoch, args.gradient_accumulation_steps, args.num_train_epochs, args.max_steps)
-        refuse_optimizer(parts, plan.total_steps)
+        checks.refuse_optimizer(parts, plan.total_steps)
     if plan is not None:
         facts = RunFacts(parts.model, plan.total_steps, parts.makes_optimizer, parts.makes_scheduler)
         with refusals:
@@ -327,14 +321,10 @@ def _attach(host: RunHost, session: Session, loader: Any) -> None:
 
 
 def _log_start(parts: TrainerParts, run: Run[Any, Any]) -> None:
-    logging.getLogger("hexloop").info(
-        "Training from step %d to %d, in steps of %d samples on %s; %d parameters are trained.",
-        run.state.step,
-        run.plan.total_steps,
-        run.state.global_batch_size,
-        parts.adapters.device.name,
-        parts.hooks.get_num_trainable_parameters(),
-    )
+    message = "Training from step %d to %d, in steps of %d samples on %s; %d parameters are trained."
+    sizes = run.state.step, run.plan.total_steps, run.state.global_batch_size
+    device, trained = parts.adapters.device.name, parts.hooks.get_num_trainable_parameters()
+    logging.getLogger("hexloop").info(message, *sizes, device, trained)
 
 
 def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Callable[[Any], None]]:

@@ -139,7 +139,7 @@ class TrainerBase:
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model from `model_init`, which may take the trial of a search."""
         assert self.model_init is not None
-        takes_trial = self.model_init.__code__.co_argcount > 0 if hasattr(self.model_init, "__code__") else False
+        takes_trial = hasattr(self.model_init, "__code__") and self.model_init.__code__.co_argcount > 0
         with self.adapters.engine.model_init(self.args):
             model = self.model_init(trial) if takes_trial else self.model_init()
         if model is None:

@@ -186,10 +186,7 @@ class LegacyNames(TrainerBase):
         return model
 
     def end(self) -> None:
-        """No-op if no run is live: loggers, workers and files are closed with the run itself.
-
-        Raises RunStateError while a run is live.
-        """
+        """Raise RunStateError while a run is live; otherwise a no-op, because a run closes all that it opened."""
         if self._session is not None:
             raise RunStateError("You called end() while a run is live; finish it, or close its stream.")
 

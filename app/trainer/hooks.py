@@ -17,14 +17,7 @@ from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.trainer.compatibility import Accelerator
-from hexloop.app.wiring.data import (
-    example_count,
-    global_batch_size,
-    length_of,
-    loader_factory,
-    prepared_inputs,
-    sampler_from,
-)
+from hexloop.app.wiring import data
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
 from hexloop.app.wiring.learner import floating_point_operations
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
@@ -112,7 +105,7 @@ class TrainerHooks(TrainerBase):
 
         If overridden, it is called for every micro-batch of a step and of an evaluation.
         """
-        return prepared_inputs(inputs, self.adapters.device.name)
+        return data.prepared_inputs(inputs, self.adapters.device.name)
 
     @standard
     def prediction_step(
@@ -132,10 +125,10 @@ class TrainerHooks(TrainerBase):
             raise ConfigurationError("The Trainer has no data to train on; pass train_dataset.")
         loaders, size = self._loader_factory(), self._train_batch_size
         if is_overridden(self, "_get_train_sampler"):
-            sampler = sampler_from(self._get_train_sampler, self.train_dataset)
+            sampler = data.sampler_from(self._get_train_sampler, self.train_dataset)
             if sampler is not None:
                 return loaders.sampled(self.train_dataset, size, sampler)
-        return loaders.training(self.train_dataset, global_batch_size(self.args, size))
+        return loaders.training(self.train_dataset, data.global_batch_size(self.args, size))
 
     @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -167,18 +160,18 @@ class TrainerHooks(TrainerBase):
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples of a loader; its length times the batch size if its data set has no length."""
-        count = example_count(dataloader)
+        count = data.example_count(dataloader)
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
 
     def _evaluation_loader(self, dataset: Any) -> Any:
         loaders, size = self._loader_factory(), self.args.eval_batch_size
         sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
         if sampler is None:
-            return loaders.evaluation(dataset, global_batch_size(self.args, size))
+            return loaders.evaluation(dataset, data.global_batch_size(self.args, size))
         return loaders.sampled(dataset, size, sampler)
 
     def _loader_factory(self) -> Any:
-        return loader_factory(self._collect_parts())
+        return data.loader_factory(self._collect_parts())
 
     # Sizes of a run, by the names of transformers
 
@@ -191,7 +184,7 @@ class TrainerHooks(TrainerBase):
         epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
         Raises ConfigurationError if neither data nor arguments define the length of the run.
         """
-        batches, accumulation = length_of(dataloader), args.gradient_accumulation_steps
+        batches, accumulation = data.length_of(dataloader), args.gradient_accumulation_steps
         plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
         total, size = plan.total_steps, self.get_total_train_batch_size(args)
         if batches is None:
@@ -206,7 +199,7 @@ class TrainerHooks(TrainerBase):
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples in an optimizer step of all processes together."""
         model_parallel_size = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
-        samples = global_batch_size(args, self._train_batch_size) * args.gradient_accumulation_steps
+        samples = data.global_batch_size(args, self._train_batch_size) * args.gradient_accumulation_steps
         return samples // model_parallel_size
 
     def get_sp_size(self) -> int:

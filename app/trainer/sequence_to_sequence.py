@@ -123,11 +123,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluate like `Trainer.evaluate`.
-
-        gen_kwargs: keywords of the model's `generate`; the arguments provide `max_length` and `num_beams` if these are
-        missing.
-        """
+        """Evaluate. gen_kwargs: keywords of `generate`; the arguments provide a missing `max_length` or `num_beams`."""
         if gen_kwargs or not self._asks_for_each:  # each of several data sets uses the keywords of the whole call
             self._gen_kwargs = _with_defaults(self.args, gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
