@@ -228,10 +228,6 @@ class Rule:
     binds: bool = True
 
 
-def _full_batch(args: EngineArguments) -> int:
-    return args.world_size * args.train_batch_size * args.gradient_accumulation_steps
-
-
 FROM_ARGUMENTS = (
     Rule("train_micro_batch_size_per_gpu", "per_device_train_batch_size", lambda args: args.train_batch_size, True),
     Rule(
@@ -243,7 +239,7 @@ FROM_ARGUMENTS = (
     Rule(
         "train_batch_size",
         "the number of processes times per_device_train_batch_size times gradient_accumulation_steps",
-        _full_batch,
+        lambda args: args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
         True,
     ),
     Rule("gradient_clipping", "max_grad_norm", lambda args: args.max_grad_norm, True),

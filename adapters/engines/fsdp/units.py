@@ -31,7 +31,7 @@ class Units:
 
     Parameters outside all units are gathered with the root module.
 
-    classes: class names of the modules. None: those in the model's `_no_split_modules`, if it has any.
+    classes: class names of the modules. None: those in the `_no_split_modules` of the model and its modules.
     least: if positive, modules are selected by size instead: each has at least this many parameters that belong to no
         other unit.
     """
@@ -43,7 +43,9 @@ class Units:
         """Return the units of `model`, inner before outer. Raises ConfigurationError if a class does not occur."""
         if self.least > 0:
             return [module for module in _by_size(model, self.least) if module is not model]
-        names = set(self.classes) if self.classes is not None else _no_split_classes(model)
+        names = set(self.classes or ())
+        if self.classes is None:
+            names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
         found = [module for module in model.modules() if _class_name(module) in names and module is not model]
         if missing := names - {_class_name(module) for module in model.modules()} if self.classes else set():
             raise ConfigurationError(
@@ -55,11 +57,6 @@ class Units:
 
 def _class_name(module: nn.Module) -> str:
     return type(module).__name__
-
-
-def _no_split_classes(model: nn.Module) -> set[str]:
-    """Return the classes that a transformers model, or one inside it, declares as not to be split."""
-    return {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
 
 
 def _repeated(model: nn.Module) -> list[str]:

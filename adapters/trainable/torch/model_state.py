@@ -42,17 +42,13 @@ class ModelState:
         self._writers = writers
 
     def export(self) -> Iterator[Part]:
-        """Export every tensor of the state dict once, and each extra state as a JSON document."""
+        """Export every tensor of the state dict once, and each extra state as a JSON document and its tensors."""
         tensors = self.named_tensors()
         if self._layout.whole:
             yield from (tensor_part(name, tensor) for name, tensor in tensors.items())
         else:
             entries = [entry_of(name, tensor, tensor, self._layout) for name, tensor in tensors.items()]
             yield from assigned_parts(entries, self._layout, self._writers)
-        yield from self.extra_parts()
-
-    def extra_parts(self) -> Iterator[Part]:
-        """Export each extra state, as a JSON document and its tensors."""
         for name, value in self._extra().items():
             encoder = StateEncoder(type(self._model).__qualname__)
             document = encoder.encode(value, f"{name}.value")
