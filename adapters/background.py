@@ -61,22 +61,18 @@ class InlineTask:
     @property
     def done(self) -> bool:
         """Run the task if it has not run yet; always True."""
-        self._run()
-        return True
-
-    def wait(self) -> None:
-        """Run the task if it has not run yet, and raise what it raised."""
-        self._run()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
         act, self._act = self._act, None
         if act is not None:
             try:
                 act()
             except BaseException as error:
                 self._error = error
+        return True
+
+    def wait(self) -> None:
+        """Run the task if it has not run yet, and raise what it raised."""
+        if self.done and self._error is not None:
+            raise self._error
 
 
 class InlineBackground:

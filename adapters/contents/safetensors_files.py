@@ -74,20 +74,15 @@ def tensor_files(
     ]
     if component == MODEL and not shards:
         shards = [(0, [])]
-    names = shard_names(component, len(shards))
+    names = [f"{component}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = [f"{component}.safetensors"]
     metadata = _METADATA if component == MODEL else None
     for name, (owner, shard) in zip(names, shards, strict=True):
         if owner == rank:
             yield tensor_file(name, shard, metadata)
     if component == MODEL and rank == 0 and len(shards) > 1:
         yield _index(names, [shard for _, shard in shards])
-
-
-def shard_names(component: str, count: int) -> list[str]:
-    """Return the usual names of the shards of a file; a single shard has the name of the file."""
-    if count == 1:
-        return [f"{component}.safetensors"]
-    return [f"{component}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 
 def component_of(path: str) -> str:

@@ -8,15 +8,12 @@ from attrs import evolve
 
 from hexloop.ports.state import Part
 
-_Key = tuple[str, str, int]
-"""Owner of a part, its name, and the offset of its first element."""
-
 
 class InMemorySnapshots:
     """Snapshots adapter that copies bytes; buffers are reused."""
 
     def __init__(self) -> None:
-        self._copies: dict[_Key, bytearray] = {}
+        self._copies: dict[tuple[str, str, int], bytearray] = {}
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
         """Return a no-op: memory is allocated when a part is first copied and its size is known."""
