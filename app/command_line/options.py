@@ -139,32 +139,30 @@ def _add_recipe_commands(commands: Commands, argv: Sequence[str]) -> None:
         help_texts.EXIT_CODES,
         HelpWithoutArguments,
     )
-    for name, parser in (("train", train), ("evaluate", evaluate), ("predict", predict)):
+    for parser in (train, evaluate, predict):
         parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="the YAML file that describes the training run")
-        if name == "train":
-            parser.add_argument(
-                "--resume",
-                nargs="?",
-                const=True,
-                metavar="CHECKPOINT",
-                help="resume from this checkpoint's folder; without a folder, from the newest good checkpoint in "
-                "output_dir; auto: from that one if there is any, unless the run is finished",
-            )
-        else:
-            group = parser.add_mutually_exclusive_group()
-            group.add_argument(
-                "--checkpoint",
-                metavar="FOLDER",
-                help="the checkpoint whose weights to use (default: the last one of the newest run in output_dir: its "
-                "best if load_best_model_at_end is set, else its newest)",
-            )
-            help = "use the model as the recipe creates it, which may load weights itself"
-            group.add_argument("--no-checkpoint", dest="as_made", action="store_true", help=help)
-        if name == "evaluate":
-            help = "JSON file for the metrics (default: eval_results.json in output_dir)"
-            parser.add_argument("--output", metavar="FILE", help=help)
-        if name == "predict":
-            parser.add_argument("--output", metavar="FILE", required=True, help="a file that ends in .npz or .jsonl")
+    train.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        metavar="CHECKPOINT",
+        help="resume from this checkpoint's folder; without a folder, from the newest good checkpoint in output_dir; "
+        "auto: from that one if there is any, unless the run is finished",
+    )
+    for parser in (evaluate, predict):
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument(
+            "--checkpoint",
+            metavar="FOLDER",
+            help="the checkpoint whose weights to use (default: the last one of the newest run in output_dir: its best "
+            "if load_best_model_at_end is set, else its newest)",
+        )
+        help = "use the model as the recipe creates it, which may load weights itself"
+        group.add_argument("--no-checkpoint", dest="as_made", action="store_true", help=help)
+    help = "JSON file for the metrics (default: eval_results.json in output_dir)"
+    evaluate.add_argument("--output", metavar="FILE", help=help)
+    predict.add_argument("--output", metavar="FILE", required=True, help="a file that ends in .npz or .jsonl")
+    for name, parser in (("train", train), ("evaluate", evaluate), ("predict", predict)):
         if name in argv:
             add_arguments(parser, TrainingArguments)
 
