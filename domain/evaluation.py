@@ -80,8 +80,7 @@ def speed_metrics(
 ) -> dict[str, float]:
     """Return `<prefix>_runtime` in seconds, and samples, steps and tokens per second where they are known.
 
-    Names and rounding are those of transformers: 4 decimals for the runtime, 3 for the rates. No rates if `seconds` is
-    0.
+    Names and rounding are those of transformers: 4 decimals for the runtime, 3 for the rates, none if `seconds` is 0.
     """
     figures = {f"{prefix}_runtime": round(seconds, 4)}
     if seconds == 0:

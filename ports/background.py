@@ -28,6 +28,5 @@ class Background(Protocol):
     def submit(self, act: Callable[[], None], name: str, low_priority: bool = True) -> Task:
         """Start a task that calls `act` once. It runs to its end even if the program ends before it.
 
-        name: for debuggers and stack dumps. low_priority: yield processor time to training; pass False for a task
-        that training will wait for.
+        name: for debuggers and stack dumps. low_priority: yield processor time to training, which does not wait for it.
         """

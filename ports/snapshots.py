@@ -12,8 +12,7 @@ class Snapshots(Protocol):
     """Copies of parts. There is one copy at a time: copying a part again replaces its previous copy."""
 
     def reserve(self, owners: Mapping[str, Sequence[Part]]) -> Callable[[], None]:
-        """Return a function that allocates memory for these parts ahead of the first copy; it may be called in another
-        thread.
+        """Return a function that allocates memory for these parts before the first copy; another thread may call it.
 
         Only the names, dtypes and shapes of the parts are used.
         """
@@ -21,6 +20,5 @@ class Snapshots(Protocol):
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Return copies of the parts, whose bytes stay as they are now while the run continues.
 
-        owner: the component that the parts belong to ("model", "optimizer", ...). The copies may be read in another
-        thread.
+        owner: the component that has the parts ("model", "optimizer", ...). Another thread may read the copies.
         """

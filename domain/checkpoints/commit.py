@@ -276,10 +276,7 @@ class CheckpointSave:
         return checkpoint_name(self.step)
 
     def run(self) -> None:
-        """Save and rotate. Once this returns, the checkpoint is durable.
-
-        Raises StorageError, and whatever making the files raises.
-        """
+        """Save durably and rotate. Raises StorageError, and whatever making the files raises."""
         if not self._exists():
             self.retry.attempt(lambda: self.committer.commit(self.name, self.files(), self.make_manifest), self._prune)
         self.held.add(self.step)

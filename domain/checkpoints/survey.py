@@ -191,10 +191,7 @@ def surplus(storage: Storage, newest: Checkpoint, policy: CheckpointPolicy, best
 
 
 def remove(storage: Storage, newest: Checkpoint, names: list[str]) -> Iterator[str]:
-    """Remove checkpoints in the lineage of the newest one, and yield each name once it is removed.
-
-    Raises StorageError.
-    """
+    """Remove checkpoints in the lineage of the newest one; yield each name once it is removed. Raises StorageError."""
     publisher = publisher_for(storage, Owner(newest.manifest.run, new_session()))
     lineage = Lineage.after(newest.manifest)
     for name in names:
