@@ -85,10 +85,6 @@ def no_evaluation() -> Evaluation:
     return {}
 
 
-def no_report(values: dict[str, float]) -> None:
-    """No-op."""
-
-
 def windows(batches: Generator[Batch, None, None], accumulation: int) -> Generator[list[Batch], None, None]:
     """Group the batches into windows of `accumulation` micro-batches; the last window may be smaller.
 
@@ -148,7 +144,7 @@ class Run(Generic[Batch, Loss]):
     control: ControlFlags = field(factory=ControlFlags)
     requests: Requests = field(factory=Requests)
     max_norm: float = 0.0
-    report: Callable[[dict[str, float]], None] = no_report
+    report: Callable[[dict[str, float]], None] = lambda _: None
     evaluate: Callable[[], Evaluation] = no_evaluation
     checkpoints: Checkpoints = field(factory=NoCheckpoints)
     best: BestMetric = field(factory=BestMetric)
