@@ -178,9 +178,9 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     """
     if resume_from is None or resume_from is False:
         return
-    if resume_from is not True:
-        from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
+    from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
 
+    if resume_from is not True:
         refuse_transformers_checkpoint(str(resume_from))
     store.exclusive = resume_from == AUTO
     if resume_from in (True, AUTO):
@@ -191,10 +191,12 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     if state is None:
         if resume_from == AUTO:
             return
-        _refuse_transformers_checkpoints(parts.adapters.storage)
+        if (folder := store.storage.capabilities.local_folder) is not None:
+            for step in checkpoint_steps(store.storage):  # the error for one of transformers tells how to import it
+                refuse_transformers_checkpoint(os.path.join(folder, checkpoint_name(step)))
         raise CheckpointError(
             "resume_from_checkpoint=True found no good checkpoint in "
-            f"{parts.adapters.storage.capabilities.location}; name one, or train from the start."
+            f"{store.storage.capabilities.location}; name one, or train from the start."
         )
     new = run.state
     if parts.args.should_log and (new.seed, new.data_seed) != (state.seed, state.data_seed):
@@ -211,15 +213,6 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
         run.control.should_training_stop = True
     rebuild = parts.args.restore_callback_states_from_checkpoint
     restore_callbacks(parts.callback_handler, parts.control, state.callbacks, rebuild)
-
-
-def _refuse_transformers_checkpoints(storage: Storage) -> None:
-    """Raise CheckpointError for the newest checkpoint of transformers, with the command that imports it."""
-    from hexloop.app.transformers_checkpoints.files import refuse_transformers_checkpoint
-
-    folder = storage.capabilities.local_folder
-    for step in checkpoint_steps(storage) if folder is not None else []:
-        refuse_transformers_checkpoint(os.path.join(folder or "", checkpoint_name(step)))
 
 
 # Completion of a run
