@@ -1,7 +1,7 @@
-"""A process of its own that writes what a save writes, past the cache where there is a way, and does nothing else.
+"""A process that only writes files of a checkpoint's size, bypassing the page cache if possible.
 
-Run as `python -m tests.bench.bytes_alone FOLDER BYTES KEPT`: for each line of its input it writes a file of so many
-bytes, makes it durable, and removes the oldest when there are more than `KEPT`. It ends with its input.
+`python -m tests.bench.bytes_alone FOLDER BYTES KEPT` writes a durable file of BYTES bytes for each line of its input,
+and removes the oldest file if there are more than KEPT. It ends with its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECE = 1 << 20
 
 
 def write(path: str, size: int, noise: mmap.mmap) -> None:
-    """One durable file of at least `size` bytes."""
+    """Write a durable file of at least `size` bytes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_DIRECT", 0), 0o600)
     for start in range(0, size, PIECE):
         os.pwrite(file, noise, start)
@@ -28,7 +28,7 @@ def write(path: str, size: int, noise: mmap.mmap) -> None:
 
 
 class Writer:
-    """That process, as the one that trains sees it."""
+    """Handle of that process for the process that trains."""
 
     def __init__(self, folder: str, size: int, kept: int) -> None:
         command = [sys.executable, "-m", "tests.bench.bytes_alone", folder, str(size), str(kept)]
@@ -38,12 +38,12 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self._process.stdin.close()
         self._process.wait()
 
     def begin(self) -> None:
-        """Have a file written meanwhile."""
+        """Request a file, without waiting."""
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
 

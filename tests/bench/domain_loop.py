@@ -1,7 +1,7 @@
-"""What a step costs without a framework. Run as `python tests/bench/domain_loop.py [profile]`; prints a table.
+"""Cost of a training step without a framework. Run as `python tests/bench/domain_loop.py [profile]`; prints a table.
 
-The production generator, a least-squares learner, batches of 8 rows in sequential order, a linear schedule, a log every
-500 steps, in-memory adapters, every event consumed.
+The production generator with a least-squares learner, batches of 8 rows in sequential order, a linear schedule, a log
+every 500 steps, and in-memory adapters; every event is consumed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hexloop.testing import MemoryStorage, least_squares, simulated_run
 
 ROWS = [((index / 800,), 2 * index / 800 + 1) for index in range(800)]
 GOAL = 150_000
-"""Steps a second."""
+"""Return steps per second."""
 
 
 def microseconds_a_step(steps: int, save: bool = False) -> float:
-    """The time of a whole run over its steps, with a checkpoint in memory every 500 steps where that is wished."""
+    """Return the time per step of a whole run, optionally with a checkpoint in memory every 500 steps."""
     trainable = least_squares()
     parts: dict[str, Any] = {}
     if save:
@@ -49,7 +49,7 @@ def microseconds_a_step(steps: int, save: bool = False) -> float:
 
 
 def tenths(steps: int, blocks: int = 200) -> Iterator[tuple[float, float]]:
-    """The median time of a step, in microseconds, over short blocks of each tenth of a run; the fastest block's too."""
+    """Return the median and the minimum time of a step in microseconds, over short blocks in each tenth of a run."""
     length = steps // blocks
     times = []
     with closing(train(simulated_run(ROWS, max_steps=steps))) as events:

@@ -1,4 +1,4 @@
-"""The same training by hand, by hexloop and by accelerate's loop, under an engine that spreads it over processes."""
+"""The same training with a hand-written loop, hexloop and accelerate, under an engine for several processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """A GPT's blocks, or a classifier's matrices: what is spread each for itself."""
+    """Classes of modules that are sharded as units: a GPT's blocks, or a classifier's linear layers."""
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     return list(blocks) or [module for module in model.modules() if isinstance(module, nn.Linear)]
 
@@ -44,11 +44,11 @@ def _deepspeed(stage: int) -> dict[str, Any]:
 def _let_deepspeed_start() -> None:
     import deepspeed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or a minute passes while it is built
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # building it takes a minute
 
 
 def by_hand(engine: str) -> Loop:
-    """The reference loop around the engine itself."""
+    """The hand-written loop around the engine."""
 
     def loop(model: nn.Module, dataset: Any, steps: int) -> None:
         train = _of_deepspeed if engine in STAGES else _of_torch
@@ -106,7 +106,7 @@ def _of_deepspeed(engine: str, model: nn.Module, data: Any, steps: int) -> None:
 
 
 def by_hexloop(engine: str) -> Loop:
-    """The Trainer of hexloop, with its default callbacks."""
+    """Hexloop's Trainer with its default callbacks."""
 
     def loop(model: nn.Module, dataset: Any, steps: int) -> None:
         from hexloop import Trainer, TrainingArguments
@@ -124,7 +124,7 @@ def by_hexloop(engine: str) -> Loop:
 
 
 def by_accelerate(engine: str) -> Loop:
-    """The loop, with accelerate in it."""
+    """The hand-written loop with accelerate."""
 
     def loop(model: nn.Module, dataset: Any, steps: int) -> None:
         with _accelerator(engine, model) as accelerator:
@@ -135,7 +135,7 @@ def by_accelerate(engine: str) -> Loop:
 
 @contextmanager
 def _accelerator(engine: str, model: nn.Module) -> Iterator[Any]:
-    """An accelerator with the engine, which on a processor it takes only where it is made to. Leaves no variables."""
+    """Return an accelerator with the engine, which it uses on a CPU only if forced. Leaves no variables."""
     from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
@@ -150,7 +150,7 @@ def _accelerator(engine: str, model: nn.Module) -> Iterator[Any]:
     else:
         state = PartialState(cpu=True)
         state.distributed_type = DistributedType.MULTI_GPU
-        state.device = torch.device("cpu")  # without a number, which FSDP 1 does not know of a processor
+        state.device = torch.device("cpu")  # without an index, which FSDP 1 does not accept for a CPU
         layers = sorted({type(layer).__name__ for layer in _layers(model)})
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=int(engine[-1]),
@@ -164,5 +164,5 @@ def _accelerator(engine: str, model: nn.Module) -> Iterator[Any]:
 
 
 def loops(engine: str) -> dict[str, Loop]:
-    """The three of them, by name."""
+    """The three loops, by name."""
     return {"by hand": by_hand(engine), "hexloop": by_hexloop(engine), "accelerate": by_accelerate(engine)}

@@ -1,8 +1,8 @@
-"""What an evaluation costs a row, and how much memory it takes, beside transformers.
+"""Time per row and memory of an evaluation, compared with transformers.
 
-Run as `python -m tests.bench.evaluation`. Rounds are interleaved, each evaluation in a fresh process, after one of a
-few rows that is not counted. Time is that of `predict`, metrics included. Memory is the most that was resident while it
-lasted, less what was before, as a multiple of the arrays that it gave.
+Run as `python -m tests.bench.evaluation`. Rounds are interleaved, and each evaluation runs in a new process, after a
+short one that is not counted. The time is that of `predict`, metrics included. The memory is the peak of the resident
+memory above that before, as a multiple of the size of the returned arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.bench.workloads import GPT, Texts, collate
 from tests.reference import bare_loop
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = ("hexloop", "reference Trainer")
+LIBRARIES = ("hexloop", "transformers")
 FEATURES, CLASSES = 16, 1000
 
 
@@ -76,7 +76,7 @@ class Stream(IterableDataset[dict[str, Tensor]]):
 
 @frozen
 class Workload:
-    """A model, its data, the rows of a batch, and how many rows are evaluated."""
+    """A model, its data, the batch size, and the numbers of rows."""
 
     model: Callable[[], nn.Module]
     dataset: Callable[[int], Any]
@@ -94,16 +94,16 @@ WORKLOADS = {
 }
 
 GOALS = {"1,000 logits, 200,000 rows": 10.0, "TinyMLP, 100,000 rows": 1.1, "GPT, 400 rows": 1.0}
-"""At least so many times transformers' rows a second."""
+"""The lowest accepted ratio of rows per second to transformers'."""
 
 MOST_MEMORY, STEADY = 1.2, 0.9
-"""The peak as a multiple of the result; rows a second at 200,000 rows as a part of those at 20,000."""
+"""Limits: the peak as a multiple of the result; rows per second for 200,000 rows as a fraction of those for 20,000."""
 
 
 def accuracy(found: Any) -> dict[str, float]:
-    """The part of the rows, or tokens, whose largest logit is the label's."""
+    """Return the fraction of rows, or tokens, whose largest logit is the label's."""
     right = total = 0
-    for start in range(0, len(found.label_ids), 4096):  # so that the metric itself takes no memory to speak of
+    for start in range(0, len(found.label_ids), 4096):  # in parts, so that the metric itself needs little memory
         part = slice(start, start + 4096)
         right += int((found.predictions[part].argmax(-1) == found.label_ids[part]).sum())
         total += found.label_ids[part].size
@@ -111,7 +111,7 @@ def accuracy(found: Any) -> dict[str, float]:
 
 
 class Peak:
-    """The most memory that was resident while this context lasted, in bytes, read from /proc every 2 ms."""
+    """Context manager that measures the peak of resident memory in bytes, read from /proc every 2 ms."""
 
     def __enter__(self) -> Peak:
         self._ended = threading.Event()
@@ -130,7 +130,7 @@ class Peak:
 
 
 def resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes, or 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -138,7 +138,7 @@ def resident() -> int:
 
 
 def evaluate(library: str, name: str) -> dict[str, float]:
-    """Rows a second, and the peak of memory as a multiple of the result."""
+    """Return rows per second, and the peak of memory as a multiple of the result."""
     workload = WORKLOADS[name]
     if library == "hexloop":
         from hexloop import Trainer, TrainingArguments
@@ -164,7 +164,7 @@ def evaluate(library: str, name: str) -> dict[str, float]:
 
 
 def measure(library: str, name: str) -> dict[str, float]:
-    """One evaluation in a fresh process."""
+    """Run one evaluation in a new process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.bench.evaluation", "--one", library, name]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -175,7 +175,7 @@ def measure(library: str, name: str) -> dict[str, float]:
 
 
 def compare(name: str, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Both libraries in turn, and a table."""
+    """Run both libraries in turn, and print a table."""
     found: dict[str, list[dict[str, float]]] = {library: [] for library in LIBRARIES}
     for turn in range(rounds):
         for library in LIBRARIES if turn % 2 == 0 else LIBRARIES[::-1]:
@@ -197,7 +197,7 @@ def _verdict(name: str, ratio: float) -> str:
 
 
 def _print_steadiness(found: dict[str, dict[str, list[dict[str, float]]]]) -> None:
-    """Whether a row costs the same however many there are, and whether only the result takes memory."""
+    """Return whether the cost per row is constant, and memory is that of the result."""
     wide = [name for name in WORKLOADS if name.startswith("1,000 logits") and name in found]
     for library in LIBRARIES:
         rates = [median(each["rate"] for each in found[name][library]) for name in wide if "no length" not in name]

@@ -1,7 +1,7 @@
-"""The first batch of a hundred million samples in random order. Run as `python -m tests.bench.first_batch`.
+"""Time and memory to the first batch of 10**8 samples in random order. Run as `python -m tests.bench.first_batch`.
 
-Goals: under 0.1 seconds from asking for the loader, and under 50 megabytes more than before. A run of few samples goes
-first, so that what torch loads when it is first used does not count.
+Limits: 0.1 seconds from the request of the loader, and 50 megabytes of additional memory. A short run goes first, so
+that torch's lazy imports do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAMPLES = 10**8
 
 
 class Numbers(Dataset[dict[str, Tensor]]):
-    """Samples that are made when they are asked for."""
+    """Samples that are created when they are read."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -46,19 +46,19 @@ class Line(nn.Module):
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held, on Linux."""
+    """Return the peak of this process's resident memory, on Linux."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def first_step(trainer: Trainer) -> None:
-    """Drive a run to where its first batch is at hand, and leave it."""
+    """Run until the first batch is ready, and close the run."""
     with closing(trainer.stream()) as events:
         while type(next(events)) is not StepBegan:
             pass
 
 
 def report(what: str, action: Callable[[], object]) -> None:
-    """Print the time and the memory that `action` takes."""
+    """Print the time and the memory of `action`."""
     held, began = peak_megabytes(), time.perf_counter()
     action()
     took = time.perf_counter() - began

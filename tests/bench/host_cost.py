@@ -1,7 +1,7 @@
-"""What a library adds to a step, against the loop that is written by hand. Prints a table for each workload.
+"""Cost per step that a library adds to a hand-written loop. Prints a table for each workload.
 
-Every figure is the slope between a short and a long run in a fresh process. Rounds are interleaved: each takes every
-library once, in an order that turns from round to round, and each library is compared with the bare loop of its round.
+Each figure is the slope between a short and a long run in a new process. Rounds are interleaved: each runs every
+library once, in a rotating order, and each library is compared with the hand-written loop of its round.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = ("bare", "hexloop", "Lightning Fabric", "accelerate", "Lightning Trainer", "reference Trainer")
+LIBRARIES = ("bare", "hexloop", "Lightning Fabric", "accelerate", "Lightning Trainer", "transformers")
 GOALS = {"TinyMLP": (1.02, 1.00), "GPT": (1.01, float("inf"))}
-"""For hexloop: the median ratio, and the lower end of its interval."""
+"""Limits for hexloop: the median ratio, and the lower end of its interval."""
 
 RESAMPLES = 10_000
 
 
 def measure(library: str, workload: str, core: str) -> tuple[float, float]:
-    """Wall and processor microseconds a step."""
+    """Wall and CPU microseconds per step."""
     command = [sys.executable, "-m", "tests.bench.one_run", library, workload, core]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def measure(library: str, workload: str, core: str) -> tuple[float, float]:
 
 
 def interval(ratios: Sequence[float], share: float = 0.95) -> tuple[float, float]:
-    """The bootstrap interval of the median."""
+    """Return the bootstrap interval of the median."""
     source = random.Random(0)
     medians = sorted(median(source.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     tail = (1 - share) / 2
@@ -44,7 +44,7 @@ def interval(ratios: Sequence[float], share: float = 0.95) -> tuple[float, float
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the range between the quartiles over the median: how unsteady a measurement is."""
+    """Return half the interquartile range, relative to the median: the noise of a measurement."""
     ordered = sorted(values)
     quarter = len(ordered) // 4
     return (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
@@ -76,7 +76,7 @@ def compare(workload: str, libraries: Sequence[str], rounds: int, core: str) -> 
 
 
 def verdict(workload: str, found: dict[str, list[tuple[float, float]]], index: int) -> str:
-    """Whether hexloop keeps what it promises."""
+    """Return whether hexloop is within its limits."""
     ratios = [one[index] / other[index] for one, other in zip(found["hexloop"], found["bare"], strict=True)]
     at_most, low_at_most = GOALS[workload]
     kept = median(ratios) <= at_most and interval(ratios)[0] <= low_at_most

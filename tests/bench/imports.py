@@ -1,6 +1,6 @@
-"""What importing costs. Run as `python -m tests.bench.imports [ROUNDS]`; prints a table.
+"""Import times. Run as `python -m tests.bench.imports [ROUNDS]`; prints a table.
 
-Every figure is the median over fresh processes, which take turns. The first round only compiles bytecode.
+Each figure is the median over new, interleaved processes. The first round only compiles bytecode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ print(time.perf_counter() - wall, time.process_time() - processor)
 
 
 def seconds(statement: str, bytecode: str) -> tuple[float, float]:
-    """Wall and processor time of a statement in a fresh process, whose bytecode is in a folder."""
+    """Return wall and CPU time of a statement in a new process with cached bytecode."""
     program = TIMED.format(statement=statement)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": bytecode}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,7 +1,7 @@
-"""The same training by six libraries: AdamW fused, linear schedule, gradients clipped to norm 1, shuffled batches of 8.
+"""The same training with six libraries: fused AdamW, linear schedule, gradient norm clipped to 1, shuffled batches.
 
-Each function trains for `steps` steps. Where a library has a Trainer, it is the public one with its default callbacks,
-its progress bar off and nothing saved.
+Each function trains for `steps` steps. If a library has a Trainer, it is used with its default callbacks, without a
+progress bar, and without saves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def bare(model: nn.Module, dataset: Any, steps: int) -> None:
 
 
 def trainer_arguments(folder: str, steps: int) -> dict[str, Any]:
-    """What hexloop's arguments and transformers' have in common."""
+    """Arguments of both hexloop and transformers."""
     return {
         "output_dir": folder,
         "per_device_train_batch_size": BATCH,
@@ -41,7 +41,7 @@ def trainer_arguments(folder: str, steps: int) -> dict[str, Any]:
 
 
 def by_hexloop(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The Trainer of hexloop."""
+    """Hexloop's Trainer."""
     from hexloop import Trainer, TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def by_hexloop(model: nn.Module, dataset: Any, steps: int) -> None:
 
 
 def by_reference(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The Trainer of transformers."""
+    """Transformers' Trainer."""
     from transformers import Trainer, TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def _parts(model: nn.Module, dataset: Any, steps: int) -> tuple[torch.optim.Opti
 
 
 def by_fabric(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The loop, with Lightning Fabric in it."""
+    """The hand-written loop with Lightning Fabric."""
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -84,7 +84,7 @@ def by_fabric(model: nn.Module, dataset: Any, steps: int) -> None:
 
 
 def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int) -> None:
-    """The loop, with an accelerator in it."""
+    """The hand-written loop with an Accelerator."""
     model, optimizer, schedule, loader = accelerator.prepare(model, *_parts(model, dataset, steps))
     total = torch.zeros(())
     model.train()
@@ -99,14 +99,14 @@ def accelerated(accelerator: Any, model: nn.Module, dataset: Any, steps: int) ->
 
 
 def by_accelerate(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The loop, with accelerate in it."""
+    """The hand-written loop with accelerate."""
     from accelerate import Accelerator
 
     accelerated(Accelerator(cpu=True), model, dataset, steps)
 
 
 def by_lightning(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The Trainer of Lightning."""
+    """Lightning's Trainer."""
     import lightning
 
     optimizer, schedule, loader = _parts(model, dataset, steps)
@@ -141,12 +141,12 @@ LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
     "Lightning Fabric": by_fabric,
     "accelerate": by_accelerate,
     "Lightning Trainer": by_lightning,
-    "reference Trainer": by_reference,
+    "transformers": by_reference,
 }
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """What libraries print goes nowhere."""
+    """Discard what libraries print."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield

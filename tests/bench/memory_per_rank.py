@@ -1,8 +1,8 @@
-"""What a process of several needs of memory under FSDP and ZeRO 3, by hexloop and by the engine in a loop by hand.
+"""Memory per process under FSDP and ZeRO 3, with hexloop and with the engine in a hand-written loop.
 
-Run as `python -m tests.bench.memory_per_rank [--processes 1 2 4]`. Every figure is the highest resident memory of any
-process in that phase, above what it had before the model was made, in MB; each phase begins with a fresh high-water
-mark. Large blocks come from the system and go back to it at once, so that what was freed does not count.
+Run as `python -m tests.bench.memory_per_rank [--processes 1 2 4]`. Each figure is the peak of the resident memory of
+any process in a phase, above that before the model was created, in MB. Each phase starts with a new high-water mark.
+Large blocks are allocated with mmap and returned at once, so that freed memory does not count.
 """
 
 from __future__ import annotations
@@ -47,45 +47,45 @@ class Tower(nn.Module):
 
 
 class Peaks:
-    """Notes the highest resident memory of each phase."""
+    """Records the peak of resident memory of each phase."""
 
     def __init__(self) -> None:
         self.noted: dict[str, float] = {}
         self._before = _resident("VmRSS")
 
     def begin(self) -> None:
-        """A phase begins."""
+        """Start a phase."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def note(self, phase: str) -> None:
-        """A phase ends, and the next one begins."""
+        """End a phase, and start the next one."""
         self.noted[phase] = _resident("VmHWM") - self._before
         self.begin()
 
 
 def _resident(name: str) -> float:
-    """In MB."""
+    """Return the value in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(name))
 
 
 def rows(count: int = BATCH * STEPS * 8) -> list[dict[str, Tensor]]:
-    """Data of any kind."""
+    """Random data."""
     draw = torch.Generator().manual_seed(1)
     return [{"x": torch.randn(WIDTH, generator=draw)} for _ in range(count)]
 
 
 def zero3() -> dict[str, Any]:
-    """What both configure DeepSpeed with."""
+    """DeepSpeed's configuration in both."""
     return {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
 
 
 def by_hexloop(engine: str, folder: str, layers: int, resumes: bool) -> dict[str, float]:
-    """The Trainer, which saves in the background."""
+    """Hexloop's Trainer, which saves asynchronously."""
     from hexloop import Trainer, TrainerCallback, TrainingArguments
 
     class Watch(TrainerCallback):
-        """Knows when a phase ends; the run ends when all is written."""
+        """Marks the ends of phases; the last ends when everything is written."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if state.global_step == 0:
@@ -96,7 +96,7 @@ def by_hexloop(engine: str, folder: str, layers: int, resumes: bool) -> dict[str
                 peaks.note("training")
 
     class Watched(Trainer):
-        """Knows when the model is spread, or is about to be."""
+        """Marks the preparation of the model."""
 
         def create_optimizer(self, model: Any = None) -> Any:
             peaks.begin()
@@ -122,7 +122,7 @@ def by_hexloop(engine: str, folder: str, layers: int, resumes: bool) -> dict[str
 
 
 def by_hand(engine: str, folder: str, layers: int, resumes: bool) -> dict[str, float]:
-    """The engine in a loop, with its own checkpoints: torch's are staged in host memory, too, and written behind."""
+    """The engine in a hand-written loop, with torch's own asynchronous checkpoints, staged in host memory, too."""
     return (_by_deepspeed if engine == "zero3" else _by_torch)(engine, folder, layers, resumes)
 
 
@@ -211,7 +211,7 @@ LIBRARIES: dict[str, Callable[[str, str, int, bool], dict[str, float]]] = {"by h
 
 
 def one_rank(library: str, engine: str, folder: str, resumes: bool) -> None:
-    """Prints this rank's figures, after a small run that imports what is imported."""
+    """Print this rank's figures, after a short run that imports everything."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
@@ -227,7 +227,7 @@ def one_rank(library: str, engine: str, folder: str, resumes: bool) -> None:
 
 
 def measure(library: str, engine: str, processes: int) -> dict[str, float]:
-    """The highest figure of any rank, for each phase; other processes load than saved."""
+    """Return the highest figure of any rank for each phase; loading uses other processes than saving."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for phase in ("train", "load"):
@@ -255,7 +255,7 @@ def _told(processes: int, words: list[str]) -> list[dict[str, float]]:
 
 
 def lines(engine: str, processes: int, figures: dict[str, dict[str, float]]) -> Iterable[str]:
-    """A line of the table for each phase."""
+    """Return a row of the table for each phase."""
     for phase in PHASES:
         hand, own = figures["by hand"][phase], figures["hexloop"][phase]
         yield f"{engine:8}{processes:10}  {phase:10}{hand:10.0f}{own:10.0f}{own / hand:8.2f}"

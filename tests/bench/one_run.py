@@ -1,6 +1,6 @@
-"""One library's cost per step, in a process of its own. Run as `python -m tests.bench.one_run LIBRARY WORKLOAD CORE`.
+"""One library's cost per step in a process. Run as `python -m tests.bench.one_run LIBRARY WORKLOAD CORE`.
 
-Prints wall and processor microseconds a step: the slope between a short and a long run, after one that warms up.
+Prints wall and CPU microseconds per step: the slope between a short and a long run, after a warm-up run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.bench.workloads import WORKLOADS, make
 
 
 def timed(library: str, workload: str, steps: int) -> tuple[float, float]:
-    """Wall and processor seconds of a run."""
+    """Return wall and CPU seconds of a run."""
     model, dataset = make(workload)
     gc.collect()
     wall, processor = time.perf_counter(), time.process_time()

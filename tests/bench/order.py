@@ -1,4 +1,4 @@
-"""What the order of samples costs. Run as `OMP_NUM_THREADS=1 python tests/bench/order.py`; prints a table."""
+"""Cost of the sample order. Run as `OMP_NUM_THREADS=1 python tests/bench/order.py`; prints a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BATCH = 64
 
 
 def seconds(call: Callable[[], object], repeats: int = 11) -> float:
-    """The median time of a call."""
+    """Return the median time of a call."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -22,12 +22,12 @@ def seconds(call: Callable[[], object], repeats: int = 11) -> float:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held, on Linux."""
+    """Return the peak of this process's resident memory, on Linux."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def first_batch() -> tuple[float, float]:
-    """Seconds to the first batch of 10**8 samples, and megabytes more than before; numpy is already loaded."""
+    """Return the seconds to the first batch of 10**8 samples, and the additional megabytes; numpy is already loaded."""
     from hexloop.adapters.batches.torch.order import VectorisedPermutation
 
     held, begin = peak_megabytes(), time.perf_counter()
@@ -43,7 +43,7 @@ def main() -> None:
     from hexloop.domain.order.permutation import GroupedByLength, KeyedPermutation
 
     print(f"\n{'order':<44}{'microseconds a sample':>22}")
-    # 1025 and 2**40 + 1 leave the smallest and the largest part of the grid unused; 1000 is a table.
+    # 1025 and 2**40 + 1 leave the smallest and the largest part of the grid unused; 1000 uses a table.
     for length in (1000, 1025, SAMPLES, 2**40 + 1, 2**62):
         for block in (64, 4096, 65_536, 1_048_576):
             if block <= length:

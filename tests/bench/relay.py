@@ -1,4 +1,4 @@
-"""Several training loops in one process, each in a thread of its own, of which one runs at a time."""
+"""Several training loops in the threads of one process, one of which runs at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Loop = Callable[[nn.Module], None]
 
 
 class Relay:
-    """Who of `names` runs. `order` names them, turn after turn, without an end."""
+    """Decides which of `names` runs. `order` yields them turn by turn, without an end."""
 
     def __init__(self, names: Iterable[str], order: Iterator[str]) -> None:
         self._here = set(names)
@@ -24,17 +24,17 @@ class Relay:
         self._changed = Condition()
 
     def await_turn(self, name: str) -> None:
-        """Come back when it is the turn of `name`."""
+        """Block until it is the turn of `name`."""
         with self._changed:
             self._changed.wait_for(lambda: self._now == name)
 
     def pass_on(self, name: str) -> None:
-        """Let the next one run, and come back when it is the turn of `name` again."""
+        """Let the next one run, and block until it is the turn of `name` again."""
         self._next()
         self.await_turn(name)
 
     def leave(self, name: str) -> None:
-        """Let the next one run, and never `name` again."""
+        """Let the next one run, and remove `name`."""
         self._here.discard(name)
         if self._here:
             self._next()
@@ -48,10 +48,10 @@ class Relay:
 def steps_in_turn(
     loops: Mapping[str, Loop], make_model: Callable[[], nn.Module], order: Iterator[str], steps: int
 ) -> dict[str, list[list[float]]]:
-    """The seconds between two forward passes of each loop, in turns of so many steps.
+    """Return the seconds between forward passes of each loop, in turns of `turn` steps.
 
-    order: without an end; a loop that is over is left out. A loop's first turn begins with its first forward pass. One
-    that fails ends the process. What it writes into the environment it alone sees.
+    order: infinite; finished loops are skipped. A loop's first turn starts with its first forward pass. A failing loop
+    ends the process. Each loop has its own environment variables.
     """
     before = dict(os.environ)
     relay, found = Relay(loops, order), {name: list[list[float]]() for name in loops}

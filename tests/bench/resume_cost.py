@@ -1,9 +1,9 @@
-"""What resuming a map-style run costs, at step 10 and at step 1,000,000. Run as `python -m tests.bench.resume_cost`.
+"""Cost of resuming with a map-style dataset at steps 10 and 1,000,000. Run as `python -m tests.bench.resume_cost`.
 
 Measured from the call to the first batch of the first step, in a process that has trained before: opening, verifying
-and loading the checkpoint, and finding the place in the data. Rounds are interleaved. A log of a million steps, with an
-entry every 500, is measured apart. Goals: no more at step 1,000,000 than at step 10 (within noise), and with the log
-less than the 0.97 s that transformers took there.
+and loading the checkpoint, and finding the position in the data. Rounds are interleaved. The log of a million steps,
+with an entry every 500, is measured separately. Limits: no more at step 1,000,000 than at step 10 (within noise), and
+with the log less than the 0.97 s that transformers needed there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hexloop.domain.events import StepBegan, StepEnded
 from tests.bench.first_batch import Line, Numbers
 
 CASES = {"step 10": (10, 0), "step 1,000,000": (1_000_000, 0), "the same with its log": (1_000_000, 2000)}
-"""The step, and the entries in the log."""
+"""The step, and the number of log entries."""
 
 LONGEST = 2_000_000
 BATCH, ROUNDS, GOAL = 8, 21, 0.97
 
 
 def trainer(folder: Path) -> Trainer:
-    """A Trainer whose run is longer than any step here."""
+    """Return a Trainer whose run is longer than any step here."""
     args = TrainingArguments(
         output_dir=str(folder), max_steps=LONGEST, save_strategy="no", use_cpu=True, disable_tqdm=True,
         per_device_train_batch_size=BATCH, report_to="none",
@@ -36,7 +36,7 @@ def trainer(folder: Path) -> Trainer:
 
 
 def save_at(folder: Path, step: int, entries: int) -> None:
-    """A checkpoint of that step, of a run that is told it trained all along."""
+    """Return a checkpoint of that step, as if the run had trained all along."""
     run: Any = trainer(folder)
     with closing(run.stream()) as events:
         for event in events:
@@ -52,7 +52,7 @@ def save_at(folder: Path, step: int, entries: int) -> None:
 
 
 def seconds_to_resume(folder: Path, step: int) -> float:
-    """From the call to the first batch."""
+    """Return the time from the call to the first batch."""
     run = trainer(folder)
     began = time.perf_counter()
     with closing(run.stream(resume_from_checkpoint=True)) as events:

@@ -1,6 +1,6 @@
-"""Every benchmark, one after the other, each in processes of its own. Run as `python tests/bench/run.py [PART ...]`.
+"""Runs every benchmark in turn, each in new processes. Run as `python tests/bench/run.py [PART ...]`.
 
-Figures of a busy machine say little; leave it alone while this runs. Nothing here is a test: tests assert no times.
+Figures of a busy machine mean little. Tests do not assert times.
 """
 
 from __future__ import annotations

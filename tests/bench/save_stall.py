@@ -1,18 +1,18 @@
-"""What a save costs training: a 124-million-parameter transformer with AdamW on the CPU, beside transformers.
+"""Cost of a save: a transformer with 124 million parameters and AdamW on the CPU, compared with transformers.
 
-Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Each run is in a fresh process, and each round goes
-through the kinds of run in the reverse of the order of the one before it.
+Run as `python -m tests.bench.save_stall [--rounds 3] [--saves 8]`. Each run is in a new process, and each round runs
+the kinds of run in the reverse order of the previous one.
 
 A gap is the time between the ends of two updates. The stall of a save is the longest of the three gaps from its copy
-on, as hexloop begins to write in the second of them, less the run's median gap. Machines stumble by themselves: of each
-save of a run, the first and the later ones, the median over the rounds counts, of these the worst, and beside it stands
-what is found around the same steps of runs that save nothing. The cost is the wall time of a run with saves less that
-of the one without beside it, a save: the median over the rounds, as machines drift by more than that from one round to
-the next; the last save is in it up to its last byte, as `train` returns only then. Garbage is collected before the
-first step, as transformers' `train` does by itself: else Python goes through all that was imported, for a quarter of
-a second, at some later step. How fast a save is written is told of the last, which nothing is computed beside: before,
-the writer stands back behind the steps. What the disk alone takes from training is measured beside it: a run of
-hexloop's that saves nothing, while a process of its own writes as many bytes at the same steps.
+on, because hexloop starts to write in the second of them, minus the run's median gap. Machines stall by themselves, so
+the median over the rounds is taken for each save of a run, and the worst of these is reported, together with the same
+value around the same steps of runs without saves. The cost per save is the wall time of a run with saves minus that of
+the run without saves in the same round: the median over the rounds, because machines drift by more than that between
+rounds. It includes the last save up to its last byte, because `train` returns only then. Garbage is collected before
+the first step, as transformers' `train` does; otherwise Python traverses all imported objects at some later step, for a
+quarter of a second. The write speed is that of the last save, which runs alone; earlier ones run at low priority. The
+effect of the disk alone is measured separately: hexloop trains without saves, while another process writes as many
+bytes at the same steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import torch
 from tests.bench.bytes_alone import Writer
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = ("hexloop", "reference Trainer")
+LIBRARIES = ("hexloop", "transformers")
 BYTES_ALONE = "the bytes alone"
 GOALS = {"stall": 1 / 20, "cost": 1 / 4, "write": 0.7}
 MORE = ("wall", "peak")
@@ -45,7 +45,7 @@ SEQUENCE, STEPS_PER_SAVE = 16, 16
 
 
 class Texts(torch.utils.data.Dataset[Any]):
-    """Sequences of tokens at random."""
+    """Random sequences of tokens."""
 
     def __init__(self, length: int) -> None:
         self.tokens = torch.randint(0, 50257, (length, SEQUENCE), generator=torch.Generator().manual_seed(0))
@@ -58,10 +58,10 @@ class Texts(torch.utils.data.Dataset[Any]):
 
 
 def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]:
-    """One run with so many saves before its last step: their stalls, the median step, wall time and peak memory."""
+    """Run with that many saves before the last step; return stalls, the median step, wall time and peak memory."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    if library != "reference Trainer":
+    if library != "transformers":
         from hexloop import Trainer, TrainerCallback, TrainingArguments
     else:
         from transformers import Trainer, TrainerCallback, TrainingArguments  # type: ignore[assignment]
@@ -108,7 +108,7 @@ def train(library: str, folder: str, saving: bool, saves: int) -> dict[str, Any]
 
 
 def last_write(folder: str) -> float:
-    """Bytes a second that the last save of a run was made durable with, from its first byte to its last."""
+    """Return the bytes per second of the last save of a run, from its first byte until it is durable."""
     notes = (json.loads(line) for line in Path(folder, "journal.jsonl").read_text().splitlines())
     phases = {note["phase"]: note for note in notes if note["kind"] == "save"}
     seconds: float = phases["written"]["time"] - phases["first_byte"]["time"]
@@ -116,7 +116,7 @@ def last_write(folder: str) -> float:
 
 
 def write_speed(folder: str) -> tuple[float, float]:
-    """Bytes a second of a snapshot through hexloop's local storage, and of plain writing plus fsync."""
+    """Return bytes per second of a snapshot through hexloop's local storage, and of plain writing plus fsync."""
     from hexloop.adapters.snapshots.torch import allocate_like
     from hexloop.adapters.storage.local import LocalStorage
 
@@ -140,7 +140,7 @@ def write_speed(folder: str) -> tuple[float, float]:
 
 
 def measure(library: str, saving: bool, saves: int) -> dict[str, Any]:
-    """One run in a fresh process and a fresh folder."""
+    """Run in a new process and a new folder."""
     folder = tempfile.mkdtemp(prefix="hexloop-bench-")
     command = [sys.executable, "-m", "tests.bench.save_stall", "--one", library, folder, str(int(saving)), str(saves)]
     try:
@@ -152,19 +152,19 @@ def measure(library: str, saving: bool, saves: int) -> dict[str, Any]:
 
 
 def worst_save(runs: list[dict[str, Any]]) -> float:
-    """The stall of each save of a run, the median over the runs; of these the worst."""
+    """Return the largest stall of any save, each the median over the runs."""
     worst: float = max(median(stalls) for stalls in zip(*(run["stalls"] for run in runs), strict=True))
     return worst
 
 
 def by_gap(runs: list[dict[str, Any]]) -> list[float]:
-    """What the first, second and third gap from a copy on are longer than others: the median over all saves."""
+    """Return how much longer the first, second and third gap after a copy are: the median over all saves."""
     return [median(gaps) for gaps in zip(*(around for run in runs for around in run["around"]), strict=True)]
 
 
 def summary(having: list[dict[str, Any]], without: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures of a library, in seconds and bytes, of its runs with saves and without."""
-    saves = len(having[0]["stalls"]) + 1  # the last step saves too
+    """Return the figures of a library, in seconds and bytes, of its runs with and without saves."""
+    saves = len(having[0]["stalls"]) + 1  # the last step saves, too
     pairs = list(zip(having, without, strict=True))
     more = {name: median(saving[name] - other[name] for saving, other in pairs) for name in MORE}
     return {
@@ -207,11 +207,11 @@ def main() -> None:
         gaps = ", ".join(f"{gap:.3f}" for gap in by_gap(found[library, True]))
         print(f"{library}: the gaps from a copy on, the median over all saves, less the median step: {gaps} s")
     for name in ("stall", "cost"):
-        ratio = rows["hexloop"][name] / rows["reference Trainer"][name]
+        ratio = rows["hexloop"][name] / rows["transformers"][name]
         print(f"{name}: {ratio:.3f} of transformers'; goal: at most {GOALS[name]:.3f}")
     copies = rows["hexloop"]["peak"] / found["hexloop", True][0]["state"]
     print(f"peak memory: {copies:.2f} copies of the state more; goal: at most one")
-    alone = rows[BYTES_ALONE]["cost"] / rows["reference Trainer"]["cost"]
+    alone = rows[BYTES_ALONE]["cost"] / rows["transformers"]["cost"]
     print(f"cost of the bytes alone: {alone:.3f} of transformers' save")
     with tempfile.TemporaryDirectory(prefix="hexloop-bench-") as folder:
         ours, plain = write_speed(folder)

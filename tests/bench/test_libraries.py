@@ -1,4 +1,4 @@
-"""The benchmark compares like with like; how long it takes is no matter here."""
+"""The benchmarked loops do the same work; their times are not tested."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.bench.libraries import LIBRARIES, silence
 from tests.bench.workloads import BATCH, WORKLOADS
 
-NEEDS = {"Lightning Fabric": "lightning", "Lightning Trainer": "lightning", "reference Trainer": "transformers"}
+NEEDS = {"Lightning Fabric": "lightning", "Lightning Trainer": "lightning", "transformers": "transformers"}
 STEPS = 5
 
 
-@pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their business
+@pytest.mark.filterwarnings("ignore")  # warnings of the other libraries
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_library_takes_the_same_steps(library: str, workload: str) -> None:
-    """Every loop makes as many fused AdamW updates as it is asked for, at rates that fall to nothing, clipped to 1."""
+    """Every loop makes the given number of fused AdamW updates, with rates that decay to zero, clipped to 1."""
     if library in NEEDS:
         pytest.importorskip(NEEDS[library])
     seen: list[tuple[Any, ...]] = []

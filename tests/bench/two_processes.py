@@ -1,11 +1,11 @@
-"""What a library adds to a step of two processes, against the engine itself in a loop that is written by hand.
+"""Cost per step that a library adds to a hand-written loop around an engine, in two processes.
 
-Run as `python -m tests.bench.two_processes [--rounds N] [--engine fsdp2]`; by itself the engine is
-DistributedDataParallel. A round is a pair of fresh gloo processes with one core each. In them all libraries train side
-by side and take turns of a few steps, in an order that changes. A step is what passes between two forward passes; the
-first third of a turn, in which caches are cold, is left out. A round's figure for a library is the first decile of its
-steps, those of quiet moments: how fast a pair of processes is depends on the moment, and on where its memory came to
-lie, by more than what is measured here. Ratios are within a round; their median, least and most are printed.
+Run as `python -m tests.bench.two_processes [--rounds N] [--engine fsdp2]`; the default engine is
+DistributedDataParallel. A round is a pair of new gloo processes with one core each. All libraries train side by side in
+them, in short turns and a changing order. A step is the time between two forward passes; the first third of a turn,
+in which caches are cold, is excluded. A library's figure in a round is the first decile of its steps: the speed of a
+pair of processes varies with the time and with the layout of its memory by more than the difference measured here.
+Ratios are computed within a round; their median, minimum and maximum are printed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ KEPT = {
     "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TOP_PAD_": "67108864",
     "MALLOC_ARENA_MAX": "1",
 }  # fmt: skip
-"""Has glibc keep what is freed, in one heap for all threads. By itself it gives some of it back at every step, or none:
-that hangs on how the heap came to lie, changes from run to run by a thousand page faults a step of GPT, and costs more
+"""Makes glibc keep freed memory, in one heap for all threads. By default it returns some of it at every step, or none,
+depending on the layout of the heap; that varies between runs by a thousand page faults per step of GPT, and costs more
 than what is measured."""
 GOAL = 1.02
 TURNS = 30
 
 
 def by_hand(model: nn.Module, dataset: Any, steps: int) -> None:
-    """The reference loop, around DistributedDataParallel."""
+    """The hand-written loop around DistributedDataParallel."""
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / steps))
@@ -71,7 +71,7 @@ def by_hand(model: nn.Module, dataset: Any, steps: int) -> None:
 
 
 def by_hexloop(model: nn.Module, dataset: Any, steps: int, **more: Any) -> None:
-    """The Trainer of hexloop, with its default callbacks."""
+    """Hexloop's Trainer with its default callbacks."""
     from hexloop import Trainer, TrainingArguments
 
     folder = os.path.join(tempfile.gettempdir(), f"hexloop-bench-{os.environ['MASTER_PORT']}")  # the same for both
@@ -87,29 +87,29 @@ LIBRARIES: dict[str, Loop] = {
     ),
     "hexloop, looking": by_hexloop,
     "accelerate": by_accelerate,
-    "reference Trainer": by_reference,
+    "transformers": by_reference,
 }
-"""`equal weights`: the mean of the processes' means, as by hand, where hexloop by itself adds up the items of all.
-`looking`: for parameters without gradient, as hexloop and the transformers Trainer do by default."""
+"""`equal weights`: the mean of the processes' means, as in the hand-written loop; hexloop's default sums items.
+`looking`: search for unused parameters, the default of hexloop and transformers."""
 
 
 ENGINES = ("ddp", "fsdp1", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 
 
 def loops_of(engine: str) -> dict[str, Loop]:
-    """What there is to compare, by name."""
+    """The loops by name."""
     return LIBRARIES if engine == "ddp" else loops(engine)
 
 
 def in_turn(libraries: Sequence[str], turn: int) -> list[str]:
-    """Each of them comes first in its turn, forwards and then backwards."""
+    """Orders in which each comes first once, forwards and then backwards."""
     first = turn // 2 % len(libraries)
     order = [*libraries[first:], *libraries[:first]]
     return order if turn % 2 == 0 else order[::-1]
 
 
 def one_rank(workload: str, engine: str, libraries: Sequence[str]) -> None:
-    """Prints this rank's wall microseconds a step, for each library in turn."""
+    """Print this rank's wall microseconds per step, for each library in turn."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
@@ -131,7 +131,7 @@ def _train(loop: Loop, dataset: Any, steps: int, model: nn.Module) -> None:
 
 
 def measure(workload: str, engine: str, libraries: Sequence[str]) -> dict[str, list[float]]:
-    """Microseconds a step of two processes, the slower one's, for each library in each step."""
+    """Return the microseconds of each step of two processes, the slower one's, for each library."""
     port = str(free_port())
     ranks = []
     for rank in range(2):

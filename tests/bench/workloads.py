@@ -1,4 +1,4 @@
-"""What the training loops are timed on: the reference loop's small classifier, and a 4-layer GPT of width 128."""
+"""Benchmark workloads: the small classifier of the hand-written loop, and a GPT of 4 layers and width 128."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS = 256, 64, 128, 4, 4
 
 
 class Block(nn.Module):
-    """Causal attention and a two-layer net, each after a layer norm and added to what came in."""
+    """Causal attention and a two-layer net, each after a layer norm and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens of shape (batch, 64) to the mean cross entropy of each next token."""
+    """Maps tokens of shape (batch, 64) to the mean cross entropy of each next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class GPT(nn.Module):
 
 
 class Texts(Dataset[dict[str, Tensor]]):
-    """`length` rows of random tokens, drawn from a table of 512."""
+    """`length` rows of random tokens, from a table of 512."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -67,7 +67,7 @@ class Texts(Dataset[dict[str, Tensor]]):
 
 @frozen
 class Workload:
-    """A model, its data, and how many steps the short and the long run take."""
+    """A model, its data, and the numbers of steps of the short and the long run."""
 
     model: Callable[[], nn.Module]
     dataset: Callable[[int], Any]
@@ -86,6 +86,6 @@ collate: Callable[[list[Any]], Any] = bare_loop.stack
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
-    """A model and enough data for the long run, in one epoch."""
+    """Return a model and enough data for the long run, in one epoch."""
     workload = WORKLOADS[name]
     return workload.model(), workload.dataset((workload.long + 1) * BATCH)
