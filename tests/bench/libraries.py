@@ -49,7 +49,7 @@ def by_hexloop(model: nn.Module, dataset: Any, steps: int) -> None:
         Trainer(model, args, data_collator=collate, train_dataset=dataset).train()
 
 
-def by_reference(model: nn.Module, dataset: Any, steps: int) -> None:
+def by_transformers(model: nn.Module, dataset: Any, steps: int) -> None:
     """Transformers' Trainer."""
     from transformers import Trainer, TrainingArguments
 
@@ -141,7 +141,7 @@ LIBRARIES: dict[str, Callable[[nn.Module, Any, int], None]] = {
     "Lightning Fabric": by_fabric,
     "accelerate": by_accelerate,
     "Lightning Trainer": by_lightning,
-    "transformers": by_reference,
+    "transformers": by_transformers,
 }
 
 

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from tests.bench.engine_loops import Loop, loops
-from tests.bench.libraries import by_accelerate, by_reference, silence, trainer_arguments
+from tests.bench.libraries import by_accelerate, by_transformers, silence, trainer_arguments
 from tests.bench.relay import steps_in_turn
 from tests.bench.workloads import BATCH, RATE, WORKLOADS, collate
 from tests.engines.processes import free_port
@@ -87,7 +87,7 @@ LIBRARIES: dict[str, Loop] = {
     ),
     "hexloop, looking": by_hexloop,
     "accelerate": by_accelerate,
-    "transformers": by_reference,
+    "transformers": by_transformers,
 }
 """`equal weights`: the mean of the processes' means, as in the hand-written loop; hexloop's default sums items.
 `looking`: search for unused parameters, the default of hexloop and transformers."""
