@@ -8,22 +8,15 @@ from typing import TypeVar
 
 from attrs import frozen
 
+from hexloop.domain import events
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.events import (
-    AnyEvent,
-    Evaluated,
-    EvaluationBegan,
-    EvaluationInterrupted,
-    Logged,
-    PredictionStepEnded,
-)
 from hexloop.domain.state import RunState
 from hexloop.ports.clock import Clock
 from hexloop.ports.evaluator import Evaluator
 
 Batch = TypeVar("Batch")
 
-ApplyRequests = Callable[[], Iterator[AnyEvent]]
+ApplyRequests = Callable[[], Iterator[events.AnyEvent]]
 """Applies pending requests to the run in the middle of an evaluation."""
 
 
@@ -36,13 +29,13 @@ def evaluate(
     report: Callable[[dict[str, float]], None],
     apply_requests: ApplyRequests,
     interrupted: Callable[[], bool],
-) -> Generator[AnyEvent, None, dict[str, float] | None]:
+) -> Generator[events.AnyEvent, None, dict[str, float] | None]:
     """Evaluate on all held-out data, report the metrics and the speed, and return them.
 
     Returns None, and reports nothing, if a stop interrupted the evaluation; it then starts over on resume.
     """
     began = clock.monotonic()
-    yield EvaluationBegan(step)
+    yield events.EvaluationBegan(step)
     outcome = yield from predict(evaluator, step, apply_requests, interrupted)
     if outcome is None:
         return None
@@ -50,14 +43,14 @@ def evaluate(
     metrics = evaluator.metrics()
     metrics |= speed_metrics(prefix, clock.monotonic() - began, samples=samples, steps=batches)
     report(metrics)
-    yield Logged(step, metrics)
-    yield Evaluated(step, metrics)
+    yield events.Logged(step, metrics)
+    yield events.Evaluated(step, metrics)
     return metrics
 
 
 def predict(
     evaluator: Evaluator[Batch], step: int, apply_requests: ApplyRequests, interrupted: Callable[[], bool]
-) -> Generator[AnyEvent, None, tuple[int, int] | None]:
+) -> Generator[events.AnyEvent, None, tuple[int, int] | None]:
     """Predict every held-out batch and return the numbers of samples and batches, or None if a stop interrupted it."""
     samples = number = 0
     evaluator.begin()
@@ -65,10 +58,10 @@ def predict(
         with closing(evaluator.batches()) as batches:
             for number, batch in enumerate(batches, 1):
                 samples += evaluator.step(batch)
-                yield PredictionStepEnded(step, number)
+                yield events.PredictionStepEnded(step, number)
                 yield from apply_requests()
                 if interrupted():
-                    yield EvaluationInterrupted(step)
+                    yield events.EvaluationInterrupted(step)
                     return None
     finally:
         evaluator.end()

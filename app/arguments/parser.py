@@ -11,21 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hexloop.app.arguments import options
 from hexloop.app.arguments.base import legacy_names_of
 from hexloop.app.arguments.documents import Document, KeyPath, SourceLocation, read_json, read_yaml
 from hexloop.app.arguments.legacy import DISCOURAGED_ARGUMENTS
-from hexloop.app.arguments.options import (
-    MISSING,
-    Field,
-    add_legacy_option,
-    add_opposite,
-    add_option,
-    add_text_option,
-    fields_of,
-    option_type_of,
-    spellings,
-    unknown_options,
-)
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import RefusalError, did_you_mean, problem
 
@@ -34,8 +23,8 @@ def HfArg(  # noqa: N802 - transformers' name
     *,
     aliases: str | list[str] | None = None,
     help: str | None = None,
-    default: Any = MISSING,
-    default_factory: Any = MISSING,
+    default: Any = options.MISSING,
+    default_factory: Any = options.MISSING,
     metadata: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -60,7 +49,7 @@ class HfArgumentParser(ArgumentParser):
         super().__init__(**{"formatter_class": ArgumentDefaultsHelpFormatter, **kwargs})
         types = [dataclass_types] if isinstance(dataclass_types, type) else list(dataclass_types or ())
         self.dataclass_types = types
-        self._fields: list[list[Field]] = [fields_of(cls) for cls in types]
+        self._fields: list[list[options.Field]] = [options.fields_of(cls) for cls in types]
         self._is_complete = False
         _drop_discouraged_duplicates(self._fields)
         _refuse_duplicates(types, self._fields)
@@ -69,7 +58,7 @@ class HfArgumentParser(ArgumentParser):
         for cls, fields in zip(types, self._fields, strict=True):
             group = self.add_argument_group(getattr(cls, "_argument_group_name", cls.__name__))
             for field in fields:
-                add_option(group, field)
+                options.add_option(group, field)
         self._first_defaults = {field.name: self.get_default(field.name) for fields in self._fields for field in fields}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -103,7 +92,7 @@ class HfArgumentParser(ArgumentParser):
         )
         values = vars(namespace)
         known = [option.lstrip("-") for option in self._option_strings()]
-        problems = [] if return_remaining_strings else unknown_options(left, known)
+        problems = [] if return_remaining_strings else options.unknown_options(left, known)
         made = self._make([self._take_changed(number, values) for number in range(len(self._fields))], problems)
         rest = (Namespace(**values),) if values else ()
         return (*made, *rest, left) if return_remaining_strings else (*made, *rest)
@@ -175,21 +164,23 @@ class HfArgumentParser(ArgumentParser):
         """Add opposites and legacy names whose options neither a class nor the script uses otherwise."""
         for fields, legacy_names in zip(self._fields, self._legacy_names, strict=True):
             for field in fields:
-                is_truth = option_type_of(field.kind).is_truth
+                is_truth = options.option_type_of(field.kind).is_truth
                 if is_truth and field.default is not True and self._is_free(f"no_{field.name}"):
-                    add_opposite(self, field.name, **({} if field.default is MISSING else {"default": field.default}))
+                    options.add_opposite(
+                        self, field.name, **({} if field.default is options.MISSING else {"default": field.default})
+                    )
             legacy_names[:] = [name for name in legacy_names if self._is_free(name)]
             for name in legacy_names:
-                add_legacy_option(self, name)
+                options.add_legacy_option(self, name)
 
     def _is_free(self, name: str) -> bool:
-        return not {*spellings(name)} & {*self._option_strings()}
+        return not {*options.spellings(name)} & {*self._option_strings()}
 
     def _option_strings(self) -> list[str]:
         return [option for action in self._actions for option in action.option_strings]
 
 
-def _refuse_duplicates(types: list[type[Any]], fields: list[list[Field]]) -> None:
+def _refuse_duplicates(types: list[type[Any]], fields: list[list[options.Field]]) -> None:
     owners: dict[str, list[str]] = {}
     for cls, own in zip(types, fields, strict=True):
         for field in own:
@@ -203,7 +194,7 @@ def _refuse_duplicates(types: list[type[Any]], fields: list[list[Field]]) -> Non
         raise ConfigurationError(problems)
 
 
-def _drop_discouraged_duplicates(fields: list[list[Field]]) -> None:
+def _drop_discouraged_duplicates(fields: list[list[options.Field]]) -> None:
     """Drop discouraged arguments of which another class has a field of the same name."""
     for own in fields:
         others = {field.name for each in fields if each is not own for field in each}
@@ -245,9 +236,9 @@ def add_arguments(parser: ArgumentParser, cls: type[Any]) -> None:
     for owner, fields in _fields_by_owner(cls):
         group = parser.add_argument_group(_heading(owner))
         for field in fields:
-            add_text_option(group, field)
+            options.add_text_option(group, field)
     for name in legacy_names_of(cls):
-        add_legacy_option(parser, name)
+        options.add_legacy_option(parser, name)
 
 
 def override(document: Document, cls: type[Any], chosen: Namespace, at: KeyPath = ()) -> None:
@@ -257,8 +248,8 @@ def override(document: Document, cls: type[Any], chosen: Namespace, at: KeyPath 
             document.put((*at, name), getattr(chosen, name), SourceLocation(f"--{name}"))
 
 
-def _fields_by_owner(cls: type[Any]) -> Iterator[tuple[type, list[Field]]]:
-    left = {field.name: field for field in fields_of(cls)}
+def _fields_by_owner(cls: type[Any]) -> Iterator[tuple[type, list[options.Field]]]:
+    left = {field.name: field for field in options.fields_of(cls)}
     for owner in reversed(cls.__mro__):
         fields = [left.pop(name) for name in inspect.get_annotations(owner) if name in left]
         if fields:

@@ -10,16 +10,7 @@ from functools import partial
 
 from attrs import define, field
 
-from hexloop.domain.checkpoints.commit import (
-    PAUSES,
-    CheckpointPolicy,
-    CheckpointSave,
-    Committer,
-    FullStorageRetry,
-    NotePhase,
-    no_notes,
-    publisher_for,
-)
+from hexloop.domain.checkpoints import commit
 from hexloop.domain.checkpoints.manifest import (
     Lineage,
     Manifest,
@@ -69,22 +60,22 @@ class CheckpointStore:
 
     storage: Storage
     contents: Contents[RunState]
-    policy: CheckpointPolicy = field(factory=CheckpointPolicy)
+    policy: commit.CheckpointPolicy = field(factory=commit.CheckpointPolicy)
     environment: Mapping[str, str] = field(factory=dict)
     load_best_at_end: bool = False
     collectives: Collectives | None = None
     session: str = field(factory=new_session)
     background: Background | None = None
     skip_when_busy: bool = False
-    pauses: tuple[float, ...] = PAUSES
-    note: NotePhase = no_notes
+    pauses: tuple[float, ...] = commit.PAUSES
+    note: commit.NotePhase = commit.no_notes
     exclusive: bool = False
     latest: str | None = field(default=None, init=False)
     _ancestors: Mapping[str, int] = field(factory=dict, init=False)
     _held: set[int] = field(factory=set, init=False)
     _is_clean: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
-    _in_flight: tuple[CheckpointSave, Task, RunState] | None = field(default=None, init=False)
+    _in_flight: tuple[commit.CheckpointSave, Task, RunState] | None = field(default=None, init=False)
     _announced: Task | None = field(default=None, init=False)
     _agreed: Task | None = field(default=None, init=False)
     _background_collectives: Collectives | None = field(default=None, init=False)
@@ -258,7 +249,7 @@ class CheckpointStore:
         lineage = Lineage(state.run, self.session, self._ancestors)
         return BestCheckpoint(storages, lineage, self._held, self.collectives)
 
-    def _start_save(self, state: RunState) -> CheckpointSave | None:
+    def _start_save(self, state: RunState) -> commit.CheckpointSave | None:
         """Update `state` for a save and return the save, or None if the lineage has a checkpoint of this step."""
         if self.collectives is not None:
             self.session = str(self.collectives.broadcast(self.session))
@@ -285,16 +276,16 @@ class CheckpointStore:
         if save.problem is not None:
             warnings.warn(save.problem, stacklevel=2)
 
-    def _make_save(self, state: RunState, step: int, previous: tuple[str | None, str | None]) -> CheckpointSave:
-        publisher = publisher_for(self.storage, Owner(state.run, self.session, self.exclusive))
+    def _make_save(self, state: RunState, step: int, previous: tuple[str | None, str | None]) -> commit.CheckpointSave:
+        publisher = commit.publisher_for(self.storage, Owner(state.run, self.session, self.exclusive))
         session, ancestors, environment = self.session, self._ancestors, dict(self.environment)
         make_manifest = partial(
             Manifest, state.run, session, ancestors, state.parent_checkpoint, step, self._world_size, environment
         )
-        return CheckpointSave(
+        return commit.CheckpointSave(
             step=step,
             files=lambda: self.contents.files(state),
-            committer=Committer(
+            committer=commit.Committer(
                 self.storage,
                 publisher,
                 self._collectives_for_writing(),
@@ -309,10 +300,12 @@ class CheckpointStore:
             make_manifest=make_manifest,
             previous=previous,
             is_clean=self._is_clean,
-            retry=FullStorageRetry(self._abandoned.wait, self.pauses),
+            retry=commit.FullStorageRetry(self._abandoned.wait, self.pauses),
         )
 
-    def _write_in_background(self, background: Background, save: CheckpointSave, state: RunState) -> Iterator[AnyEvent]:
+    def _write_in_background(
+        self, background: Background, save: commit.CheckpointSave, state: RunState
+    ) -> Iterator[AnyEvent]:
         """Take a snapshot and start to write it."""
         if self._preparation is not None:
             self._preparation.wait()
@@ -333,7 +326,7 @@ class CheckpointStore:
         yield from self._complete(save, task.wait, state, [])
 
     def _complete(
-        self, save: CheckpointSave, wait: Callable[[], None], state: RunState, events: list[AnyEvent]
+        self, save: commit.CheckpointSave, wait: Callable[[], None], state: RunState, events: list[AnyEvent]
     ) -> Iterator[AnyEvent]:
         """Call `wait`, which returns or raises when the save is over, and yield `events` and the outcome."""
         try:

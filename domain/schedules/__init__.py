@@ -8,20 +8,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.schedules import shapes
 from hexloop.domain.schedules.adaptive import Adaptive, Greedy, ReduceLROnPlateau
 from hexloop.domain.schedules.checks import remedy_of_unknown
-from hexloop.domain.schedules.shapes import (
-    Constant,
-    ConstantWithWarmup,
-    Cosine,
-    CosineWarmupWithMinLr,
-    CosineWithMinLr,
-    CosineWithRestarts,
-    InverseSqrt,
-    Linear,
-    Polynomial,
-    WarmupStableDecay,
-)
 
 Schedule = TypeVar("Schedule")
 
@@ -30,16 +19,16 @@ Shape = Callable[[int], float]
 
 SHAPES: Mapping[str, Callable[..., Shape]] = MappingProxyType(
     {
-        "linear": Linear,
-        "cosine": Cosine,
-        "cosine_with_restarts": CosineWithRestarts,
-        "polynomial": Polynomial,
-        "constant": Constant,
-        "constant_with_warmup": ConstantWithWarmup,
-        "inverse_sqrt": InverseSqrt,
-        "cosine_with_min_lr": CosineWithMinLr,
-        "cosine_warmup_with_min_lr": CosineWarmupWithMinLr,
-        "warmup_stable_decay": WarmupStableDecay,
+        "linear": shapes.Linear,
+        "cosine": shapes.Cosine,
+        "cosine_with_restarts": shapes.CosineWithRestarts,
+        "polynomial": shapes.Polynomial,
+        "constant": shapes.Constant,
+        "constant_with_warmup": shapes.ConstantWithWarmup,
+        "inverse_sqrt": shapes.InverseSqrt,
+        "cosine_with_min_lr": shapes.CosineWithMinLr,
+        "cosine_warmup_with_min_lr": shapes.CosineWarmupWithMinLr,
+        "warmup_stable_decay": shapes.WarmupStableDecay,
     }
 )
 """The schedules that are functions of the step, by their names in transformers."""

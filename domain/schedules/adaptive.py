@@ -9,21 +9,11 @@ from typing import Annotated, Protocol, TypeVar
 from attrs import evolve, field, frozen
 
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.schedules.checks import (
-    COUNT,
-    FINITE,
-    FLAG,
-    NOT_NEGATIVE,
-    POSITIVE_COUNT,
-    Options,
-    number,
-    one_of,
-    one_or_each,
-)
+from hexloop.domain.schedules import checks
 
-BELOW_1 = number("non-negative number below 1", lambda factor: 0 <= factor < 1)
-POSITIVE_BELOW_1 = number("positive number below 1", lambda factor: 0 < factor < 1)
-POSITIVE_OR_INFINITE = number("positive number", lambda rate: 0 < rate <= math.inf)
+BELOW_1 = checks.number("non-negative number below 1", lambda factor: 0 <= factor < 1)
+POSITIVE_BELOW_1 = checks.number("positive number below 1", lambda factor: 0 < factor < 1)
+POSITIVE_OR_INFINITE = checks.number("positive number", lambda rate: 0 < rate <= math.inf)
 
 State = TypeVar("State")
 
@@ -105,7 +95,7 @@ class PlateauState:
 
 
 @frozen
-class ReduceLROnPlateau(Options):
+class ReduceLROnPlateau(checks.Options):
     """After more than `patience` evaluations in a row without an improvement: rate = max(rate * factor, min_lr),
     in each parameter group where that reduces it by more than `eps`. The next `cooldown` evaluations do not count as
     bad.
@@ -117,14 +107,14 @@ class ReduceLROnPlateau(Options):
     ConfigurationError for invalid options, for example a factor below 0 or of at least 1.
     """
 
-    mode: Annotated[str, one_of("min", "max")] = "min"
+    mode: Annotated[str, checks.one_of("min", "max")] = "min"
     factor: Annotated[float, BELOW_1] = 0.1
-    patience: Annotated[int, COUNT] = 10
-    threshold: Annotated[float, FINITE] = 1e-4
-    threshold_mode: Annotated[str, one_of("rel", "abs")] = "rel"
-    cooldown: Annotated[int, COUNT] = 0
-    min_lr: Annotated[Bound, one_or_each(NOT_NEGATIVE)] = field(default=0.0, converter=as_bound)
-    eps: Annotated[float, NOT_NEGATIVE] = 1e-8
+    patience: Annotated[int, checks.COUNT] = 10
+    threshold: Annotated[float, checks.FINITE] = 1e-4
+    threshold_mode: Annotated[str, checks.one_of("rel", "abs")] = "rel"
+    cooldown: Annotated[int, checks.COUNT] = 0
+    min_lr: Annotated[Bound, checks.one_or_each(checks.NOT_NEGATIVE)] = field(default=0.0, converter=as_bound)
+    eps: Annotated[float, checks.NOT_NEGATIVE] = 1e-8
 
     def start(self, rates: Sequence[float]) -> PlateauState:
         """Return the state before the first metric.
@@ -172,7 +162,7 @@ class GreedyState:
 
 
 @frozen
-class Greedy(Options):
+class Greedy(checks.Options):
     """After more than `patience` improvements in a row: rate = min(rate / factor, max_lr). After more than `patience`
     evaluations in a row without one: rate = max(rate * factor, min_lr). A group whose rate would change by `eps` or
     less, or in the other direction, keeps it.
@@ -189,20 +179,20 @@ class Greedy(Options):
     Note the default min_lr of 1e-3: rates below it are never reduced. Raises ConfigurationError for invalid options.
     """
 
-    mode: Annotated[str, one_of("min", "max")] = "min"
+    mode: Annotated[str, checks.one_of("min", "max")] = "min"
     factor: Annotated[float, POSITIVE_BELOW_1] = 0.95
-    patience: Annotated[int, COUNT] = 10
-    threshold: Annotated[float, FINITE] = 1e-6
-    threshold_mode: Annotated[str, one_of("rel", "abs")] = "abs"
-    cooldown: Annotated[int, COUNT] = 0
-    warmup: Annotated[int, COUNT] = 0
-    min_lr: Annotated[Bound, one_or_each(NOT_NEGATIVE)] = field(default=1e-3, converter=as_bound)
-    max_lr: Annotated[Bound, one_or_each(POSITIVE_OR_INFINITE)] = field(default=1.0, converter=as_bound)
-    eps: Annotated[float, NOT_NEGATIVE] = 1e-8
-    verbose: Annotated[bool, FLAG] = False
-    smooth: Annotated[bool, FLAG] = False
-    window_size: Annotated[int, POSITIVE_COUNT] = 50
-    reset_start: Annotated[int, COUNT] = 500
+    patience: Annotated[int, checks.COUNT] = 10
+    threshold: Annotated[float, checks.FINITE] = 1e-6
+    threshold_mode: Annotated[str, checks.one_of("rel", "abs")] = "abs"
+    cooldown: Annotated[int, checks.COUNT] = 0
+    warmup: Annotated[int, checks.COUNT] = 0
+    min_lr: Annotated[Bound, checks.one_or_each(checks.NOT_NEGATIVE)] = field(default=1e-3, converter=as_bound)
+    max_lr: Annotated[Bound, checks.one_or_each(POSITIVE_OR_INFINITE)] = field(default=1.0, converter=as_bound)
+    eps: Annotated[float, checks.NOT_NEGATIVE] = 1e-8
+    verbose: Annotated[bool, checks.FLAG] = False
+    smooth: Annotated[bool, checks.FLAG] = False
+    window_size: Annotated[int, checks.POSITIVE_COUNT] = 50
+    reset_start: Annotated[int, checks.COUNT] = 500
 
     def start(self, rates: Sequence[float]) -> GreedyState:
         """Return the state before the first metric. A reset restores these rates.

@@ -8,21 +8,11 @@ from typing import Annotated
 
 from attrs import frozen
 
-from hexloop.domain.schedules.checks import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    Options,
-    Steps,
-    check,
-    number,
-    one_of,
-    or_none,
-)
+from hexloop.domain.schedules import checks
 
 
 @frozen
-class Constant(Options):
+class Constant(checks.Options):
     """f(step) = 1.
 
     Source: transformers, `get_constant_schedule`. As there, the warm-up of the run is ignored.
@@ -34,14 +24,14 @@ class Constant(Options):
 
 
 @frozen
-class ConstantWithWarmup(Options):
+class ConstantWithWarmup(checks.Options):
     """With W = num_warmup_steps: f(step) = step / W below W, then 1.
 
     Source: transformers, `get_constant_schedule_with_warmup`; the linear warm-up of Goyal et al. 2017
     (arXiv:1706.02677), from 0. Raises ConfigurationError unless num_warmup_steps is a number of at least 0.
     """
 
-    num_warmup_steps: Steps
+    num_warmup_steps: checks.Steps
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -51,7 +41,7 @@ class ConstantWithWarmup(Options):
 
 
 @frozen
-class InverseSqrt(Options):
+class InverseSqrt(checks.Options):
     """With W = num_warmup_steps and s = timescale (if None: W, or 10,000 if W is 0):
     f(step) = step / W below W, then 1 / sqrt((step - W + s) / s).
 
@@ -60,8 +50,8 @@ class InverseSqrt(Options):
     number of at least 0 and timescale a number above 0, in steps, or None.
     """
 
-    num_warmup_steps: Steps
-    timescale: Annotated[int | None, or_none(POSITIVE)] = None
+    num_warmup_steps: checks.Steps
+    timescale: Annotated[int | None, checks.or_none(checks.POSITIVE)] = None
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -72,7 +62,7 @@ class InverseSqrt(Options):
 
 
 @frozen
-class Linear(Options):
+class Linear(checks.Options):
     """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then
     max(0, (T - step) / max(1, T - W)).
 
@@ -80,8 +70,8 @@ class Linear(Options):
     arXiv:1810.04805). Raises ConfigurationError unless both are numbers of at least 0.
     """
 
-    num_warmup_steps: Steps
-    num_training_steps: Steps
+    num_warmup_steps: checks.Steps
+    num_training_steps: checks.Steps
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -93,7 +83,7 @@ class Linear(Options):
 
 
 @frozen
-class Polynomial(Options):
+class Polynomial(checks.Options):
     """With W = num_warmup_steps, T = num_training_steps, r = base_rate: f(step) = step / W below W, then, up to T,
 
         ((r - lr_end) * (1 - (step - W) / (T - W)) ** power + lr_end) / r
@@ -105,17 +95,17 @@ class Polynomial(Options):
     and power and the step counts are numbers of at least 0.
     """
 
-    num_warmup_steps: Steps
-    num_training_steps: Steps
-    base_rate: Annotated[float, POSITIVE]
+    num_warmup_steps: checks.Steps
+    num_training_steps: checks.Steps
+    base_rate: Annotated[float, checks.POSITIVE]
     lr_end: float = 1e-7
-    power: Annotated[float, NOT_NEGATIVE] = 1.0
+    power: Annotated[float, checks.NOT_NEGATIVE] = 1.0
 
     def __attrs_post_init__(self) -> None:
-        below_base = number(
+        below_base = checks.number(
             f"non-negative number below the base rate {self.base_rate!r}", lambda rate: 0 <= rate < self.base_rate
         )
-        check(self, lr_end=below_base)
+        checks.check(self, lr_end=below_base)
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -141,7 +131,7 @@ _FALLS: Mapping[str, Callable[[float, float], float]] = {
 
 
 @frozen
-class WarmupStableDecay(Options):
+class WarmupStableDecay(checks.Options):
     """With W = num_warmup_steps, S = num_stable_steps, D = num_decay_steps, m = min_lr_ratio:
 
         f(step) = max(0, (1 - m) * up(step / W) + m)               below W
@@ -160,14 +150,14 @@ class WarmupStableDecay(Options):
     at least 0.
     """
 
-    num_warmup_steps: Steps
-    num_decay_steps: Steps
-    num_training_steps: Annotated[float | None, or_none(NOT_NEGATIVE)] = None
-    num_stable_steps: Annotated[float | None, or_none(NOT_NEGATIVE)] = None
-    warmup_type: Annotated[str, one_of(*_RISES)] = "linear"
-    decay_type: Annotated[str, one_of(*_FALLS)] = "cosine"
-    min_lr_ratio: Annotated[float, SHARE] = 0.0
-    num_cycles: Annotated[float, NOT_NEGATIVE] = 0.5
+    num_warmup_steps: checks.Steps
+    num_decay_steps: checks.Steps
+    num_training_steps: Annotated[float | None, checks.or_none(checks.NOT_NEGATIVE)] = None
+    num_stable_steps: Annotated[float | None, checks.or_none(checks.NOT_NEGATIVE)] = None
+    warmup_type: Annotated[str, checks.one_of(*_RISES)] = "linear"
+    decay_type: Annotated[str, checks.one_of(*_FALLS)] = "cosine"
+    min_lr_ratio: Annotated[float, checks.SHARE] = 0.0
+    num_cycles: Annotated[float, checks.NOT_NEGATIVE] = 0.5
 
     def __attrs_post_init__(self) -> None:
         conflict = None
@@ -176,7 +166,7 @@ class WarmupStableDecay(Options):
                 "The length of the stable stage cannot be computed, because the length of the run is unknown. "
                 "Set num_stable_steps or max_steps."
             )
-        check(self, conflict)
+        checks.check(self, conflict)
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -200,7 +190,7 @@ class WarmupStableDecay(Options):
 
 
 @frozen
-class Cosine(Options):
+class Cosine(checks.Options):
     """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then, where
     p = (step - W) / max(1, T - W),
 
@@ -213,9 +203,9 @@ class Cosine(Options):
     of at least 0.
     """
 
-    num_warmup_steps: Steps
-    num_training_steps: Steps
-    num_cycles: Annotated[float, NOT_NEGATIVE] = 0.5
+    num_warmup_steps: checks.Steps
+    num_training_steps: checks.Steps
+    num_cycles: Annotated[float, checks.NOT_NEGATIVE] = 0.5
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -226,7 +216,7 @@ class Cosine(Options):
 
 
 @frozen
-class CosineWithRestarts(Options):
+class CosineWithRestarts(checks.Options):
     """With W = num_warmup_steps, T = num_training_steps: f(step) = step / W below W, then, where
     p = (step - W) / max(1, T - W) < 1,
 
@@ -239,9 +229,9 @@ class CosineWithRestarts(Options):
     num_cycles are numbers of at least 0.
     """
 
-    num_warmup_steps: Steps
-    num_training_steps: Steps
-    num_cycles: Annotated[int, NOT_NEGATIVE] = 1
+    num_warmup_steps: checks.Steps
+    num_training_steps: checks.Steps
+    num_cycles: Annotated[int, checks.NOT_NEGATIVE] = 1
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -254,7 +244,7 @@ class CosineWithRestarts(Options):
 
 
 @frozen
-class CosineWithMinLr(Options):
+class CosineWithMinLr(checks.Options):
     """With W = num_warmup_steps, T = num_training_steps, m = min_lr_rate or min_lr / base_rate:
     f(step) = step / W below W, then, where p = (step - W) / max(1, T - W),
 
@@ -266,12 +256,12 @@ class CosineWithMinLr(Options):
     for step counts and num_cycles like `Cosine`.
     """
 
-    num_warmup_steps: Steps
-    num_training_steps: Steps
-    base_rate: Annotated[float, POSITIVE]
-    num_cycles: Annotated[float, NOT_NEGATIVE] = 0.5
+    num_warmup_steps: checks.Steps
+    num_training_steps: checks.Steps
+    base_rate: Annotated[float, checks.POSITIVE]
+    num_cycles: Annotated[float, checks.NOT_NEGATIVE] = 0.5
     min_lr: float | None = None
-    min_lr_rate: Annotated[float | None, or_none(SHARE)] = None
+    min_lr_rate: Annotated[float | None, checks.or_none(checks.SHARE)] = None
 
     def __attrs_post_init__(self) -> None:
         floors = self.min_lr, self.min_lr_rate
@@ -280,10 +270,10 @@ class CosineWithMinLr(Options):
             conflict = "min_lr and min_lr_rate cannot both be set: each sets the minimum rate. Remove one of them."
         elif floors == (None, None):
             conflict = "The schedule needs a minimum rate. Set min_lr or min_lr_rate."
-        up_to_base = number(
+        up_to_base = checks.number(
             f"number from 0 to the base rate {self.base_rate!r}", lambda rate: 0 <= rate <= self.base_rate
         )
-        check(self, conflict, min_lr=or_none(up_to_base))
+        checks.check(self, conflict, min_lr=checks.or_none(up_to_base))
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""
@@ -314,7 +304,7 @@ class CosineWarmupWithMinLr(CosineWithMinLr):
     `CosineWithMinLr`, and unless warmup_lr_rate is a number from 0 to 1, or None.
     """
 
-    warmup_lr_rate: Annotated[float | None, or_none(SHARE)] = None
+    warmup_lr_rate: Annotated[float | None, checks.or_none(checks.SHARE)] = None
 
     def __call__(self, step: int) -> float:
         """Return the factor of the base rate at update `step`, from 0."""

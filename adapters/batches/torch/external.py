@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 from torch.utils.data import DataLoader, Sampler
 
+from hexloop.adapters.batches.torch import order
 from hexloop.adapters.batches.torch.batches import Inspect, SharingOptions, accept_any, length_of
 from hexloop.adapters.batches.torch.data_state import (
     DataState,
@@ -30,16 +31,6 @@ from hexloop.adapters.batches.torch.data_state import (
     state_parts,
 )
 from hexloop.adapters.batches.torch.loader import ShieldedIterator
-from hexloop.adapters.batches.torch.order import (
-    KeyedDataset,
-    decode_rng_state,
-    encode_rng_state,
-    keyed_indices,
-    keyed_reading,
-    loader_and_samplers,
-    loader_generators,
-    preserved_rng_states,
-)
 from hexloop.adapters.batches.torch.shares import (
     CollatedShares,
     SampleCounts,
@@ -88,7 +79,7 @@ class ExternalBatches:
         self._inspect = inspect
         self._progress = progress
         self._world_size = world_size
-        self._generators = [torch.default_generator, *loader_generators(loader)]
+        self._generators = [torch.default_generator, *order.loader_generators(loader)]
         self._epoch_start_states = self._generator_states()
         self._current: tuple[int, bool] | None = None  # the epoch, and whether it is at its end
         self._saved: SavedLoaderState | None = None
@@ -142,8 +133,8 @@ class ExternalBatches:
         state = state_from_parts("loader", found.values())
         if state is not None and is_stateful(self.loader):
             self._saved = SavedLoaderState(document["epoch"], document["ended"], state)
-        states = list(map(decode_rng_state, document["now"], self._generators))
-        list(map(decode_rng_state, document["began"], self._generators))
+        states = list(map(order.decode_rng_state, document["now"], self._generators))
+        list(map(order.decode_rng_state, document["began"], self._generators))
         self._epoch_start_states = document["began"]
         for generator, own in zip(self._generators[1:], states[1:], strict=True):
             generator.set_state(own)
@@ -164,7 +155,7 @@ class ExternalBatches:
             self._load_state(saved)
             self._new_pass = saved.ended
             return iter(()) if saved.ended else self._read(epoch, position)
-        with preserved_rng_states():
+        with order.preserved_rng_states():
             self._restore_generators(self._epoch_start_states)
             batches = self._read(epoch)
             skip_rows(batches, position // self._world_size, self._progress)
@@ -177,7 +168,7 @@ class ExternalBatches:
     def _load_state(self, saved: SavedLoaderState) -> None:
         """Load the loader's state; at the end of a pass it then starts the next one as it would have done."""
         self._set_epoch(saved.epoch)
-        with preserved_rng_states():
+        with order.preserved_rng_states():
             self._restore_generators(self._epoch_start_states)
             self.loader.load_state_dict(decode_state(saved.state))
             # Some loaders draw random numbers to apply a loaded state, as late as the next call of state_dict().
@@ -190,16 +181,16 @@ class ExternalBatches:
         return SavedLoaderState(*self._current, encode_state(self.loader, self.loader.state_dict()))
 
     def _set_epoch(self, epoch: int) -> None:
-        objects = [*loader_and_samplers(self.loader), getattr(self.loader, "dataset", None)]
+        objects = [*order.loader_and_samplers(self.loader), getattr(self.loader, "dataset", None)]
         for each in {id(each): each for each in objects}.values():
             set_epoch(each, epoch)
 
     def _generator_states(self) -> list[str]:
-        return [encode_rng_state(generator.get_state()) for generator in self._generators]
+        return [order.encode_rng_state(generator.get_state()) for generator in self._generators]
 
     def _restore_generators(self, states: list[str]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(decode_rng_state(state, generator))
+            generator.set_state(order.decode_rng_state(state, generator))
 
 
 def skip_rows(
@@ -260,7 +251,7 @@ class ExternalShares(ExternalBatches):
     def shares_from(self, epoch: int, position: int) -> Shares:
         """Return this rank's shares of the batches after the first `position` rows."""
         if position == 0:
-            with preserved_rng_states():
+            with order.preserved_rng_states():
                 self._restore_generators(self.sharing.from_rank_zero(self._generator_states()))
         parts = self._parts(epoch, position)
         return self._own(parts) if self.sharing.distribute is None else self.sharing.distribute(parts)
@@ -303,7 +294,9 @@ class ExternalShares(ExternalBatches):
 
     def _read(self, epoch: int, position: int = 0, new_pass: bool = False) -> Iterator[Any]:
         read = super()._read
-        return keyed_reading(lambda: read(epoch, position, new_pass), self.sharing.seed, epoch, position, row_count)
+        return order.keyed_reading(
+            lambda: read(epoch, position, new_pass), self.sharing.seed, epoch, position, row_count
+        )
 
 
 # A loader with a batch sampler, of which each rank reads only its own rows
@@ -320,7 +313,7 @@ class SampledShares(ExternalShares):
         """Yield this rank's shares of the batches after the first `position` rows, which are not read."""
         if position == 0:
             self._epoch_start_states = self.sharing.from_rank_zero(self._generator_states())
-        with preserved_rng_states():
+        with order.preserved_rng_states():
             self._restore_generators(self._epoch_start_states)
         self._set_epoch(epoch)
         self._current = epoch, False
@@ -329,7 +322,7 @@ class SampledShares(ExternalShares):
     def _fetched(self, epoch: int, position: int) -> Shares:
         sharing = self.sharing
         sampler = self.loader.batch_sampler if sharing.batch_sampler is None else sharing.batch_sampler
-        batches = keyed_reading(lambda: iter(sampler), sharing.seed, epoch, 0, len)
+        batches = order.keyed_reading(lambda: iter(sampler), sharing.seed, epoch, 0, len)
         skip_rows(batches, position, self._progress, len)
         noted: deque[tuple[int, bool]] = deque()
         self._own_loader.assigned.lists = self._own_lists(self._compared(batches), epoch, position, noted)
@@ -352,7 +345,7 @@ class SampledShares(ExternalShares):
                 mine = range(*(sum(map(len, group[:count])) for count in (sharing.rank, sharing.rank + 1)))
             noted.append((len(rows), bool(mine)))
             mine = mine or range(1)
-            yield keyed_indices(rows[mine.start : mine.stop], sharing.seed, epoch, position + mine.start)
+            yield order.keyed_indices(rows[mine.start : mine.stop], sharing.seed, epoch, position + mine.start)
             position += len(rows)
 
 
@@ -373,7 +366,7 @@ class OwnRowsLoader(DataLoader[Any]):
         names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
         options = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers")}
         options["generator"] = torch.Generator()
-        super().__init__(KeyedDataset(loader.dataset), batch_sampler=self.assigned, **options)
+        super().__init__(order.KeyedDataset(loader.dataset), batch_sampler=self.assigned, **options)
 
     def _get_iterator(self) -> Any:
         return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)

@@ -13,14 +13,7 @@ import torch.distributed as dist
 from attrs import define, frozen
 from torch import Tensor
 
-from hexloop.adapters.batches.torch.data_state import (
-    NAMES,
-    NO_BYTES,
-    DataState,
-    decode_state,
-    encode_state,
-    tensor_from_bytes,
-)
+from hexloop.adapters.batches.torch import data_state
 from hexloop.adapters.batches.torch.order import seed_streams
 from hexloop.adapters.batches.torch.structure import row_count, slice_rows
 from hexloop.domain.errors import DataError
@@ -195,7 +188,7 @@ class Dispatcher:
     def _send_all(self, messages: list[Message]) -> None:
         for rank, (content, tensors) in enumerate(messages, 1):
             document = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
-            data = torch.cat(tensors) if tensors else NO_BYTES
+            data = torch.cat(tensors) if tensors else data_state.NO_BYTES
             dist.send(torch.tensor([len(document), len(data)]), rank, self.group)
             dist.send(document, rank, self.group)
             if len(data):
@@ -204,14 +197,14 @@ class Dispatcher:
 
 def _encode(share: Share) -> Message:
     try:
-        state = encode_state(share.batch, share.batch, (Mapping,))
+        state = data_state.encode_state(share.batch, share.batch, (Mapping,))
     except DataError as error:
         raise DataError(
             f"You chose dispatch_batches=True, but a batch of type {type(share.batch).__name__} cannot be sent to the "
             "other processes, because it contains other values than numbers, texts, lists, dictionaries and tensors; "
             "let the data_collator leave them out, or let every process read."
         ) from error
-    described = {name: [NAMES[tensor.dtype], *tensor.shape] for name, tensor in state.tensors.items()}
+    described = {name: [data_state.NAMES[tensor.dtype], *tensor.shape] for name, tensor in state.tensors.items()}
     padding = isinstance(share.batch, Padding)
     content = {"samples": share.samples, "padding": padding, "document": state.document, "tensors": described}
     return content, [each.reshape(-1).view(torch.uint8) for each in state.tensors.values()]
@@ -220,5 +213,5 @@ def _encode(share: Share) -> Message:
 def _decode(content: dict[str, Any], data: Tensor) -> Any:
     tensors, at = {}, 0
     for name, (dtype, *shape) in content["tensors"].items():
-        tensors[name], at = tensor_from_bytes(data, at, dtype, shape)
-    return decode_state(DataState(content["document"], tensors))
+        tensors[name], at = data_state.tensor_from_bytes(data, at, dtype, shape)
+    return data_state.decode_state(data_state.DataState(content["document"], tensors))
