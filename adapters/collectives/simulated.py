@@ -37,23 +37,23 @@ class RankKilled(BaseException):
 
 
 @frozen
-class Fault:
+class RankFault:
     """Something that happens to `rank` in its operation number `operation`, counted from 1."""
 
     rank: int
     operation: int = field(validator=ge(1))
 
 
-class Kill(Fault):
+class Kill(RankFault):
     """`rank` dies when it enters the operation."""
 
 
-class Drop(Fault):
+class Drop(RankFault):
     """The value of `rank` in the operation is lost; the rank waits for the result as usual."""
 
 
 @frozen
-class Delay(Fault):
+class Delay(RankFault):
     """`rank` enters the operation late by `seconds`, by the clock of the world."""
 
     seconds: float = field(validator=ge(0))
@@ -90,7 +90,7 @@ class SimulatedWorld:
     or timeout. So a run takes no longer than its computation, and a deadlock ends immediately and reproducibly.
     """
 
-    def __init__(self, size: int, faults: Iterable[Fault] = (), timeout: float = 1800.0) -> None:
+    def __init__(self, size: int, faults: Iterable[RankFault] = (), timeout: float = 1800.0) -> None:
         self.size = size
         self.now = 0.0
         self._timeout = timeout

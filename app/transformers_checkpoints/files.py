@@ -10,23 +10,15 @@ import os
 import shlex
 import stat
 import warnings
-from collections.abc import Iterator
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from attrs import define, field
 
-from hexloop.adapters.contents.checkpoint import parts_of
-from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
-from hexloop.adapters.trainable.torch.serialization import tensor_part
-from hexloop.app.wiring.checkpoint_files import chunks_of
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.json_documents import read_json
-from hexloop.ports.state import Part
 
 WEIGHTS, WEIGHTS_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
@@ -163,54 +155,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(_plain(inner) for inner in value)
     return value
-
-
-# Weights
-
-
-def weight_parts(folder: str) -> list[Part]:
-    """Return the weights, each tensor once, under its first name. Raises CheckpointError if there are none."""
-    names = os.listdir(folder)
-    if weights := [name for name in names if is_weights(name)]:
-        return parts_of(MODEL, weights, lambda path, start=0: _read(folder, path, start))
-    if WEIGHTS in names:
-        return _distinct(read_pickled(folder, WEIGHTS), WEIGHTS)
-    if WEIGHTS_INDEX in names:
-        state: dict[str, Any] = {}
-        for shard in _shards(folder, names):
-            state |= read_pickled(folder, shard)
-        return _distinct(state, WEIGHTS_INDEX)
-    raise CheckpointError(
-        f"You chose to import {folder}, but it has neither model.safetensors nor {WEIGHTS}, whole or in shards; import "
-        "a checkpoint with the model's own weights (adapters and checkpoints of sharded runs are not supported)."
-    )
-
-
-def _distinct(state: Any, name: str) -> list[Part]:
-    """Return a part for each tensor; tied weights, which have several names, are returned once."""
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{name} is not a mapping from names to the weights of a model.")
-    seen: dict[object, str] = {}
-    for key, tensor in state.items():
-        seen.setdefault(
-            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if len(tensor.shape) else key, key
-        )
-    return [tensor_part(key, state[key]) for key in seen.values()]
-
-
-def _shards(folder: str, names: list[str]) -> list[str]:
-    refuse_irregular(os.path.join(folder, WEIGHTS_INDEX))
-    with open(os.path.join(folder, WEIGHTS_INDEX), "rb") as file:
-        try:
-            shards = sorted(set(read_json(file.read())["weight_map"].values()))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{WEIGHTS_INDEX} is not an index of weights: {error!r}.") from error
-    if missing := [shard for shard in shards if shard not in names]:
-        raise CheckpointError(f"{WEIGHTS_INDEX} lists files that are missing: {', '.join(map(repr, missing))}.")
-    return shards
-
-
-def _read(folder: str, name: str, start: int) -> Iterator[memoryview]:
-    path = Path(folder, name)
-    refuse_irregular(str(path))
-    yield from chunks_of(path, start)

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
-from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents
+from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents, parts_of
+from hexloop.adapters.contents.safetensors_files import MODEL, is_weights
 from hexloop.adapters.device.torch import encode_state
 from hexloop.adapters.trainable.torch.parameter_groups import numbered_parts
+from hexloop.adapters.trainable.torch.serialization import tensor_part
 from hexloop.app.transformers_checkpoints.files import (
     ARGUMENTS,
     OPTIMIZER,
@@ -25,17 +28,19 @@ from hexloop.app.transformers_checkpoints.files import (
     SCALER,
     SCHEDULER,
     STATE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
     read_pickled,
     refuse_irregular,
-    weight_parts,
 )
 from hexloop.app.wiring.adapters import cpu_device
+from hexloop.app.wiring.checkpoint_files import chunks_of
 from hexloop.app.wiring.storage import storage_for
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.errors import CheckpointError, StorageError
 from hexloop.domain.events import SaveFailed
-from hexloop.domain.json_documents import json_part
+from hexloop.domain.json_documents import json_part, read_json
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
 from hexloop.ports.storage import File
@@ -308,3 +313,54 @@ def _loss_total(logs: list[dict[str, Any]], step: int) -> float:
             total += loss * (int(entry["step"]) - before)
             before = int(entry["step"])
     return total + loss * (step - before)
+
+
+# Weights
+
+
+def weight_parts(folder: str) -> list[Part]:
+    """Return the weights, each tensor once, under its first name. Raises CheckpointError if there are none."""
+    names = os.listdir(folder)
+    if weights := [name for name in names if is_weights(name)]:
+        return parts_of(MODEL, weights, lambda path, start=0: _read(folder, path, start))
+    if WEIGHTS in names:
+        return _distinct(read_pickled(folder, WEIGHTS), WEIGHTS)
+    if WEIGHTS_INDEX in names:
+        state: dict[str, Any] = {}
+        for shard in _shards(folder, names):
+            state |= read_pickled(folder, shard)
+        return _distinct(state, WEIGHTS_INDEX)
+    raise CheckpointError(
+        f"{folder} cannot be imported: it has neither model.safetensors nor {WEIGHTS}, in one file or in shards. "
+        "Import a checkpoint with the model's own weights; adapters and checkpoints of sharded runs are not supported."
+    )
+
+
+def _distinct(state: Any, name: str) -> list[Part]:
+    """Return a part for each tensor; tied weights, which have several names, are returned once."""
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise CheckpointError(f"{name} is not a mapping from names to the weights of a model.")
+    seen: dict[object, str] = {}
+    for key, tensor in state.items():
+        seen.setdefault(
+            (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if len(tensor.shape) else key, key
+        )
+    return [tensor_part(key, state[key]) for key in seen.values()]
+
+
+def _shards(folder: str, names: list[str]) -> list[str]:
+    refuse_irregular(os.path.join(folder, WEIGHTS_INDEX))
+    with open(os.path.join(folder, WEIGHTS_INDEX), "rb") as file:
+        try:
+            shards = sorted(set(read_json(file.read())["weight_map"].values()))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{WEIGHTS_INDEX} is not an index of weights: {error!r}.") from error
+    if missing := [shard for shard in shards if shard not in names]:
+        raise CheckpointError(f"{WEIGHTS_INDEX} lists files that are missing: {', '.join(map(repr, missing))}.")
+    return shards
+
+
+def _read(folder: str, name: str, start: int) -> Iterator[memoryview]:
+    path = Path(folder, name)
+    refuse_irregular(str(path))
+    yield from chunks_of(path, start)
