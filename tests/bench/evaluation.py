@@ -197,7 +197,7 @@ def _verdict(name: str, ratio: float) -> str:
 
 
 def _print_steadiness(found: dict[str, dict[str, list[dict[str, float]]]]) -> None:
-    """Return whether the cost per row is constant, and memory is that of the result."""
+    """Print whether the cost per row is constant, and memory is that of the result."""
     wide = [name for name in WORKLOADS if name.startswith("1,000 logits") and name in found]
     for library in LIBRARIES:
         rates = [median(each["rate"] for each in found[name][library]) for name in wide if "no length" not in name]
