@@ -41,7 +41,7 @@ class Counts:
         """Return the counts as text."""
         return (
             f"{self.kills} kills of random ranks in {self.runs} runs, {self.in_flight} of them with a save in flight; "
-            "every run ended bit for bit as the one that nobody killed, and nothing was left behind."
+            "every run is bitwise equal to one without kills, and nothing is left behind."
         )
 
 

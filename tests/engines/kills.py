@@ -324,7 +324,7 @@ def main() -> None:
         counts = kill_runs(Path(folder), job, args.kills, args.each, lambda line: print(line, flush=True))
     assert counts.checkpoint_bytes >= size
     assert 2 * counts.inside >= counts.kills
-    print(f"All {counts.runs} runs ended bit for bit as those that nobody killed.")
+    print(f"All {counts.runs} runs are bitwise equal to runs without kills.")
 
 
 if __name__ == "__main__":
