@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import inspect
 import json
 import logging
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from copy import deepcopy
@@ -66,6 +68,23 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         raise
     finally:
         host.memory.abandon("train")
+
+
+def closed_at_exit(stream: Events) -> Events:
+    """Return `stream`, which is closed when the program exits, if it is still open then.
+
+    Python would close it later, when the globals of modules are already gone.
+    """
+    reference = weakref.ref(stream)
+
+    def close() -> None:
+        left = reference()
+        if left is not None and not left.gi_running:  # as it is in a daemon thread
+            left.close()
+
+    atexit.register(close)
+    weakref.finalize(stream, atexit.unregister, close).atexit = False
+    return stream
 
 
 def refuse_second_run(run: Run[Any, Any] | None) -> None:

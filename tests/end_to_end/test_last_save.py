@@ -68,6 +68,7 @@ def test_a_failed_save_is_replaced_by_a_later_one(tmp_path: Path) -> None:
 
 
 PROGRAM = """
+import hexloop.app.run.driving
 from pathlib import Path
 from hexloop.domain.events import Saved
 from tests.end_to_end.small.trainers import small_trainer
