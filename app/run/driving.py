@@ -79,7 +79,7 @@ def closed_at_exit(stream: Events) -> Events:
 
     def close() -> None:
         left = reference()
-        if left is not None and not left.gi_running:  # as it is in a daemon thread
+        if left is not None and inspect.getgeneratorstate(left) != inspect.GEN_RUNNING:  # in a daemon thread
             left.close()
 
     atexit.register(close)
