@@ -1,13 +1,14 @@
-"""Storage of checkpoints: files in folders, durable once written.
+"""Storage of checkpoints: files in folders, durable once synced.
 
 The port is small because the commit protocol belongs to the domain: an adapter moves bytes, returns what it moved (size
 and digest, computed on the way) and guarantees one thing, stated in its capabilities: what makes a folder appear as a
-whole. Paths are relative, with "/" between names. Every failure raises StorageError and leaves what was stored intact.
+whole. Writing and syncing are two operations, because waiting for a disk once for many files takes about as long as for
+one. Paths are relative, with "/" between names. Every failure raises StorageError and leaves what was stored intact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -67,7 +68,14 @@ class Storage(Protocol):
         """What this adapter guarantees."""
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write a new file and make it durable: after this returns, it survives a crash. Creates parent folders."""
+        """Write a new file, creating parent folders. A crash may lose it, or any part of it, until it is synced."""
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Make written files durable, all in one wait: after this returns, they and their names survive a crash.
+
+        No-op if a write is durable when it returns. A caller that deletes or replaces what a file supersedes, or
+        publishes the folder that it is in, must sync it first.
+        """
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's bytes from byte `start` on, in order, in chunks; none if the file ends before."""
@@ -76,10 +84,16 @@ class Storage(Protocol):
         """Return the names in `folder`, sorted; empty if the folder does not exist."""
 
     def move(self, source: str, destination: str) -> None:
-        """Rename a file or folder, durably; atomic if `capabilities` state RENAME. Never overwrites."""
+        """Rename a file or folder; atomic if `capabilities` state RENAME. Never overwrites.
+
+        After this returns, the new name survives a crash. Files that were not synced may still lose their contents.
+        """
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its contents. No-op if it does not exist."""
+        """Remove a file, or a folder with its contents. No-op if it does not exist.
+
+        A crash may undo it until the next sync or move.
+        """
 
     def digest(self, path: str) -> Stored:
         """Read the file and return its size and digest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 
@@ -15,7 +15,7 @@ from hexloop.domain.errors import StorageError, StorageFullError
 from hexloop.ports.storage import Entry, Publication, Storage, StorageCapabilities, Stored
 
 ANY = "any"
-OPERATIONS = ("write", "read", "list", "move", "remove", "digest")
+OPERATIONS = ("write", "sync", "read", "list", "move", "remove", "digest")
 
 
 class Died(BaseException):
@@ -46,9 +46,9 @@ class Fault:
     at: the operation it strikes, counted from 1.
     operation: count only operations of this name.
     times: how many operations in a row it strikes.
-    done: the share of the operation that TEAR and DIE still complete: of a write's bytes (0 leaves an empty file), or
-    of the files in a folder that is removed, or moved if moves are not atomic. Other operations are done if it is 1,
-    and not otherwise.
+    done: the share of the operation that TEAR and DIE still complete: of a write's bytes (0 leaves an empty file), of
+    the files that are synced, or of those in a folder that is removed, or moved if moves are not atomic. Other
+    operations are done if it is 1, and not otherwise.
     """
 
     at: int = field(validator=ge(1))
@@ -98,6 +98,11 @@ class FaultyStorage:
                 self.inner.remove(path)
                 self.inner.write(path, [data[:kept]])
             return stored
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Make files durable; torn, the first of them are."""
+        with self._operation("sync", ", ".join(paths)) as share:
+            self.inner.sync(paths[: math.floor(len(paths) * share)])
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain
@@ -99,6 +99,9 @@ class FsspecStorage:
                 self._files.rm_file(full)
             raise
         return summary.stored()
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """No-op: a completed write is as durable as the service makes it."""
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's bytes, BLOCK at a time; see `Storage.read`."""

@@ -8,8 +8,10 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 
 from hexloop.adapters.storage import NO_SPACE, RunningDigest, check_algorithm, digest_of, outside_error
 from hexloop.domain.checkpoints.manifest import stays_inside
@@ -29,6 +31,15 @@ CHUNK = 1 << 22
 PIECE = 1 << 25
 """Bytes written and hashed at a time."""
 
+SMALL = 1 << 16
+"""Bytes below which a file is written in one call, and chunks are joined before they are written."""
+
+SYNC_THREADS = 8
+"""Maximum number of threads that sync files."""
+
+FILES_PER_THREAD = 3
+"""Files that a thread syncs before another thread is worth its start."""
+
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 """Errors of file systems that do not support fsync on a folder: some FUSE and network file systems."""
 
@@ -45,14 +56,16 @@ class LocalStorage:
 
     digest: "xxh3-128", which detects damage at memory speed, or "blake2b", a cryptographic hash.
 
-    A write and a rename are synced to the disk before they return, with every folder they changed. Symbolic links that
-    lead out of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file systems,
+    `sync` syncs files to the disk, with the folders above them, and a rename is synced before it returns. The files of
+    a batch are synced in a few threads, so that the disk can combine what they wait for. Symbolic links that lead out
+    of `root` are not followed. A checkpoint is published by a rename, which is atomic on POSIX file systems,
     with one exception: if another process takes the name at the same instant, the rename may replace an empty folder.
     """
 
     def __init__(self, root: str | os.PathLike[str], digest: str = "xxh3-128") -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._digest = check_algorithm(digest)
+        self._new_above: list[str] = []
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -63,20 +76,27 @@ class LocalStorage:
         """Write a new file; see `Storage.write`. A file that could not be written completely is removed."""
         with self._converting_errors(f"write {path}"):
             full = self._locate(path)
-            top = self._make_folder(os.path.dirname(full))
-            descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            try:
+                descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileNotFoundError:
+                self._make_folder(os.path.dirname(full))
+                descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             try:
-                stored = self._write_chunks(descriptor, path, chunks)
+                return self._write_chunks(descriptor, path, chunks)
             finally:
                 os.close(descriptor)
-            with self._converting_errors(f"write {path}"):
-                _sync_folders(os.path.dirname(full), top)
         except BaseException:
             with suppress(OSError):
                 os.unlink(full)
             raise
-        return stored
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Sync files, the folders above them, and those above a root that was created; see `Storage.sync`."""
+        with self._converting_errors(f"sync {', '.join(paths)}"):
+            files = [self._locate(path) for path in paths]
+            _start_writing(files)
+            self._sync_with_folders(files, files)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's bytes, a few MiB at a time; see `Storage.read`."""
@@ -113,10 +133,9 @@ class LocalStorage:
             old, new = self._locate(source), self._locate(destination)
             if os.path.lexists(new):
                 raise FileExistsError(errno.EEXIST, f"{destination} exists already")
-            top = self._make_folder(os.path.dirname(new))
+            self._make_folder(os.path.dirname(new))
             os.rename(old, new)
-            _sync_folders(os.path.dirname(new), top)
-            _sync_folders(os.path.dirname(old), self._root)
+            self._sync_with_folders([], [new, old])
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
@@ -128,7 +147,6 @@ class LocalStorage:
                 shutil.rmtree(full)
             else:
                 os.unlink(full)
-            _sync_folders(os.path.dirname(full), self._root)
 
     def digest(self, path: str) -> Stored:
         """Read the file and return its size and digest."""
@@ -140,36 +158,62 @@ class LocalStorage:
         return None
 
     def _write_chunks(self, descriptor: int, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        """Write the chunks and sync the file."""
-        summary = RunningDigest(self._digest)
+        """Write the chunks; a small file in one call."""
+        summary, pieces = RunningDigest(self._digest), _pieces(chunks)
+        first = next(pieces, memoryview(b""))
+        second = next(pieces, None) if len(first) < SMALL else None
+        if second is None and len(first) < SMALL:
+            with self._converting_errors(f"write {path}"):
+                summary.update(first)
+                while first:
+                    first = first[os.write(descriptor, first) :]
+            return summary.stored()
         with closing(DirectWriter(descriptor)) as writer:
-            for chunk in chunks:
-                data = memoryview(chunk).cast("B")
-                for start in range(0, len(data), PIECE):
-                    piece = data[start : start + PIECE]
-                    with self._converting_errors(f"write {path}"):
-                        writer.write(piece)
-                    summary.update(piece)
+            for piece in chain([first], () if second is None else [second], pieces):
+                with self._converting_errors(f"write {path}"):
+                    writer.write(piece)
+                summary.update(piece)
             with self._converting_errors(f"write {path}"):
                 writer.flush()
-                _sync(descriptor)
         return summary.stored()
 
     def _locate(self, path: str) -> str:
-        """Return the absolute path. Raises StorageError if it leads out of the root."""
-        full = os.path.join(self._root, *path.split("/"))
-        root = os.path.join(os.path.realpath(self._root), "")
-        if not stays_inside(path) or not os.path.realpath(full).startswith(root):
+        """Return the absolute path. Raises StorageError if it leads out of the root.
+
+        Only links below the root are followed to find out; the root itself may be one.
+        """
+        if not stays_inside(path):
             raise outside_error(path, self._root)
+        full = self._root
+        for name in path.split("/"):
+            full = os.path.join(full, name)
+            if os.path.islink(full):
+                full = os.path.join(self._root, *path.split("/"))
+                root = os.path.join(os.path.realpath(self._root), "")
+                if not os.path.realpath(full).startswith(root):
+                    raise outside_error(path, self._root)
+                break
         return full
 
-    def _make_folder(self, folder: str) -> str:
-        """Create a folder and its parents; return the deepest one, at or above the root, that existed before."""
+    def _make_folder(self, folder: str) -> None:
+        """Create a folder and its parents. Above the root, remember those whose entries are to be synced."""
         top = self._root
         while not os.path.isdir(top):
             top = os.path.dirname(top)
+            self._new_above.append(top)
         os.makedirs(folder, exist_ok=True)
-        return top
+
+    def _sync_with_folders(self, files: Sequence[str], below: Iterable[str]) -> None:
+        """Sync files, and every folder whose entries lead to a file or folder of `below`, up to the root or above it if
+        it was created."""
+        above = list(self._new_above)
+        folders = dict.fromkeys(above)
+        for folder in map(os.path.dirname, below):
+            while folder not in folders:
+                folders[folder] = None
+                folder = self._root if folder == self._root else os.path.dirname(folder)
+        _sync_all([*files, *sorted(folders, key=len, reverse=True)])
+        self._new_above = [folder for folder in self._new_above if folder not in above]
 
     @contextmanager
     def _converting_errors(self, action: str) -> Iterator[None]:
@@ -188,20 +232,72 @@ class LocalStorage:
             raise StorageError(f"Cannot {action} in {self._root}: {error.strerror or error}. {advice}.") from error
 
 
-def _sync_folders(folder: str, top: str) -> None:
-    """Sync the entries of `folder`, and of its parents up to `top`."""
-    while True:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _sync(descriptor)
-        except OSError as error:
-            if error.errno not in _CANNOT_SYNC:
-                raise
-        finally:
-            os.close(descriptor)
-        if folder == top:
-            return
-        folder = os.path.dirname(folder)
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """Yield the bytes of the chunks, at most PIECE at a time; chunks below SMALL are copied and joined."""
+    held, size = list[bytes](), 0
+    for chunk in chunks:
+        data = memoryview(chunk).cast("B")
+        if len(data) < SMALL:
+            held.append(bytes(data))
+            size += len(data)
+        if held and (size >= SMALL or len(data) >= SMALL):
+            yield memoryview(b"".join(held))
+            held, size = [], 0
+        if len(data) >= SMALL:
+            for start in range(0, len(data), PIECE):
+                yield data[start : start + PIECE]
+    if held:
+        yield memoryview(b"".join(held))
+
+
+def _start_writing(files: Sequence[str]) -> None:
+    """Let the system start to write what it holds of the files, so that the first sync waits for most of the others."""
+    if len(files) > 1 and hasattr(os, "posix_fadvise"):
+        for path in files:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                with suppress(OSError):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def _sync_all(paths: Sequence[str]) -> None:
+    """Sync files and folders in several threads. Raises the first OSError, after all threads have ended."""
+    waiting, errors = list(reversed(paths)), list[OSError]()
+
+    def work() -> None:
+        while not errors:
+            try:
+                path = waiting.pop()
+            except IndexError:
+                return
+            try:
+                _sync_path(path)
+            except OSError as error:
+                errors.append(error)
+
+    count = min(-(-len(paths) // FILES_PER_THREAD), SYNC_THREADS)
+    others = [threading.Thread(target=work, name="hexloop sync") for _ in range(count - 1)]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _sync_path(path: str) -> None:
+    """Sync a file, or the entries of a folder if the file system supports that."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _sync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _sync(descriptor: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -22,11 +22,12 @@ class MemoryStorage:
     publication: what the capabilities report, so that both kinds of storage can be tested.
     capacity: maximum number of bytes (None: unlimited).
 
-    `crash` simulates a power cut: whatever is not durable is undone. A file is durable once its write has returned, and
-    a move at once. A removal is durable only after the next write or move, because the port does not guarantee more. A
-    write that is interrupted by a BaseException that is not an Exception (the process died) leaves a partial file until
-    a crash. Operations within `losing` never become durable, as on a disk that acknowledges what is only in its cache;
-    later operations do, unless they build on lost ones.
+    `crash` simulates a power cut: whatever is not durable is undone, or only in part if the caller wishes. A file is
+    durable once `sync` has returned, and a move at once; it does not make files durable. A removal is durable only
+    after the next sync or move, because the port does not guarantee more. A write that is interrupted by a
+    BaseException that is not an Exception (the process died) leaves a partial file until a crash. Operations within
+    `losing` never become durable, as on a disk that acknowledges what is only in its cache; later operations do, unless
+    they build on lost ones.
     """
 
     def __init__(self, publication: Publication = Publication.RENAME, capacity: int | None = None) -> None:
@@ -35,6 +36,7 @@ class MemoryStorage:
         self._files: dict[str, bytes | bytearray] = {}
         self._durable: dict[str, bytes] = {}
         self._removals: list[str] = []
+        self._lost: set[str] = set()
         self._losing = False
         self._lock = threading.RLock()
 
@@ -43,11 +45,19 @@ class MemoryStorage:
         """The chosen publication, and no local folder."""
         return StorageCapabilities(self._publication, "memory")
 
-    def crash(self) -> None:
-        """Undo everything that is not durable."""
+    def crash(self, kept: Callable[[str], float | None] = lambda _: None) -> None:
+        """Undo everything that is not durable.
+
+        kept: called with each file that was not synced; returns the share of its bytes that the disk holds, or None if
+        the file is lost. A disk may have written any part of any of them.
+        """
         with self._lock:
+            shares = {path: kept(path) for path in self._files if path not in self._durable and path not in self._lost}
+            held = {path: self._files[path][: int(len(self._files[path]) * share)] for path, share in shares.items() if share is not None}
+            self._durable |= {path: bytes(data) for path, data in held.items()}
             self._files = dict(self._durable)
             self._removals.clear()
+            self._lost.clear()
 
     @contextmanager
     def losing(self) -> Iterator[None]:
@@ -78,9 +88,16 @@ class MemoryStorage:
             raise
         with self._lock:
             self._files[path] = data = bytes(written)
-            if self._make_durable():
-                self._durable[path] = data
+            if self._losing:
+                self._lost.add(path)
         return digest_of([memoryview(data)], "blake2b")
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Make files durable; see `Storage.sync`."""
+        with self._lock:
+            files = {path: self._file(path) for path in paths}
+            if self._make_durable():
+                self._durable |= {path: data for path, data in files.items() if path not in self._lost}
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes, in two chunks if there are two bytes or more."""
@@ -101,6 +118,7 @@ class MemoryStorage:
                 raise StorageError(f"Cannot move {source}: it does not exist. Check the name.")
             self._check_free(destination)
             _rename(self._files, source, destination)
+            self._lost = {_renamed(path, source, destination) for path in self._lost}
             if self._make_durable():
                 _rename(self._durable, source, destination)
 
@@ -109,6 +127,7 @@ class MemoryStorage:
         with self._lock:
             for name in self._at(path):
                 del self._files[name]
+                self._lost.discard(name)
                 if not self._losing:
                     self._removals.append(name)
 
@@ -157,6 +176,13 @@ class MemoryStorage:
 
 def _rename(files: dict[str, Data], source: str, destination: str) -> None:
     """Rename the file at `source`, or the files below it, if they exist."""
-    moved = [path for path in files if path == source or path.startswith(f"{source}/")]
-    for path in moved:
-        files[destination + path.removeprefix(source)] = files.pop(path)
+    moved = {path: _renamed(path, source, destination) for path in files}
+    for path, new in moved.items():
+        if new != path:
+            files[new] = files.pop(path)
+
+
+def _renamed(path: str, source: str, destination: str) -> str:
+    """Return the path of a file after the rename of a file or folder."""
+    moved = path == source or path.startswith(f"{source}/")
+    return destination + path.removeprefix(source) if moved else path

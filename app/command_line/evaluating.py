@@ -176,6 +176,7 @@ def _write_metrics(text: bytes, output: str | None, trainer: hexloop.Trainer) ->
     if output is None and is_elsewhere(folder):
         trainer.adapters.storage.remove(RESULTS)
         trainer.adapters.storage.write(RESULTS, [text])
+        trainer.adapters.storage.sync([RESULTS])
     else:
         write_atomically(Path(output or joined(folder, RESULTS)), text)
     return output or joined(folder, RESULTS)

@@ -62,7 +62,7 @@ class RunCheckpoints(CheckpointStore):
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
             load_best_at_end=args.load_best_model_at_end,
-            note=note_of_saves(parts.adapters.journal, storage),
+            note=note_of_saves(parts.adapters.journal),
             collectives=parts.adapters.collectives,
             background=parts.adapters.background if args.save_async else None,
             skip_when_busy=args.save_when_busy == "skip",
@@ -232,6 +232,7 @@ def mark_finished(storage: Storage, args: TrainingArguments, state: RunState, la
         document = {"run": state.run, "step": state.step, "checkpoint": last, "session": ended_with}
         storage.remove(FINISHED)
         storage.write(FINISHED, [f"{json.dumps({**document, **_length(args)}, indent=2)}\n".encode()])
+        storage.sync([FINISHED])
     except (CheckpointError, StorageError) as error:
         warnings.warn(
             f"The completion marker of the run could not be written ({error}); resume_from_checkpoint='auto' will "

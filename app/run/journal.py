@@ -13,12 +13,10 @@ from attrs import define, field
 
 from hexloop.app.wiring.data import batch_fingerprint, random_fingerprint
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.events import AnyEvent, EpochBegan, Logged, SaveFailed, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.run import Run
 from hexloop.ports.collectives import Collectives, Reduction
 from hexloop.ports.journal import Fact, Journal
-from hexloop.ports.storage import Storage
 
 NOT_RECORDED = frozenset({"output_dir", "run_name", "resume_from_checkpoint", "journal"})
 """Arguments that do not influence the results of a run."""
@@ -142,28 +140,20 @@ def journal_for(parts: TrainerParts) -> RunJournal:
     return RunJournal(adapters.journal, random, settings, args.journal == "steps", totals)
 
 
-def note_of_saves(journal: Journal, storage: Storage) -> Callable[..., None]:
+def note_of_saves(journal: Journal) -> Callable[..., None]:
     """Return what records the phases of a save, the last with the digests of the weights. Any thread may call it."""
 
-    def note(phase: str, **facts: Fact) -> None:
+    def note(phase: str, **facts: Any) -> None:
+        digests = facts.pop("digests", {})
         if phase == "published":
-            facts["weights"] = _weights(storage, str(facts.get("checkpoint")))
+            facts["weights"] = {
+                path: digest
+                for path, digest in sorted(digests.items())
+                if path.startswith(("model", "hexloop-model")) and path.endswith(".safetensors")
+            }
         journal.note("save", phase=phase, **facts)
 
     return note
-
-
-def _weights(storage: Storage, checkpoint: str) -> Fact:
-    """Return the digests of the files of a checkpoint's weights; None if its manifest cannot be read now."""
-    try:
-        files = read_manifest(storage, checkpoint).files
-    except Exception:  # the checkpoint is published, so recording it must not fail
-        return None
-    return {
-        path: stored.digest
-        for path, stored in sorted(files.items())
-        if path.startswith(("model", "hexloop-model")) and path.endswith(".safetensors")
-    }
 
 
 def _numbers(windows: list[list[Any]]) -> list[list[float]]:

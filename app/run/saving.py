@@ -87,9 +87,12 @@ def _storage_for(parts: TrainerParts, url: str) -> Storage:
 
 def _replace(storage: Storage, files: Iterable[File]) -> None:
     """Write files, replacing those of the same names."""
+    paths = []
     for file in files:
         storage.remove(file.path)
         storage.write(file.path, file.chunks)
+        paths.append(file.path)
+    storage.sync(paths)
 
 
 def _files_in(folder: str) -> Iterator[File]:

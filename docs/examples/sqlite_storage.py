@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -54,6 +54,9 @@ class SQLiteStorage:
             stored = Stored(size, f"blake2b:{digest.hexdigest()}")
             database.execute("insert into files values (?, ?, ?)", (path, stored.size, stored.digest))
         return stored
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """No-op: a transaction is durable once it is committed; see `Storage.sync`."""
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's chunks as they were written, from the offset on; see `Storage.read`."""

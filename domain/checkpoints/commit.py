@@ -3,18 +3,21 @@
 A save goes through these steps, in `CheckpointSave.run`:
 
 1. Remove what an interrupted save left unfinished (`Publisher.clean_up`).
-2. Write the files to a staging folder that no reader takes for a checkpoint (`Committer.commit`).
-3. Write the manifest with the size and digest of every file, and make it durable.
+2. Write the files to a staging folder that no reader takes for a checkpoint (`Committer.commit`), and sync them.
+3. Write the manifest with the size and digest of every file, and sync it.
 4. Publish: let the folder appear under the checkpoint's name, in one step (`Publisher.publish`).
 5. Remove the checkpoints that the policy no longer keeps (rotation).
 
-Whenever the process or the machine dies, a reader finds a complete checkpoint or none.
+Whenever the process or the machine dies, a reader finds a complete checkpoint or none. A save waits for the disk a fixed
+number of times, whatever the number of files: for the files, the manifest, the rename that publishes, and the rename
+before each deletion. If one process writes a checkpoint that is published by a rename, its files and the manifest are
+synced together: if a crash loses some of them, the staging folder fails its verification.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -91,10 +94,11 @@ class RenamingPublisher:
         """Return the name of the staging folder, which is created with its first file."""
         return self.owner.staging_name(name)
 
-    def publish(self, name: str, manifest: bytes) -> None:
-        """Write the manifest, rename a folder that has the checkpoint's name, and rename the staging folder."""
+    def publish(self, name: str, manifest: bytes, unsynced: Sequence[str] = ()) -> None:
+        """Write the manifest, sync it and `unsynced`, rename a folder that has the name, and the staging folder."""
         staging = self.owner.staging_name(name)
         self.storage.write(f"{staging}/{MANIFEST}", [manifest])
+        self.storage.sync([*unsynced, f"{staging}/{MANIFEST}"])
         taken = {entry.name for entry in self.storage.list("")}
         if name in taken:
             self.storage.move(name, free_name(name, taken))
@@ -120,7 +124,7 @@ Publisher = RenamingPublisher | InPlacePublisher
 """Makes checkpoints appear and disappear as a whole.
 
 `begin` returns the folder to write to, and `publish` makes it appear; a folder that already has its name is renamed
-first. `clean_up` removes what this run left unfinished, in this session or an earlier one, and nothing else. It finds
+first. `unsynced` lists the paths of files that are to be synced before. `clean_up` removes what this run left unfinished, in this session or an earlier one, and nothing else. It finds
 whatever a method leaves behind when it raises StorageError or the process dies. Call it before the next `begin`.
 """
 
@@ -157,18 +161,20 @@ class Committer:
         and StorageError is raised on every process.
         """
         folder = run_on_rank0(self.collectives, lambda: self.publisher.begin(name))
+        alone = self.collectives is None or self.collectives.world_size == 1
         published = False
 
         def publish(written: list[dict[str, Json]]) -> None:
             nonlocal published
             manifest = make_manifest(_merged(written))
             self.note("written", checkpoint=name, bytes=sum(stored.size for stored in manifest.files.values()))
-            self.publisher.publish(name, manifest.to_json())
+            unsynced = [f"{folder}/{path}" for path in manifest.files] if alone else []
+            self.publisher.publish(name, manifest.to_json(), unsynced)
             published = True
-            self.note("published", checkpoint=name)
+            self.note("published", checkpoint=name, digests={path: each.digest for path, each in manifest.files.items()})
 
         try:
-            written = run_on_all_ranks(self.collectives, lambda: self._write(name, folder, files))
+            written = run_on_all_ranks(self.collectives, lambda: self._write(name, folder, files, sync=not alone))
             run_on_rank0(self.collectives, lambda: publish(written))
         except BaseException as error:
             if not published and self._may_abandon(error):
@@ -182,8 +188,8 @@ class Committer:
             return True
         return self.collectives.rank == 0 and isinstance(error, Exception) and not isinstance(error, CollectiveError)
 
-    def _write(self, name: str, folder: str, files: Iterable[File]) -> dict[str, Json]:
-        """Write the files of this process and return the size and digest of each."""
+    def _write(self, name: str, folder: str, files: Iterable[File], sync: bool) -> dict[str, Json]:
+        """Write the files of this process, sync them if so asked, and return the size and digest of each."""
         stored: dict[str, Json] = {}
         self.pace.wait_for_start()
         for file in files:
@@ -191,6 +197,8 @@ class Committer:
                 self.note("first_byte", checkpoint=name)
             done = self.storage.write(f"{folder}/{file.path}", self._paced(file.chunks))
             stored[file.path] = [done.size, done.digest]
+        if sync and stored:
+            self.storage.sync([f"{folder}/{path}" for path in stored])
         return stored
 
     def _paced(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from attrs import frozen
@@ -17,7 +17,7 @@ from hexloop.ports.storage import Storage
 class InPlacePublisher:
     """The Publisher that writes a checkpoint to its final folder, the manifest last, and removes the manifest first.
 
-    An unfinished folder holds the owner's mark, an empty file that is written first and removed last. The mark without
+    An unfinished folder holds the owner's mark, an empty file that is durable before any other and removed last. The mark without
     a valid manifest says that the folder is unfinished, and which run left it.
     """
 
@@ -31,9 +31,11 @@ class InPlacePublisher:
         self._mark(name)
         return name
 
-    def publish(self, name: str, manifest: bytes) -> None:
-        """Write the manifest. It makes the mark meaningless, which is then removed."""
-        self.storage.write(f"{name}/{MANIFEST}", [manifest])
+    def publish(self, name: str, manifest: bytes, unsynced: Sequence[str] = ()) -> None:
+        """Sync what the manifest lists, and write it. It makes the mark meaningless, which is then removed."""
+        if unsynced:
+            self.storage.sync(unsynced)
+        self._write(f"{name}/{MANIFEST}", [manifest])
         with suppress(StorageError):
             self._unmark(name)
 
@@ -63,8 +65,13 @@ class InPlacePublisher:
         """Rename a folder by copying it: a move that is cut short could leave one half in each folder."""
         renamed = free_name(name, {entry.name for entry in self.storage.list("")})
         self._mark(renamed)
-        for path in sorted(self._files(name), key=MANIFEST.__eq__):
-            self.storage.write(f"{renamed}/{path}", self.storage.read(f"{name}/{path}"))
+        paths = list(self._files(name))
+        copies = [f"{renamed}/{path}" for path in paths if path != MANIFEST]
+        for path, copy in zip((path for path in paths if path != MANIFEST), copies, strict=True):
+            self.storage.write(copy, self.storage.read(f"{name}/{path}"))
+        self.storage.sync(copies)
+        if MANIFEST in paths:
+            self._write(f"{renamed}/{MANIFEST}", self.storage.read(f"{name}/{MANIFEST}"))
         self._unmark(renamed)
         self.delete(name)
 
@@ -81,7 +88,12 @@ class InPlacePublisher:
 
     def _mark(self, name: str) -> None:
         if self.owner.mark not in self._marks(name):
-            self.storage.write(f"{name}/{self.owner.mark}", [])
+            self._write(f"{name}/{self.owner.mark}", [])
+
+    def _write(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write a file and make it durable."""
+        self.storage.write(path, chunks)
+        self.storage.sync([path])
 
     def _unmark(self, name: str) -> None:
         for mark in self._marks(name):

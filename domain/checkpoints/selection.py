@@ -137,6 +137,8 @@ def publish_staged(storage: Storage, chosen: str | None = None) -> None:
     meant = {run for folder, run in runs.items() if chosen in (None, checkpoints[folder])}
     for folder, name in staged.items():
         if {runs.get(folder)} == meant and _is_good(storage, folder):
+            files = read_manifest(storage, folder).files
+            storage.sync([f"{folder}/{path}" for path in (*files, MANIFEST)])  # its writer may have died before it did
             storage.move(folder, name)
 
 
@@ -149,12 +151,14 @@ def quarantine(storage: Storage, name: str, reason: str) -> str:
         if is_mark(entry.name) or entry.name == REASON:  # a clean-up would remove a marked folder without a manifest
             storage.remove(f"{name}/{entry.name}")
     storage.write(f"{name}/{REASON}", [f"{reason}\n".encode()])
+    storage.sync([f"{name}/{REASON}"])
     if storage.capabilities.publication is Publication.RENAME:
         renamed = free_name(name, {entry.name for entry in storage.list("")}, "damaged")
         storage.move(name, renamed)
         return renamed
     renamed = free_name(MANIFEST, {entry.name for entry in storage.list(name)}, "damaged")
     storage.write(f"{name}/{renamed}", storage.read(f"{name}/{MANIFEST}"))
+    storage.sync([f"{name}/{renamed}"])
     storage.remove(f"{name}/{MANIFEST}")
     return f"{name}/{renamed}"
 

@@ -159,7 +159,9 @@ class Outbox:
         return self._latest
 
     def _store(self, intent: Intent) -> None:
+        """Write the file of an intent, which must be durable before what it describes happens."""
         self._fast.write(intent.file, [json.dumps(asdict(intent)).encode()])
+        self._fast.sync([intent.file])
 
     def _forget(self, intents: list[Intent]) -> None:
         """Remove the files of intents; one that remains describes an operation that turns out to be done already."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -101,6 +101,10 @@ class TieredStorage:
         stored = self._outbox.during(partial(self._fast.write, path, chunks), Action.SEND, path, source=path)
         self._wake()
         return stored
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Make files durable in the fast tier; see `Storage.sync`. Those that only the slow tier has are durable."""
+        self._fast.sync([path for path in paths if exists(self._fast, path)])
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes; see `Storage.read`."""
@@ -274,6 +278,7 @@ class Remote:
                 return
             self._slow.remove(target)
         sent = self._slow.write(target, self._fast.read(path))
+        self._slow.sync([target])
         if self._slow.digest(target) != sent:
             self._slow.remove(target)
             raise StorageError(

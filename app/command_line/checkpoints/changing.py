@@ -136,8 +136,11 @@ def _write_model(location: CheckpointLocation, storage: Storage, name: str) -> N
     manifest = open_checkpoint(location.storage, location.name).manifest
     storage.remove(staging)
     try:
+        paths = []
         for file in CheckpointFiles(location.storage, location.name, manifest.files).model_files():
             storage.write(f"{staging}/{file.path}", file.chunks)
+            paths.append(f"{staging}/{file.path}")
+        storage.sync(paths)
         storage.move(staging, name)
     except BaseException:
         with suppress(StorageError):
