@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from hexloop.adapters.contents.documents import RUN_STATE, document_file, read_document, read_state, state_file
-from hexloop.adapters.contents.file_names import RANKS_OWN, RankFiles, UserFiles, own_files, renamed
+from hexloop.adapters.contents.documents import RUN_STATE, encode, encode_parts, encode_state
+from hexloop.adapters.contents.file_names import RANKS_OWN, Inheritance, RankFiles, UserFiles, own_files, renamed
+from hexloop.adapters.contents.run_documents import SETUP, STATE, RunDocuments, documents_file
 from hexloop.adapters.contents.safetensors_files import (
     MODEL,
     Stream,
@@ -22,21 +23,18 @@ from hexloop.adapters.contents.safetensors_files import (
     weight_paths,
 )
 from hexloop.domain.errors import CheckpointError
-from hexloop.domain.json_documents import json_part, json_value
+from hexloop.domain.json_documents import json_part
 from hexloop.domain.state import RunState
 from hexloop.ports.contents import OpenFile
 from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 from hexloop.ports.storage import File
 
-RUN_SETUP = "run_setup.json"
-
-
 class Setup(Protocol):
     """How a run is set up, and what of it may differ from the checkpoint that it resumes: by default, everything."""
 
     def document(self) -> Mapping[str, Any]:
-        """Return the JSON object to write to `run_setup.json`."""
+        """Return the JSON object to write as the document `run_setup`."""
         ...
 
     def differences(self, saved: Mapping[str, Any], state: RunState, weights: Sequence[Part]) -> Iterable[str]:
@@ -73,14 +71,14 @@ class CheckpointContents:
     """Contents adapter for a RunState.
 
     exportables: the components with state, by name; the model is "model". The tensors of a component are written to
-    `<name>.safetensors`, its JSON documents to `<name>.json`; the model's weights are split into files of at most
-    `max_shard_size` bytes. The run state is written to `run_state.json`.
+    `<name>.safetensors`; the model's weights are split into files of at most `max_shard_size` bytes. The JSON documents
+    of all components and the run state are written to one file, `run_state.json`.
 
     extra_files: further files for the folder, such as the model's configuration. They are never read back, and skipped
     if their name collides with another file of the checkpoint.
 
     snapshots: copies the state for saving in the background; required by `snapshot`.
-    setup: compares the run with a checkpoint before it is loaded; its document is written to `run_setup.json`.
+    setup: compares the run with a checkpoint before it is loaded; its document is written beside the run state.
     ranks: this process among those of the run, and which files it reads and writes.
     user_files: returns what an overridden method of the user's writes into the checkpoint. Collective.
     written: the names of the components to save, by default all. The others are still loaded from a checkpoint that has
@@ -105,14 +103,14 @@ class CheckpointContents:
         sharded = self._sharded()
 
         def files() -> Iterator[File]:
-            users = self._user_files()
+            users, documents = self._user_files(), self._documents(state)
             try:
                 yield from self._companion_files(users)
                 for name, parts in sharded.items():
-                    yield from self._exported(name, parts, users)
+                    yield from self._exported(name, parts, users, documents)
                 for name, exportable in self._whole().items():
-                    yield from self._exported(name, list(exportable.export()), users)
-                yield from self._documents(state)
+                    yield from self._exported(name, list(exportable.export()), users, documents)
+                yield documents_file(documents, self._ranks.rank)
             finally:
                 users.close()
 
@@ -135,13 +133,14 @@ class CheckpointContents:
         companions = [File(file.path, [bytes(chunk) for chunk in file.chunks]) for file in self._companion_files(users)]
         exported = self._sharded()
         exported |= {name: take(name, exportable.export()) for name, exportable in self._whole().items()}
-        documents = list(self._documents(state))
+        of_run = self._documents(state)
 
         def files() -> Iterator[File]:
+            documents = dict(of_run)
             yield from companions
             for name, parts in exported.items():
-                yield from self._exported(name, parts, users)
-            yield from documents
+                yield from self._exported(name, parts, users, documents)
+            yield documents_file(documents, self._ranks.rank)
 
         return files
 
@@ -156,9 +155,9 @@ class CheckpointContents:
             raise CheckpointError(
                 f"The checkpoint has no {RUN_STATE}, so no run can resume from it; load only its weights."
             )
-        state = read_state(open_file)
-        setup = read_document(RUN_SETUP, names, open_file)
-        found = {name: self._parts_of(name, names, open_file) for name in self._exportables}
+        documents = RunDocuments(names, open_file)
+        state, setup = documents.state(), documents.read(SETUP)
+        found = {name: self._parts_of(name, names, open_file, documents) for name in self._exportables}
         self._refuse(list(self._setup.differences(setup, state, found[MODEL])))
         # Exporting a sharded model takes as long as saving it; there the setup compares the shapes.
         if MODEL not in self._ranks.sharded:
@@ -187,7 +186,7 @@ class CheckpointContents:
             return
         users.refuse_reserved(self._exportables)
         paths = (f"{name}{suffix}" for name in self._exportables for suffix in (".safetensors", ".json"))
-        own, written = {RUN_STATE, RUN_SETUP, *paths}, set[str]()
+        own, written = {RUN_STATE, *paths}, set[str]()
         for file in self._extra_files():
             if file.path not in own and not is_weights(file.path) and file.path not in users.names:
                 written.add(file.path)
@@ -218,35 +217,43 @@ class CheckpointContents:
             if name not in self._ranks.sharded and self._saves(name) and self._ranks.writes(name)
         }
 
-    def _exported(self, name: str, parts: list[Part], users: UserFiles) -> Iterator[File]:
-        if name in self._ranks.sharded:
-            rank, writers = self._ranks.rank, self._ranks.writers(name)
-            files = sharded_files_of(name, parts, self._max_shard_size, rank, writers)
+    def _exported(
+        self, name: str, parts: list[Part], users: UserFiles, documents: dict[str, bytes]
+    ) -> Iterator[File]:
+        """Return the files with the tensors of a component, and add its document, if it has one, to `documents`."""
+        rank, sharded = self._ranks.rank, name in self._ranks.sharded
+        if (rank == 0 or not sharded) and (document := encode_parts(name, documents_of(parts))):
+            documents[name] = document
+        if sharded:
+            files = sharded_files_of(name, parts, self._max_shard_size, rank, self._ranks.writers(name))
         else:
             files = files_of(self._ranks.file_name(name), parts, self._max_shard_size)
         if not users.take_names_of(name):
             return files
-        if self._are_held(name, parts, users):
-            return (file for file in files if not is_weights(file.path))
-        return map(renamed, files)
+        return iter(()) if self._are_held(name, parts, users) else map(renamed, files)
 
     def _are_held(self, name: str, parts: list[Part], users: UserFiles) -> bool:
-        """Return whether the user's files hold the model's tensors, so that only its documents are to be written."""
-        if name != MODEL or name in self._ranks.sharded or f"{MODEL}.json" in users.names | users.earlier:
+        """Return whether the user's files hold the model's tensors, so that they need not be written again."""
+        if name != MODEL or name in self._ranks.sharded:
             return False
         return users.hold([part for part in parts if part.dtype != JSON])
 
-    def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
+    def _parts_of(
+        self, name: str, names: Collection[str], open_file: OpenFile, documents: RunDocuments
+    ) -> list[Part]:
         own_names, _ = own_files(name, names, open_file)
-        return [part for each in self._ranks.files_read(name, own_names) for part in parts_of(each, names, open_file)]
+        read = self._ranks.files_read(name, {*own_names, *names})
+        parts = [part for each in read for part in parts_of(each, names, open_file, documents)]
+        if not parts and RANKS_OWN.get(name) is Inheritance.OWN_OR_FIRST:
+            return parts_of(name, names, open_file, documents)
+        return parts
 
-    def _documents(self, state: RunState) -> Iterator[File]:
-        """Yield the run setup and, last, the run state. Rank 0 writes them."""
+    def _documents(self, state: RunState) -> dict[str, bytes]:
+        """Return the run state and the run setup as documents. Rank 0 writes them."""
         if self._ranks.rank != 0:
-            return
-        if setup := self._setup.document():
-            yield document_file(RUN_SETUP, setup)
-        yield state_file(state)
+            return {}
+        setup = self._setup.document()
+        return {STATE: encode_state(state)} | ({SETUP: encode(SETUP, setup)} if setup else {})
 
     def _load(self, name: str, parts: list[Part]) -> None:
         try:
@@ -277,39 +284,39 @@ class CheckpointContents:
 
 
 def files_of(name: str, parts: list[Part], max_shard_size: int) -> Iterator[File]:
-    """Yield the files of the component `name`, if it has state. Weights are split above `max_shard_size` bytes."""
+    """Yield the files with the tensors of a component. Weights are split above `max_shard_size` bytes."""
     tensors = join(part for part in parts if part.dtype != JSON)
     if name == MODEL:
         yield from tensor_files(MODEL, tensors, max_shard_size)
     elif tensors:
         yield tensor_file(f"{name}.safetensors", tensors)
-    yield from _document_of(name, parts)
 
 
 def sharded_files_of(name: str, parts: list[Part], max_shard_size: int, rank: int, writers: int) -> Iterator[File]:
     """Yield the files that one process writes of a component whose tensors are assigned to `writers` processes.
 
-    Rank 0 also writes the JSON documents. Parts that are assigned to other processes are empty.
+    Parts that are assigned to other processes are empty.
     """
     tensors = [tensor_of_part(part) for part in parts if part.dtype != JSON]
     yield from tensor_files(name, tensors, max_shard_size, rank, writers)
-    if rank == 0:
-        yield from _document_of(name, parts)
 
 
-def _document_of(name: str, parts: list[Part]) -> Iterator[File]:
-    if values := {part.name: json_value(part) for part in parts if part.dtype == JSON}:
-        yield document_file(f"{name}.json", values)
+def documents_of(parts: Iterable[Part]) -> list[Part]:
+    """Return the parts that are JSON documents."""
+    return [part for part in parts if part.dtype == JSON]
 
 
-def parts_of(name: str, names: Collection[str], open_file: OpenFile) -> list[Part]:
+def parts_of(
+    name: str, names: Collection[str], open_file: OpenFile, documents: RunDocuments | None = None
+) -> list[Part]:
     """Return the parts of the component `name` in a checkpoint; their tensors are read later.
 
+    documents: those of the checkpoint, if some of them were read already.
     Raises CheckpointError if a file is invalid or of a newer schema version.
     """
+    values = (documents or RunDocuments(names, open_file)).read(name)
     names, open_file = own_files(name, names, open_file)
     paths = weight_paths(names, open_file) if name == MODEL else tensor_paths(name, names)
     stream = Stream(open_file)
     parts = [part for path in paths for part in tensor_parts(stream, path)]
-    values = read_document(f"{name}.json", names, open_file)
     return parts + [json_part(part, value) for part, value in values.items()]

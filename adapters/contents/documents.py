@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,10 +16,10 @@ from hexloop.domain.errors import CheckpointError
 from hexloop.domain.json_documents import read_bytes, read_json
 from hexloop.domain.state import MIGRATIONS as STATE_MIGRATIONS
 from hexloop.domain.state import Migration, RunState, migrate
-from hexloop.ports.contents import OpenFile
-from hexloop.ports.storage import File
+from hexloop.ports.state import Part
 
 RUN_STATE = "run_state.json"
+"""The file with the run state, which every checkpoint of a run has."""
 
 NUMBER = "$number"
 """The only key of an object that stands for a number JSON lacks; its value is "nan", "inf" or "-inf"."""
@@ -32,10 +32,10 @@ _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 VERSION = "schema_version"
 """The entry of a document that holds its schema version."""
 
-MIGRATIONS: dict[str, Mapping[int, Migration]] = {RUN_STATE: STATE_MIGRATIONS}
-"""For each file, by path: functions that convert the document of one schema version to that of the next.
+MIGRATIONS: dict[str, Mapping[int, Migration]] = {"run_state": STATE_MIGRATIONS}
+"""For each document, by name: functions that convert the document of one schema version to that of the next.
 
-Versions count from 1, so the current version of a file is one more than the number of its functions.
+Versions count from 1, so the current version of a document is one more than the number of its functions.
 """
 
 _CONVERTER = Converter()
@@ -63,24 +63,31 @@ def read(chunks: Iterable[bytes | memoryview]) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Convert `value` to what JSON can represent."""
-    if value is None or isinstance(value, bool | str):
+    """Convert `value` to what JSON can represent. The types of nearly all values are looked up, as that is fast."""
+    kind = type(value)
+    if kind in _UNCHANGED:
         return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        number = float(value)
-        return number if math.isfinite(number) else {NUMBER: repr(number)}
+    if kind is float:
+        return value if math.isfinite(value) else {NUMBER: repr(value)}
     if isinstance(value, list | tuple):
         return [_plain(inner, f"{where}[{index}]") for index, inner in enumerate(value)]
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value) and value.keys() not in ({NUMBER}, {ITEMS}):
             return {key: _plain(inner, f"{where}[{key!r}]") for key, inner in value.items()}
         return {ITEMS: [[_plain(key, where), _plain(inner, f"{where}[{key!r}]")] for key, inner in value.items()]}
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return _plain(float(value), where)
     raise CheckpointError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved: checkpoints contain "
         "no pickles. Use numbers, strings, lists and dictionaries."
     )
+
+
+_UNCHANGED = frozenset({type(None), bool, int, str})
 
 
 def _restored(value: Any) -> Any:
@@ -96,43 +103,58 @@ def _restored(value: Any) -> Any:
     return {key: _restored(inner) for key, inner in value.items()}
 
 
-def document_file(path: str, values: Mapping[str, Any]) -> File:
-    """Return a JSON object as a file, with its schema version."""
+def encode(name: str, values: Mapping[str, Any]) -> bytes:
+    """Return the document `name` as JSON, with its schema version. Raises CheckpointError if JSON cannot represent it."""
+    _refuse_reserved(name, values)
+    return to_bytes({VERSION: _current(name), **values}).rstrip()
+
+
+def encode_parts(name: str, parts: Iterable[Part]) -> bytes:
+    """Return the JSON parts of a component as the document `name`, with its schema version; b"" if there are none.
+
+    A part is JSON already, and is encoded again only if it has numbers that JSON lacks.
+    """
+    values = {part.name: bytes(part.read()) for part in parts}
+    if not values:
+        return b""
+    _refuse_reserved(name, values)
+    if any(mark in data for data in values.values() for mark in (b"NaN", b"Infinity", b"$")):
+        return encode(name, {key: json.loads(data) for key, data in values.items()})
+    entries = (json.dumps(key).encode() + b": " + data for key, data in values.items())
+    return b"{" + b", ".join([f'"{VERSION}": {_current(name)}'.encode(), *entries]) + b"}"
+
+
+def _refuse_reserved(name: str, values: Mapping[str, Any]) -> None:
     if VERSION in values:
-        raise CheckpointError(f"{path} cannot have an entry named {VERSION!r}, which is reserved; rename it.")
-    return File(path, [to_bytes({VERSION: _current(path), **values})])
+        raise CheckpointError(f"{name} cannot have an entry named {VERSION!r}, which is reserved; rename it.")
 
 
-def read_document(path: str, names: Collection[str], open_file: OpenFile) -> dict[str, Any]:
-    """Return the entries of a JSON object, migrated to the current schema version; empty if the file does not exist."""
-    if path not in names:
-        return {}
-    values = read(open_file(path))
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is not a JSON object.")
+def migrated(name: str, document: Any, where: str) -> dict[str, Any]:
+    """Return the entries of the document `name`, as it was read, migrated to the current schema version.
+
+    where: says in messages where it was read.
+    """
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{where} is not a JSON object.")
     try:
-        values = migrate(values, MIGRATIONS.get(path, {}), _current(path))
+        values = migrate(document, MIGRATIONS.get(name, {}), _current(name))
     except CheckpointError as error:
-        raise type(error)(f"{path} cannot be read: {error}") from error
+        raise type(error)(f"{where} cannot be read: {error}") from error
     del values[VERSION]
     return values
 
 
-def _current(path: str) -> int:
-    return len(MIGRATIONS.get(path, {})) + 1
+def _current(name: str) -> int:
+    return len(MIGRATIONS.get(name, {})) + 1
 
 
-def state_file(state: RunState) -> File:
-    """Return the run state as a file. Raises CheckpointError if JSON cannot represent it."""
-    return document_file(RUN_STATE, _CONVERTER.unstructure(state))
+def encode_state(state: RunState) -> bytes:
+    """Return the run state as a document. Raises CheckpointError if JSON cannot represent it."""
+    return encode("run_state", _CONVERTER.unstructure(state))
 
 
-def read_state(open_file: OpenFile) -> RunState:
-    """Return the run state of a checkpoint of this or an earlier schema version.
-
-    Raises CheckpointError if the file is not a valid state.
-    """
-    values = read_document(RUN_STATE, [RUN_STATE], open_file)
+def state_of(values: Mapping[str, Any]) -> RunState:
+    """Return the run state in a document. Raises CheckpointError if it is not a valid state."""
     differing = sorted(values.keys() ^ _NAMES)
     if differing:
         raise CheckpointError(f"The saved state has unexpected entries or lacks expected ones: {', '.join(differing)}.")

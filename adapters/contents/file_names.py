@@ -1,7 +1,8 @@
 """The names of a checkpoint's files: which process of a run reads and writes which, and which names the user has taken.
 
-What a method of the user's wrote keeps its name. A component of the run whose files have such a name, and the model if
-the method wrote weights in any format, is written with `hexloop-` before its names, and read from there.
+What a method of the user's wrote keeps its name. A component of the run whose files with tensors have such a name, and
+the model if the method wrote weights in any format, is written with `hexloop-` before its names, and read from there.
+The documents of a run are in files with names of their own; see `run_documents`. hexloop 0.1 wrote a file for each.
 """
 
 from __future__ import annotations
@@ -64,10 +65,13 @@ class RankFiles:
         return _of_rank(name, self.rank)
 
     def files_read(self, name: str, names: Collection[str]) -> list[str]:
-        """Return the names, without suffix, of the files that this process reads among `names`."""
+        """Return the names, without suffix, of the files that this process reads among `names`.
+
+        A document of the component that is in one file with others is read under the same name.
+        """
         if name not in RANKS_OWN:
             return [name]
-        pattern = re.compile(re.escape(name) + r"-rank-(\d{5})\.(?:json|safetensors)")
+        pattern = re.compile(rf"(?:{re.escape(name)}|run_state)-rank-(\d{{5}})\.(?:json|safetensors)")
         saved = sorted({0, *(int(match[1]) for match in map(pattern.fullmatch, names) if match)})
         if RANKS_OWN[name] is Inheritance.DISTRIBUTED:
             return [_of_rank(name, rank) for rank in saved[self.rank :: self.world_size]]
@@ -83,8 +87,8 @@ def _of_rank(name: str, rank: int) -> str:
 PREFIX = "hexloop-"
 """Comes before the names of hexloop's own files if the user's method wrote files of these names."""
 
-RESERVED = frozenset({"run_state.json", "run_setup.json", MANIFEST})
-"""The files by which a checkpoint is recognized, which have no other names."""
+RESERVED = re.compile(rf"run_state(-rank-\d{{5}})?\.json|run_setup\.json|{re.escape(MANIFEST)}")
+"""The files by which a checkpoint is recognized, and those with the documents of a run, which have no other names."""
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".npz", ".onnx")
 """How the names of files with weights end, in the formats that libraries write."""
@@ -116,7 +120,7 @@ class UserFiles:
         own = [
             name
             for name in sorted(self.names | self.earlier)
-            if name in RESERVED
+            if RESERVED.fullmatch(name)
             or marks_unfinished(name)
             or (name.startswith(PREFIX) and any(is_file_of(each, name.removeprefix(PREFIX)) for each in components))
         ]
@@ -127,10 +131,11 @@ class UserFiles:
             )
 
     def take_names_of(self, component: str) -> bool:
-        """Return whether the component's own files need other names beside these."""
+        """Return whether the component's files with tensors need other names beside these."""
         if component == MODEL and any(name.endswith(WEIGHT_SUFFIXES) for name in self.names):
             return True
-        return any(is_file_of(component, name) for name in self.names | self.earlier if not is_weights(name))
+        taken = (name for name in self.names | self.earlier if name.endswith(".safetensors") and not is_weights(name))
+        return any(is_file_of(component, name) for name in taken)
 
     def hold(self, tensors: Sequence[Part]) -> bool:
         """Return whether the usual weight files among these hold exactly these tensors, so that no copy is needed."""

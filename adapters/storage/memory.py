@@ -35,7 +35,8 @@ class MemoryStorage:
         self._capacity = capacity
         self._files: dict[str, bytes | bytearray] = {}
         self._durable: dict[str, bytes] = {}
-        self._removals: list[str] = []
+        self._removals: set[str] = set()
+        self._unsynced: set[str] = set()
         self._lost: set[str] = set()
         self._losing = False
         self._lock = threading.RLock()
@@ -52,12 +53,16 @@ class MemoryStorage:
         the file is lost. A disk may have written any part of any of them.
         """
         with self._lock:
-            shares = {path: kept(path) for path in self._files if path not in self._durable and path not in self._lost}
-            held = {path: self._files[path][: int(len(self._files[path]) * share)] for path, share in shares.items() if share is not None}
+            shares = {path: kept(path) for path in self._unsynced}
+            held = {
+                path: self._files[path][: int(len(self._files[path]) * share)]
+                for path, share in shares.items()
+                if share is not None
+            }
             self._durable |= {path: bytes(data) for path, data in held.items()}
             self._files = dict(self._durable)
-            self._removals.clear()
-            self._lost.clear()
+            for forgotten in (self._removals, self._unsynced, self._lost):
+                forgotten.clear()
 
     @contextmanager
     def losing(self) -> Iterator[None]:
@@ -88,8 +93,7 @@ class MemoryStorage:
             raise
         with self._lock:
             self._files[path] = data = bytes(written)
-            if self._losing:
-                self._lost.add(path)
+            (self._lost if self._losing else self._unsynced).add(path)
         return digest_of([memoryview(data)], "blake2b")
 
     def sync(self, paths: Sequence[str]) -> None:
@@ -98,6 +102,7 @@ class MemoryStorage:
             files = {path: self._file(path) for path in paths}
             if self._make_durable():
                 self._durable |= {path: data for path, data in files.items() if path not in self._lost}
+                self._unsynced.difference_update(paths)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Return the file's bytes, in two chunks if there are two bytes or more."""
@@ -119,6 +124,8 @@ class MemoryStorage:
             self._check_free(destination)
             _rename(self._files, source, destination)
             self._lost = {_renamed(path, source, destination) for path in self._lost}
+            unsynced = {path: _renamed(path, source, destination) for path in self._unsynced}
+            self._unsynced = {new for path, new in unsynced.items() if path == new or not self._losing}
             if self._make_durable():
                 _rename(self._durable, source, destination)
 
@@ -128,8 +135,9 @@ class MemoryStorage:
             for name in self._at(path):
                 del self._files[name]
                 self._lost.discard(name)
+                self._unsynced.discard(name)
                 if not self._losing:
-                    self._removals.append(name)
+                    self._removals.add(name)
 
     def digest(self, path: str) -> Stored:
         """Return the size and digest of a file."""

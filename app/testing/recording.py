@@ -12,6 +12,7 @@ from typing import Any, SupportsFloat, cast
 from attrs import asdict, define, field
 
 from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.domain.checkpoints.store import CheckpointStore
 from hexloop.domain.events import AnyEvent, StepEnded, TrainBegan, TrainEnded
 from hexloop.domain.loop import train
@@ -30,7 +31,7 @@ NOT_COMPARED = ("run", "parent_checkpoint", "best_checkpoint", "gradient_norm")
 """Fields of the run state that differ between two equal runs, or that are kept for checkpoints only."""
 
 DATA = ("data", "batches")
-"""Files that may describe the same data position in two ways. The data themselves are compared at every step."""
+"""Documents that may describe the same data position in two ways. The data themselves are compared at every step."""
 
 
 @define
@@ -159,10 +160,10 @@ def _record_end(record: RunRecord, subject: Any, run: Run[Any, Any]) -> None:
     for file in _files(subject, run):
         data = b"".join(bytes(chunk) for chunk in file.chunks)
         name, _, kind = file.path.rpartition(".")
-        if name in DATA:
-            continue
         if kind == "safetensors":
             record.tensors.update({f"{name}: {tensor}": each for tensor, *each in _tensors(data)})  # type: ignore[misc]
+        elif file.path == RUN_STATE:
+            record.values |= {name: value for name, value in json.loads(data).items() if name not in DATA}
         else:
             record.values[name] = json.loads(data)
     record.values["run_state"] = _comparable(record.values["run_state"])

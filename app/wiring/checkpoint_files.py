@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from hexloop.adapters.contents import documents
-from hexloop.adapters.contents.checkpoint import RUN_SETUP, CheckpointContents, files_of, parts_of
-from hexloop.adapters.contents.documents import RUN_STATE, read_document, read_state
+from hexloop.adapters.contents.checkpoint import CheckpointContents, documents_of, files_of, parts_of
+from hexloop.adapters.contents.documents import RUN_STATE
 from hexloop.adapters.contents.file_names import PREFIX, UserFiles
+from hexloop.adapters.contents.run_documents import SETUP, RunDocuments, is_documents_file
 from hexloop.adapters.contents.safetensors_files import INDEX, MODEL, Stream, component_of, is_weights, tensor_parts
 from hexloop.domain.checkpoints.manifest import MANIFEST, checkpoint_name, is_set_aside
 from hexloop.domain.errors import CheckpointError
+from hexloop.domain.json_documents import json_value
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.domain.state import RunState
 from hexloop.ports.state import Part
@@ -36,8 +38,8 @@ TENSORS, DOCUMENT = ".safetensors", ".json"
 TRAINER_STATE = "trainer_state.json"
 """Written after the model, in transformers as well, so that a user's file of this name does not last."""
 
-RUN_COMPONENTS = ("optimizer", "scheduler", "scaler", "losses", "data", "random")
-"""The components of a run other than the model."""
+RUN_COMPONENTS = ("optimizer", "scheduler", "scaler", "losses", "data", "random", SETUP)
+"""The components of a run other than the model, and the setup, which had files of these names in hexloop 0.1."""
 
 _PARTS = r"(-rank-\d{5}|-\d{5}-of-\d{5})?\.(json|safetensors(\.index\.json)?)"
 
@@ -55,22 +57,40 @@ class CheckpointFiles:
     storage: Storage
     name: str
     files: Mapping[str, Stored]
+    _documents: RunDocuments = field(init=False, eq=False)
+
+    @_documents.default
+    def _make_documents(self) -> RunDocuments:
+        return RunDocuments({RUN_STATE, *self.files}, self.read)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Read the bytes of a file from `start` on."""
         return self.storage.read(f"{self.name}/{path}", start)
 
-    def json(self, path: str) -> Any:
-        """Return the value of a JSON document."""
-        return documents.read(self.read(path))
+    def documents(self) -> dict[str, Any]:
+        """Return the JSON documents by the names of their files, the run state last.
+
+        Those that are in one file with others have the names that they would have as files of their own. The index of
+        shards describes files and is left out, and so is a file that is not a JSON document.
+        """
+        found: dict[str, Any] = {}
+        for path in sorted(self.files):
+            if path.endswith(DOCUMENT) and path != INDEX and not self._has_several(path):
+                with suppress(CheckpointError):  # not written by hexloop
+                    found[path] = documents.read(self.read(path))
+        if RUN_STATE in self.files:
+            for name, document in self._documents.stored():
+                path = f"{name}{DOCUMENT}"
+                found[f"{PREFIX}{path}" if path in self.files and not self._has_several(path) else path] = document
+        return dict(sorted(found.items(), key=lambda item: _order(item[0])))
 
     def run_state(self) -> RunState:
         """Return the state of the run."""
-        return read_state(self.read)
+        return self._documents.state()
 
     def run_setup(self) -> dict[str, Any]:
         """Return how the run was set up; empty if that was not saved."""
-        return read_document(RUN_SETUP, self.files, self.read)
+        return self._documents.read(SETUP)
 
     def tensors(self, path: str) -> list[Part]:
         """Return the tensors of a safetensors file, whose data are read later."""
@@ -78,7 +98,7 @@ class CheckpointFiles:
 
     def parts(self, component: str) -> list[Part]:
         """Return the state of a component such as "model" or "optimizer", whose tensors are read later."""
-        return parts_of(component, self.files, self.read)
+        return parts_of(component, self.files, self.read, self._documents if RUN_STATE in self.files else None)
 
     def tensor_files(self) -> dict[str, list[str]]:
         """Return the files with tensors by component, the model's first. Shards are grouped."""
@@ -88,13 +108,15 @@ class CheckpointFiles:
                 found.setdefault(component_of(path), []).append(path)
         return found
 
-    def document_files(self) -> list[str]:
-        """Return the JSON documents, the run state last. The index of shards describes files and is left out."""
-        return sorted((path for path in self.files if path.endswith(DOCUMENT) and path != INDEX), key=_order)
-
     def other_files(self) -> list[str]:
-        """Return all other files."""
-        return [path for path in sorted(self.files) if not path.endswith((TENSORS, DOCUMENT)) and path != INDEX]
+        """Return all files that have neither tensors nor documents."""
+        found = self.documents()
+        paths = (path for path in sorted(self.files) if not path.endswith(TENSORS) and path != INDEX)
+        return [path for path in paths if path not in found and not self._has_several(path)]
+
+    def _has_several(self, path: str) -> bool:
+        """Return whether a file has several documents."""
+        return is_documents_file(path) and RUN_STATE in self.files and self._documents.are_together
 
     def model_files(self) -> Iterator[File]:
         """Yield the files of the model alone, with all weights in one file, which comes last.
@@ -107,12 +129,15 @@ class CheckpointFiles:
         for path in self.files:
             if not is_run_file(path) and not is_weights(path) and path != f"{MODEL}.json":
                 yield File(path, self.read(path))
-        yield from files_of(MODEL, self.parts(MODEL), sys.maxsize)
+        parts = self.parts(MODEL)
+        if values := {part.name: json_value(part) for part in documents_of(parts)}:
+            yield File(f"{MODEL}{DOCUMENT}", [documents.encode(MODEL, values) + b"\n"])
+        yield from files_of(MODEL, parts, sys.maxsize)
 
 
 def is_run_file(path: str) -> bool:
     """Return whether a file contains state of the run, and not the model, written by one process or by several."""
-    return path in (RUN_STATE, RUN_SETUP, TRAINER_STATE) or _RUN_FILE.fullmatch(path) is not None
+    return path == TRAINER_STATE or is_documents_file(path) or _RUN_FILE.fullmatch(path) is not None
 
 
 def load_model_weights(model: torch.nn.Module, checkpoint: CheckpointFiles) -> None:

@@ -6,7 +6,6 @@ package offers one through the entry point group "hexloop.storages".
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import uuid
@@ -15,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from hexloop.adapters.contents.checkpoint import RUN_SETUP
+from hexloop.adapters.contents.run_documents import SETUP, RunDocuments
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.engines import find_plugin, plugin_names
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
@@ -164,5 +163,5 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 def read_setup(storage: Storage, checkpoint: str) -> dict[str, Any]:
     """Return the document in which a checkpoint describes the setup of its run."""
-    setup: dict[str, Any] = json.loads(b"".join(storage.read(f"{checkpoint}/{RUN_SETUP}")))
-    return setup
+    names = [entry.name for entry in storage.list(checkpoint)]
+    return RunDocuments(names, lambda path, start=0, /: storage.read(f"{checkpoint}/{path}", start)).read(SETUP)

@@ -9,7 +9,9 @@ import mmap
 import os
 import random
 import stat
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -122,18 +124,88 @@ class Synced:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux shows the path of a descriptor")
 def test_completed_operations_are_synced_to_disk(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write syncs the file and all new folders; a move syncs the folders of both sides."""
+    """A sync covers the files and all folders above them, a move the folders of both sides, a removal nothing."""
     root, synced = root_of(storage), Synced(monkeypatch)
     storage.write("a/b/c.bin", [b"x"])
-    folders = [root / "a" / "b", root / "a", root, root.parent, root.parent.parent]
-    assert synced.seen == [("sync", str(path)) for path in (root / "a" / "b" / "c.bin", *folders)]
+    storage.write("a/d.bin", [b"x"])
+    assert synced.seen == []
+    storage.sync(["a/b/c.bin", "a/d.bin"])
+    new = [root / "a" / "b" / "c.bin", root / "a" / "d.bin", root / "a" / "b", root / "a", root, root.parent]
+    assert sorted(synced.seen) == sorted(("sync", str(path)) for path in (*new, root.parent.parent))
+    synced.seen.clear()
+    storage.write("a/e.bin", [b"x"])
+    storage.sync(["a/e.bin"])
+    assert sorted(synced.seen) == sorted(("sync", str(path)) for path in (root / "a" / "e.bin", root / "a", root))
     synced.seen.clear()
     storage.move("a/b", "d/e")
-    moved = [("rename", str(root / "d" / "e")), ("sync", str(root / "d")), ("sync", str(root))]
-    assert synced.seen == [*moved, ("sync", str(root / "a")), ("sync", str(root))]
+    assert synced.seen[0] == ("rename", str(root / "d" / "e"))
+    assert sorted(synced.seen[1:]) == sorted(("sync", str(path)) for path in (root / "a", root / "d", root))
     synced.seen.clear()
     storage.remove("d/e")
-    assert synced.seen == [("sync", str(root / "d")), ("sync", str(root))]
+    assert synced.seen == []
+
+
+def test_a_batch_is_synced_by_several_threads(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are synced at the same time, each once, and all threads have ended when it returns."""
+    fsync, running, most = os.fsync, set[int](), 0
+    together = threading.Barrier(2)
+
+    def seen_fsync(descriptor: int) -> None:
+        nonlocal most
+        running.add(threading.get_ident())
+        most = max(most, len(running))
+        with suppress(threading.BrokenBarrierError):
+            together.wait(1)
+        fsync(descriptor)
+        running.discard(threading.get_ident())
+
+    before = threading.active_count()
+    paths = [f"folder/{number}" for number in range(30)]
+    for path in paths:
+        storage.write(path, [b"x"])
+    monkeypatch.setattr(os, "fsync", seen_fsync)
+    storage.sync(paths)
+    assert most > 1
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StorageError), (errno.ENOSPC, StorageFullError)])
+def test_a_disk_that_cannot_sync_is_reported(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StorageError]
+) -> None:
+    """The error of a thread is raised, with the paths."""
+    paths = [f"folder/{each}" for each in range(9)]
+    for path in paths:
+        storage.write(path, [b"x"])
+
+    def failing(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(kind, match=r"Cannot sync folder/0, folder/1"):
+        storage.sync(paths)
+
+
+def test_a_file_system_that_cannot_sync_folders_syncs_files(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders are skipped; a file that cannot be synced is an error."""
+    fsync = os.fsync
+
+    def without_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    def nothing(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    storage.write("a", [b"x"])
+    monkeypatch.setattr(os, "fsync", without_folders)
+    storage.sync(["a"])
+    monkeypatch.setattr(os, "fsync", nothing)
+    with pytest.raises(StorageError, match="Cannot sync a in"):
+        storage.sync(["a"])
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "..", "a/../../b", "a/..", "a//b", ".", "a\0b"])
@@ -145,6 +217,7 @@ def test_a_path_outside_of_the_root_is_refused(storage: LocalStorage, tmp_path: 
         lambda: storage.write(path, [b"x"]),
         lambda: list(storage.read(path)),
         lambda: storage.digest(path),
+        lambda: storage.sync([path]),
         lambda: storage.move(path, "b"),
         lambda: storage.move("a", path),
         lambda: storage.remove(path),

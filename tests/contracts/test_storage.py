@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,6 +88,10 @@ class OnAnotherMachineEachTime:
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         with self.tiers() as storage:
             return storage.write(path, chunks)
+
+    def sync(self, paths: Sequence[str]) -> None:
+        with self.tiers() as storage:
+            storage.sync(paths)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         with self.tiers() as storage:

@@ -79,26 +79,24 @@ def test_power_loss_at_any_call_keeps_published_checkpoints(
 
 
 def no_sync_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_sync_folders", lambda *_: None)
+    sync_path = local._sync_path
+    monkeypatch.setattr(local, "_sync_path", lambda path: None if os.path.isdir(path) else sync_path(path))
 
 
 def no_sync_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_sync_folders = local._sync_folders
-    monkeypatch.setattr(local, "_sync", lambda _: None)
-    monkeypatch.setattr(local, "_sync_folders", lambda *folders: syncing(monkeypatch, true_sync_folders, *folders))
+    sync_path = local._sync_path
+    monkeypatch.setattr(local, "_sync_path", lambda path: sync_path(path) if os.path.isdir(path) else None)
 
 
-def syncing(monkeypatch: pytest.MonkeyPatch, sync_folders: Callable[[str, str], None], folder: str, top: str) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(local, "_sync", os.fsync)
-        sync_folders(folder, top)
+def no_sync_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "sync", lambda *_: None)
 
 
-@pytest.mark.parametrize("careless", [no_sync_of_folders, no_sync_of_files])
+@pytest.mark.parametrize("careless", [no_sync_of_folders, no_sync_of_files, no_sync_of_batches])
 def test_a_storage_without_sync_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careless: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """Without syncing folders, or files, some disk state loses a published checkpoint."""
+    """Without syncing folders, files, or the files of a checkpoint at all, some disk state loses a published checkpoint."""
     careless(monkeypatch)
     recorder, published = record(tmp_path / "root", monkeypatch, limit=2)
     assert next(losses(recorder, published, tmp_path / "after", set()), None) is not None

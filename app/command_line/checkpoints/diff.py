@@ -200,15 +200,10 @@ def compare(one: Contents, other: Contents, strict: bool) -> Iterator[Compared]:
     """
     files = one[0], other[0]
     yield from _tensors(*files)
-    for path in dict.fromkeys([*files[0].document_files(), *files[1].document_files()]):
-        if path in NEVER_READ and not strict:
-            continue
-        try:
-            values = [each.json(path) if path in each.files else MISSING for each in files]
-        except CheckpointError:  # not written by hexloop
-            yield _bytes(path, *files)
-        else:
-            yield from _fields(path, values[0], values[1], strict)
+    documents = files[0].documents(), files[1].documents()
+    for path in documents[0] | documents[1]:
+        if strict or path not in NEVER_READ:
+            yield from _fields(path, *(each.get(path, MISSING) for each in documents), strict)
     for path in sorted({*files[0].other_files(), *files[1].other_files()}):
         yield _bytes(path, *files)
     yield from _fields(MANIFEST, _manifest_values(one[1]), _manifest_values(other[1]), strict)

@@ -111,6 +111,25 @@ class StorageContract:
         storage.write("folder/file", [b"again"])
         check_bytes(storage, "folder/file", b"again")
 
+    def test_a_batch_of_files_is_synced(self, storage: Storage) -> None:
+        """Syncing changes nothing that a reader sees; files may be synced again, and an empty batch is allowed.
+
+        That they survive a crash cannot be tested from within the process.
+        """
+        paths = [f"folder/{number}/file" for number in range(12)]
+        for path in paths:
+            storage.write(path, CHUNKS)
+
+        storage.sync(paths)
+        storage.sync(paths[:1])
+        storage.sync([])
+
+        for path in paths:
+            check_bytes(storage, path, DATA)
+        storage.move("folder", "moved")
+        storage.sync(["moved/3/file"])
+        check_bytes(storage, "moved/3/file", DATA)
+
     def test_a_missing_file_cannot_be_read(self, storage: Storage) -> None:
         """Reading a missing file, or a folder, raises a StorageError with its path."""
         storage.write("folder/file", CHUNKS)

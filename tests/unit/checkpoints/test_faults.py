@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 
@@ -29,10 +31,34 @@ IN_THE_WAY, UNFINISHED = 3, 90
 """The steps of the other run's checkpoint, and of its unfinished one."""
 
 LIMIT = 2
+Cut = Callable[[MemoryStorage, int], None]
+
+
+def no_cut(storage: MemoryStorage, seed: int) -> None:
+    """The machine keeps its power."""
+
+
+def losing_all(storage: MemoryStorage, seed: int) -> None:
+    """A power cut after which nothing is left that was not synced."""
+    storage.crash()
+
+
+def losing_names_only(storage: MemoryStorage, seed: int) -> None:
+    """A power cut before which the disk happened to write all bytes."""
+    storage.crash(lambda _: 1.0)
+
+
+def losing_some(storage: MemoryStorage, seed: int) -> None:
+    """A power cut before which the disk wrote any part of any file that was not synced."""
+    some = random.Random(seed)
+    storage.crash(lambda _: some.choice([None, 0.0, 0.5, 1.0]))
+
+
+CUTS = (no_cut, losing_all, losing_names_only, losing_some)
 STRIKES = [
-    (Effect.FAIL, 1.0, False),
-    (Effect.FULL, 1.0, False),
-    *((Effect.DIE, done, power_cut) for done in (0.0, 0.5, 1.0) for power_cut in (False, True)),
+    (Effect.FAIL, 1.0, no_cut),
+    (Effect.FULL, 1.0, no_cut),
+    *((Effect.DIE, done, cut) for done in (0.0, 0.5, 1.0) for cut in CUTS),
 ]
 
 
@@ -45,7 +71,7 @@ class Process:
 
     saves: int
     faults: tuple[Fault, ...] = ()
-    power_cut: bool = False
+    cut: Cut = no_cut
     back: int = 0
     in_background: bool = False
 
@@ -66,8 +92,7 @@ class World:
         seen = FaultyStorage(self.storage, process.faults)
         with suppress(Died, StorageError, CheckpointError):
             self._train(seen, process)
-        if process.power_cut:
-            self.storage.crash()
+        process.cut(self.storage, len(seen.operations))
         return seen
 
     def _train(self, storage: Storage, process: Process) -> None:
@@ -113,6 +138,7 @@ def make_world(publication: Publication) -> World:
     save_all(storage, "other", [IN_THE_WAY])
     folder = publisher_for(storage, OTHER).begin(f"checkpoint-{UNFINISHED}")
     storage.write(f"{folder}/model.bin", [b"half"])
+    storage.sync([f"{folder}/model.bin"])
     return World(storage)
 
 
@@ -145,11 +171,11 @@ def operations_of_second_life(publication: Publication) -> int:
     return len(world.run(SECOND).operations)
 
 
-@pytest.mark.parametrize(("effect", "done", "power_cut"), STRIKES)
+@pytest.mark.parametrize(("effect", "done", "cut"), STRIKES)
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("publication", list(Publication))
 def test_a_fault_in_any_operation(
-    publication: Publication, in_background: bool, effect: Effect, done: float, power_cut: bool
+    publication: Publication, in_background: bool, effect: Effect, done: float, cut: Cut
 ) -> None:
     """After a death, a failure or a full disk in any operation, the next process resumes from the last checkpoint."""
     operations = operations_of_second_life(publication)
@@ -157,7 +183,7 @@ def test_a_fault_in_any_operation(
     for at in range(1, operations + 1):
         world = make_world(publication)
         world.run(FIRST)
-        world.run(Process(SECOND.saves, (Fault(at, effect, done=done),), power_cut, in_background=in_background))
+        world.run(Process(SECOND.saves, (Fault(at, effect, done=done),), cut, in_background=in_background))
         world.check()
         world.run(LAST)
         world.check()
@@ -198,7 +224,7 @@ fault = st.builds(
     Fault,
     at=st.integers(1, 40),
     effect=st.sampled_from([Effect.DIE, Effect.FAIL, Effect.FULL]),
-    operation=st.sampled_from(["any", "write", "remove", "move", "list"]),
+    operation=st.sampled_from(["any", "write", "sync", "remove", "move", "list"]),
     done=st.floats(0, 1),
     times=st.integers(1, 4),
 )
@@ -207,7 +233,7 @@ lives = st.lists(
         Process,
         saves=st.integers(0, 4),
         faults=st.lists(fault, max_size=2).map(tuple),
-        power_cut=st.booleans(),
+        cut=st.sampled_from(CUTS),
         back=st.sampled_from([0, 0, 0, 1, 2]),
         in_background=st.booleans(),
     ),

@@ -139,10 +139,11 @@ def test_with_a_limit_of_two_a_lost_rename_costs_one_checkpoint() -> None:
         assert published[-1] >= reported[-1] - 1
 
 
+@pytest.mark.parametrize("operation", ["write", "sync"])
 @pytest.mark.parametrize("publication", list(Publication))
-def test_with_a_limit_of_two_a_lost_write_costs_one_checkpoint(publication: Publication) -> None:
-    """If any single file of a checkpoint is lost, the one before it is complete."""
-    for disk, reported in losses(publication, 2, "write"):
+def test_with_a_limit_of_two_a_lost_write_costs_one_checkpoint(publication: Publication, operation: str) -> None:
+    """If any single file of a checkpoint is lost, or all of them, the one before it is complete."""
+    for disk, reported in losses(publication, 2, operation):
         assert whole(disk)[-1] >= reported[-1] - 1
 
 

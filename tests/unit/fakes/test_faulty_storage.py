@@ -66,6 +66,7 @@ def test_operations_can_be_counted_by_name() -> None:
         lambda storage: storage.digest("folder/a"),
         lambda storage: storage.move("folder", "other"),
         lambda storage: storage.remove("folder"),
+        lambda storage: storage.sync(["folder/a"]),
     ],
 )
 def test_every_operation_can_fail_and_die(operation: Callable[[Storage], object]) -> None:
@@ -113,6 +114,26 @@ def test_a_torn_write_keeps_its_first_bytes(done: float, left: bytes) -> None:
 
     assert tree(torn) == tree(dead.inner) == {"a": left}
     assert (torn.digest("a") == expected) == (done == 1)
+
+
+@pytest.mark.parametrize(("done", "durable"), [(0.0, []), (0.5, ["a"]), (0.7, ["a", "b"]), (1.0, ["a", "b", "c"])])
+@pytest.mark.parametrize("effect", [Effect.TEAR, Effect.DIE])
+def test_a_torn_sync_makes_the_first_files_durable(done: float, durable: list[str], effect: Effect) -> None:
+    """The others are lost in a power cut, whether the caller gets success or dies."""
+    inner = MemoryStorage()
+    storage = FaultyStorage(inner, [Fault(1, effect, "sync", done)])
+    for name in "abc":
+        storage.write(name, TEN)
+
+    try:
+        storage.sync(["a", "b", "c"])
+    except Died:
+        assert effect is Effect.DIE
+
+    assert sorted(tree(inner)) == ["a", "b", "c"]
+    inner.crash()
+    assert sorted(tree(inner)) == durable
+    assert storage.operations[-1] == ("sync", "a, b, c")
 
 
 @pytest.mark.parametrize(("done", "left"), [(0.0, "abc/de"), (0.5, "c/de"), (1.0, "")])
@@ -172,6 +193,7 @@ def test_an_impossible_plan_is_refused(wrong: dict[str, object]) -> None:
     ("operation", "act"),
     [
         ("write", lambda storage: storage.write("b", TEN)),
+        ("write", lambda storage: (storage.write("b", TEN), storage.sync(["b"]))),
         ("move", lambda storage: storage.move("a", "c")),
         ("remove", lambda storage: storage.remove("a")),
     ],
@@ -180,10 +202,11 @@ def test_lost_operations_are_visible_until_a_power_cut(operation: str, act: Call
     """Lost writes, moves and removals are visible to all readers, and undone by the next crash."""
     inner = MemoryStorage()
     inner.write("a", TEN)
+    inner.sync(["a"])
     before = tree(inner)
     act(FaultyStorage(inner, [Fault(1, Effect.LOSE, operation)], inner.losing))
     assert tree(inner) != before
-    inner.crash()
+    inner.crash(lambda _: 1.0)
     assert tree(inner) == before
 
 
@@ -192,10 +215,24 @@ def test_operations_after_a_loss_are_durable_where_possible() -> None:
     inner = MemoryStorage()
     storage = FaultyStorage(inner, [Fault(1, Effect.LOSE, "move")], inner.losing)
     storage.write("old/a", TEN)
+    storage.sync(["old/a"])
     storage.move("old", "new")
     storage.write("new/b", TEN)
+    storage.sync(["new/b"])
     inner.crash()
     assert sorted(tree(inner)) == ["new/b", "old/a"]
+
+
+def test_a_lost_sync_loses_the_whole_batch() -> None:
+    """A disk that acknowledges a sync from its cache loses every file of it, and keeps those of the next sync."""
+    inner = MemoryStorage()
+    storage = FaultyStorage(inner, [Fault(1, Effect.LOSE, "sync")], inner.losing)
+    for name in "abc":
+        storage.write(name, TEN)
+    storage.sync(["a", "b"])
+    storage.sync(["c"])
+    inner.crash()
+    assert sorted(tree(inner)) == ["c"]
 
 
 def test_a_loss_needs_a_storage_that_supports_it() -> None:

@@ -18,10 +18,12 @@ def dying_after(*chunks: bytes) -> Iterator[bytes]:
     raise Died
 
 
-def test_completed_writes_and_moves_survive_a_power_cut() -> None:
-    """A file whose write returned, and the new name of a completed move, exist after a crash."""
+def test_synced_files_and_moves_survive_a_power_cut() -> None:
+    """A file that was synced, and the new name of a completed move, exist after a crash; other files do not."""
     storage = MemoryStorage()
     storage.write("a/file", [b"1"])
+    storage.sync(["a/file"])
+    storage.write("a/other", [b"2"])
     storage.move("a", "b")
 
     storage.crash()
@@ -30,10 +32,37 @@ def test_completed_writes_and_moves_survive_a_power_cut() -> None:
     assert b"".join(storage.read("b/file")) == b"1"
 
 
+def test_a_power_cut_may_keep_any_part_of_what_was_not_synced() -> None:
+    """The caller chooses which files, and how much of them, the disk had written; they are durable from then on."""
+    storage = MemoryStorage()
+    for name in ("lost", "empty", "half", "whole"):
+        storage.write(name, [b"0123456789"])
+    storage.write("synced", [b"synced"])
+    storage.sync(["synced"])
+    shares = {"lost": None, "empty": 0.0, "half": 0.55, "whole": 1.0}
+
+    storage.crash(shares.__getitem__)
+    storage.crash()
+
+    found = {entry.name: b"".join(storage.read(entry.name)) for entry in storage.list("")}
+    assert found == {"empty": b"", "half": b"01234", "synced": b"synced", "whole": b"0123456789"}
+
+
+def test_only_existing_files_can_be_synced() -> None:
+    """A missing file is an error, and none of the others becomes durable."""
+    storage = MemoryStorage()
+    storage.write("a", [b"1"])
+    with pytest.raises(StorageError, match="missing"):
+        storage.sync(["a", "missing"])
+    storage.crash()
+    assert storage.list("") == ()
+
+
 def test_a_removal_may_be_undone_by_a_power_cut() -> None:
     """Removed files reappear after a crash, unless a durable operation followed."""
     storage = MemoryStorage()
     storage.write("a", [b"1"])
+    storage.sync(["a"])
     storage.remove("a")
     assert storage.list("") == ()
     storage.crash()
@@ -41,6 +70,7 @@ def test_a_removal_may_be_undone_by_a_power_cut() -> None:
 
     storage.remove("a")
     storage.write("b", [b"2"])
+    storage.sync(["b"])
     storage.crash()
     assert storage.list("") == (Entry("b", False),)
 

@@ -1,0 +1,118 @@
+"""The JSON documents of a run, which a checkpoint has in one file for each process, `run_state.json` on rank 0.
+
+The file is an object with a schema version and the documents by name: the run state, the run setup, and one for each
+component that has one. Each document has its own schema version. Checkpoints of hexloop 0.1 have the run state alone in
+`run_state.json`, and a file for each of the other documents; they are read as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from attrs import define, field
+
+from hexloop.adapters.contents import documents
+from hexloop.adapters.contents.documents import RUN_STATE, VERSION, migrated, state_of
+from hexloop.adapters.contents.file_names import own_files
+from hexloop.domain.errors import CheckpointError
+from hexloop.domain.state import RunState, migrate
+from hexloop.ports.contents import OpenFile
+from hexloop.ports.storage import File
+
+STATE, SETUP = "run_state", "run_setup"
+"""The names of the documents that belong to no component."""
+
+FILE_VERSION = 2
+"""The schema version of a file with several documents. In a file of version 1, there is only the run state."""
+
+_OF_RANK = re.compile(r"(.+?)(-rank-\d{5})?")
+
+
+def documents_path(rank: int = 0) -> str:
+    """Return the file with the documents of a process."""
+    return RUN_STATE if rank == 0 else f"run_state-rank-{rank:05}.json"
+
+
+def documents_file(encoded: Mapping[str, bytes], rank: int = 0) -> File:
+    """Return the file with the documents of a process, one a line. encoded: see `documents.encode`, by name."""
+    lines = [f'"{VERSION}": {FILE_VERSION}'.encode()]
+    lines += [documents.to_bytes(name).rstrip() + b": " + document for name, document in encoded.items()]
+    return File(documents_path(rank), [b"{" + b",\n".join(lines) + b"}\n"])
+
+
+@define(eq=False)
+class RunDocuments:
+    """Reads the documents of a checkpoint. A file is read when the first of its documents is asked for.
+
+    names: the files of the checkpoint. open_file: reads one of them.
+    """
+
+    _names: Collection[str]
+    _open_file: OpenFile
+    _files: dict[str, dict[str, Any]] = field(factory=dict, init=False)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return a document, migrated to the current schema version; empty if it does not exist.
+
+        name: of a component, with the suffix "-rank-00001" for another process's; or STATE or SETUP.
+        Raises CheckpointError if its file is invalid, or the document has a newer schema version.
+        """
+        if self.are_together:
+            component, path = _located(name)
+            document = self._documents_in(path).get(component)
+            return {} if document is None else migrated(component, document, f"{component} in {path}")
+        names, open_file = own_files(name, self._names, self._open_file)
+        path = f"{name}.json"
+        return {} if path not in names else migrated(name, documents.read(open_file(path)), path)
+
+    def state(self) -> RunState:
+        """Return the run state. Raises CheckpointError if there is none, or it is invalid."""
+        return state_of(self.read(STATE))
+
+    def stored(self) -> Iterator[tuple[str, Any]]:
+        """Yield the name of each document that is in a file with others, and its value as it is stored."""
+        for path in sorted(path for path in self._names if is_documents_file(path)) if self.are_together else ():
+            suffix = path.removeprefix("run_state").removesuffix(".json")
+            for name, document in self._documents_in(path).items():
+                yield f"{name}{suffix}", document
+
+    @property
+    def are_together(self) -> bool:
+        """Whether the documents of a process are in one file. Raises CheckpointError if that is invalid."""
+        return RUN_STATE in self._names and self._content(RUN_STATE).get(VERSION) != 1
+
+    def _documents_in(self, path: str) -> dict[str, Any]:
+        """Return the documents in a file by name; none if the file does not exist."""
+        if path not in self._names:
+            return {}
+        content = migrate(self._content(path), {}, FILE_VERSION)
+        del content[VERSION]
+        return content
+
+    def _content(self, path: str) -> dict[str, Any]:
+        if path not in self._files:
+            content = documents.read(self._open_file(path))
+            if not isinstance(content, dict):
+                raise CheckpointError(f"{path} is not a JSON object.")
+            self._files[path] = content
+        return self._files[path]
+
+
+def is_documents_file(path: str) -> bool:
+    """Return whether a file of this name has the documents of a process."""
+    return path == RUN_STATE or re.fullmatch(r"run_state-rank-\d{5}\.json", path) is not None
+
+
+def ranks_with_documents(names: Collection[str]) -> set[int]:
+    """Return the ranks, other than 0, whose documents are in one file."""
+    matches = (re.fullmatch(r"run_state-rank-(\d{5})\.json", name) for name in names)
+    return {int(match[1]) for match in matches if match}
+
+
+def _located(name: str) -> tuple[str, str]:
+    """Return the name that a document has in its file, and the file."""
+    match = _OF_RANK.fullmatch(name)
+    assert match is not None
+    return match[1], f"run_state{match[2] or ''}.json"
