@@ -14,8 +14,9 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from hexloop.adapters.contents.checkpoint import CheckpointContents
+from hexloop.adapters.contents.checkpoint import AnySetup, CheckpointContents
 from hexloop.adapters.contents.documents import MIGRATIONS
+from hexloop.adapters.contents.file_names import RankFiles
 from hexloop.adapters.snapshots import InMemorySnapshots
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.store import CheckpointStore
@@ -59,21 +60,35 @@ def test_safetensors_reads_the_weights(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
-def test_each_object_has_its_own_files(tmp_path: Path) -> None:
-    """Tensors and JSON documents are stored under the name of their object; an object without state has no file."""
-    assert sorted(written(CheckpointContents(all_kept()), tmp_path)) == [
+def stored(folder: Path, path: str = "run_state.json") -> dict[str, Any]:
+    """Return the documents in a file."""
+    documents: dict[str, Any] = json.loads(folder.joinpath(path).read_text())
+    return documents
+
+
+def test_tensors_have_a_file_for_each_object_and_documents_have_one_in_all(tmp_path: Path) -> None:
+    """Both are stored under the name of their object; an object without state has neither."""
+    kept, state = all_kept(), RunState(run="mine")
+    assert sorted(written(CheckpointContents(kept, setup=AnySetup({"a": 1})), tmp_path, state)) == [
         "model.safetensors",
-        "optimizer.json",
         "optimizer.safetensors",
-        "random.json",
         "random.safetensors",
         "run_state.json",
-        "scheduler.json",
     ]
-    assert json.loads(tmp_path.joinpath("optimizer.json").read_text()) == {
-        "schema_version": 1,
-        "groups": [{"lr": 1e-3}],
-    }
+    documents = stored(tmp_path)
+    assert list(documents) == ["schema_version", "run_state", "run_setup", "optimizer", "scheduler", "random"]
+    assert documents["schema_version"] == 2
+    assert documents["optimizer"] == {"schema_version": 1, "groups": [{"lr": 1e-3}]}
+    assert documents["scheduler"] == {"schema_version": 1, "best": {"$number": "inf"}, "rates": [0.1, 1 / 3]}
+    assert documents["run_state"]["run"] == "mine"
+    assert documents["run_setup"] == {"schema_version": 1, "a": 1}
+
+
+def in_separate_files(folder: Path) -> None:
+    """Replace the documents in one file by a file for each, as hexloop 0.1 wrote them."""
+    for name, document in stored(folder).items():
+        if name != "schema_version":
+            folder.joinpath(f"{name}.json").write_text(json.dumps(document))
 
 
 def test_state_that_is_not_saved_is_loaded_from_full_checkpoints(tmp_path: Path) -> None:
@@ -103,6 +118,69 @@ def test_everything_is_restored(tmp_path: Path) -> None:
         assert_equal(again[name].arrays, keeper.arrays)
         assert again[name].values == keeper.values
         assert again[name].loads == 1
+
+
+def test_documents_in_separate_files_are_restored(tmp_path: Path) -> None:
+    """A checkpoint of hexloop 0.1 restores the same."""
+    kept, state = all_kept(), RunState(run="mine", step=7, history=[{"loss": math.nan}])
+    written(CheckpointContents(kept), tmp_path, state)
+    in_separate_files(tmp_path)
+    again = {name: blank(keeper) for name, keeper in kept.items()}
+    assert repr(read_back(CheckpointContents(again), tmp_path)) == repr(state)
+    for name, keeper in kept.items():
+        assert_equal(again[name].arrays, keeper.arrays)
+        assert again[name].values == keeper.values
+
+
+@pytest.mark.parametrize("value", [[math.nan, 1.5], {"$items": 3}, {"text": "NaN"}, "€ and \\", {"deep": [{}, [[]]]}])
+def test_values_that_json_lacks_are_restored(tmp_path: Path, value: Any) -> None:
+    """Whatever a part contains, it is the same after a save, and the file is JSON in the strict sense."""
+    kept = {"model": Keeper(), "mine": Keeper(values={"value": value})}
+    written(CheckpointContents(kept), tmp_path)
+    json.loads(tmp_path.joinpath("run_state.json").read_text(), parse_constant=pytest.fail)
+    again = {name: blank(keeper) for name, keeper in kept.items()}
+    read_back(CheckpointContents(again), tmp_path)
+    assert repr(again["mine"].values) == repr(kept["mine"].values)
+
+
+def test_files_of_others_with_the_name_of_a_document_are_not_read(tmp_path: Path) -> None:
+    """A document that is in one file with others is read from there, or does not exist."""
+    kept = all_kept()
+    written(CheckpointContents(kept), tmp_path)
+    for name in ("optimizer.json", "scaler.json", "run_setup.json"):
+        tmp_path.joinpath(name).write_text("not even JSON")
+    again = {name: blank(keeper) for name, keeper in kept.items()}
+    read_back(CheckpointContents(again), tmp_path)
+    assert again["optimizer"].values == kept["optimizer"].values
+
+
+def test_each_process_has_a_file_of_its_own_documents(tmp_path: Path) -> None:
+    """The other ranks write what they have for themselves, and read it, or that of rank 0 if they had none."""
+    for rank in range(3):
+        kept = {
+            "model": Keeper(weights()),
+            "random": Keeper(values={"seed": rank}),
+            "losses": Keeper(values={"sum": 10 * rank}),
+            "data": Keeper(values={"at": 5} if rank == 0 else {}),
+        }
+        paths = written(CheckpointContents(kept, ranks=RankFiles(rank, 3)), tmp_path)
+        own = "run_state.json" if rank == 0 else f"run_state-rank-{rank:05}.json"
+        assert paths == (["model.safetensors", own] if rank == 0 else [own])
+        assert list(stored(tmp_path, own))[-3:] == (["random", "losses", "data"] if rank == 0 else [
+            "schema_version", "random", "losses",
+        ])  # fmt: skip
+    loaded = {}
+    for rank in range(3):
+        again = {name: Keeper(values=dict.fromkeys(names)) for name, names in EACH_HAS.items()}
+        again["model"] = blank(Keeper(weights()))
+        read_back(CheckpointContents(again, ranks=RankFiles(rank, 3)), tmp_path)
+        loaded[rank] = {name: again[name].values for name in EACH_HAS}
+    assert loaded == {
+        rank: {"random": {"seed": rank}, "losses": {"sum": 10 * rank}, "data": {"at": 5}} for rank in range(3)
+    }
+
+
+EACH_HAS = {"random": ["seed"], "losses": ["sum"], "data": ["at"]}
 
 
 def test_weights_only_loading_restores_the_weights(tmp_path: Path) -> None:
@@ -174,29 +252,49 @@ def test_documents_of_earlier_versions_are_migrated(tmp_path: Path, monkeypatch:
         return {"schema_version": 3, "groups": document["options"]}
 
     kept = all_kept()
-    monkeypatch.setitem(MIGRATIONS, "optimizer.json", {1: with_groups, 2: renamed})
-    paths = written(CheckpointContents(kept), tmp_path)
-    assert json.loads(tmp_path.joinpath("optimizer.json").read_text())["schema_version"] == 3
-    assert {json.loads(tmp_path.joinpath(path).read_text())["schema_version"] for path in paths if path in SMALL} == {1}
+    monkeypatch.setitem(MIGRATIONS, "optimizer", {1: with_groups, 2: renamed})
+    written(CheckpointContents(kept), tmp_path)
+    documents = stored(tmp_path)
+    assert {name: documents[name]["schema_version"] for name in ("optimizer", *SMALL)} == {
+        "optimizer": 3, **dict.fromkeys(SMALL, 1)
+    }  # fmt: skip
 
-    tmp_path.joinpath("optimizer.json").write_text('{"schema_version": 1, "options": {"lr": 0.5}}')
+    documents["optimizer"] = {"schema_version": 1, "options": {"lr": 0.5}}
+    tmp_path.joinpath("run_state.json").write_text(json.dumps(documents))
     again = {name: blank(keeper) for name, keeper in kept.items()}
     again["optimizer"].values = {"groups": None}
     read_back(CheckpointContents(again), tmp_path)
     assert again["optimizer"].values == {"groups": [{"lr": 0.5}]}
 
 
-SMALL = ("run_state.json", "scheduler.json", "random.json")
+SMALL = ("run_state", "scheduler", "random")
 
 
-@pytest.mark.parametrize("path", SMALL)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("version", [2, "1", None])
-def test_documents_of_unknown_versions_are_refused(tmp_path: Path, path: str, version: object) -> None:
-    """A newer or missing version is refused with the name of its file, or as the state, and nothing is loaded."""
+def test_documents_of_unknown_versions_are_refused(tmp_path: Path, name: str, version: object, apart: bool) -> None:
+    """A newer or missing version is refused with the name of the document, and nothing is loaded."""
     kept = refusing(tmp_path)
-    document = json.loads(tmp_path.joinpath(path).read_text())
-    tmp_path.joinpath(path).write_text(json.dumps({**document, "schema_version": version}))
-    with pytest.raises(CheckpointError, match=f"schema version {version!r}, and this hexloop reads versions up to 1"):
+    documents = stored(tmp_path)
+    documents[name]["schema_version"] = version
+    tmp_path.joinpath("run_state.json").write_text(json.dumps(documents))
+    if apart:
+        in_separate_files(tmp_path)
+    present = 2 if apart and name == "run_state" else 1  # a file with the run state alone is of version 1
+    message = f"schema version {version!r}, and this hexloop reads versions up to {present}"
+    if not (apart and name == "run_state" and version == 2):
+        with pytest.raises(CheckpointError, match=message):
+            read_back(CheckpointContents(kept), tmp_path)
+    assert {keeper.loads for keeper in kept.values()} == {0}
+
+
+@pytest.mark.parametrize("version", [0, 3, "2", None])
+def test_files_of_unknown_versions_are_refused(tmp_path: Path, version: object) -> None:
+    """A file of a newer hexloop is refused, with the advice to resume with that one."""
+    kept = refusing(tmp_path)
+    tmp_path.joinpath("run_state.json").write_text(json.dumps({**stored(tmp_path), "schema_version": version}))
+    with pytest.raises(CheckpointError, match=f"schema version {version!r}.*reads versions up to 2.*that wrote it"):
         read_back(CheckpointContents(kept), tmp_path)
     assert {keeper.loads for keeper in kept.values()} == {0}
 
@@ -232,9 +330,10 @@ def test_a_refused_load_names_the_object(tmp_path: Path) -> None:
         ("run_state.json", None, "no run_state.json"),
         ("run_state.json", b"5", "not a JSON object"),
         ("run_state.json", b"{", "not a JSON document"),
+        ("run_state.json", b'{"schema_version": 2, "run_state": 5}', "run_state in run_state.json is not a JSON object"),
+        ("run_state.json", b'{"schema_version": 2}', "lacks expected"),
         ("model.safetensors", None, "has no weights"),
         ("model.safetensors", b"x", "ends after 1 bytes"),
-        ("optimizer.json", b"[]", "optimizer.json is not a JSON object"),
         ("random.safetensors", struct.pack("<Q", 2) + b"[]", "random.safetensors is not a safetensors file"),
     ],
 )

@@ -79,13 +79,13 @@ states = st.builds(
 
 
 def state_from(data: bytes) -> RunState:
-    return documents.read_state(lambda path, start=0, /: iter([memoryview(data)]))
+    return documents.state_of(documents.migrated("run_state", documents.read([data]), "run_state"))
 
 
 @given(states)
 def test_a_state_is_restored(state: RunState) -> None:
     """Every field of a run's state survives JSON."""
-    assert state_from(b"".join(documents.state_file(state).chunks)) == state
+    assert state_from(documents.encode_state(state)) == state
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_state_is_restored(state: RunState) -> None:
 )
 def test_an_incompatible_state_is_refused(changes: dict[str, Any], message: str) -> None:
     """A newer schema, unknown or missing fields and values of the wrong type are refused with the reason."""
-    document = json.loads(b"".join(documents.state_file(RunState()).chunks)) | changes
+    document = json.loads(documents.encode_state(RunState())) | changes
     with pytest.raises(CheckpointError, match=message):
         state_from(json.dumps(document).encode())
     del document["seed"]

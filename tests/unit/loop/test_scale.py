@@ -77,13 +77,11 @@ def saved(size: int) -> tuple[set[int], set[str]]:
 
 
 @pytest.mark.parametrize("size", [2, 10, 100, pytest.param(1000, marks=pytest.mark.matrix)])
-def test_a_save_is_five_messages_per_process_and_three_files(size: int) -> None:
+def test_a_save_is_five_messages_per_process_and_one_file(size: int) -> None:
     """The messages agree on session, existing checkpoints, staging folder, written files and publication."""
     messages, files = saved(size)
     assert messages == {5}
-    own = {name for name in files if name.split("-rank-")[0].removesuffix(".json") in EACH}
-    assert len(own) == 3 * size
-    assert files - own == {"scheduler.json", "scaler.json", "run_state.json"}
+    assert files == {"run_state.json", *(f"run_state-rank-{rank:05}.json" for rank in range(1, size))}
 
 
 def layers(hidden: int, number: int, words: int) -> list[int]:
