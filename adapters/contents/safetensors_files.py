@@ -15,6 +15,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
+from json.encoder import encode_basestring_ascii
 from math import prod
 from operator import itemgetter
 from typing import Any
@@ -48,6 +49,9 @@ ITEM_BYTES = {
 
 LONGEST_HEADER = 100_000_000
 """Maximum header length in bytes; the safetensors library reads no longer one."""
+
+BLOCK = 1 << 20
+"""Bytes of small tensors that are joined in one chunk."""
 
 NEAR = 1 << 22
 """Bytes that are read and skipped rather than reopening the file behind them."""
@@ -138,17 +142,13 @@ def _shards(tensors: Iterable[Tensor], largest: int) -> list[list[Tensor]]:
 
 @frozen
 class Tensor:
-    """A whole tensor, in consecutive slices."""
+    """A whole tensor, in consecutive slices. size: in bytes."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     slices: tuple[Part, ...]
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+    size: int
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes, a slice at a time."""
@@ -163,7 +163,9 @@ class Tensor:
 
 def tensor_of_part(part: Part) -> Tensor:
     """Return the tensor that a part covers alone, or holds nothing of. Raises CheckpointError for other parts."""
-    return _joined(part.name, [part]) if part.length else Tensor(part.name, part.dtype, part.shape, (part,))
+    if part.length:
+        return _joined(part.name, [part])
+    return Tensor(part.name, part.dtype, part.shape, (part,), prod(part.shape) * ITEM_BYTES[part.dtype])
 
 
 def join(parts: Iterable[Part]) -> list[Tensor]:
@@ -185,9 +187,10 @@ def _joined(name: str, slices: list[Part]) -> Tensor:
                 f"The slices of {name} are not consecutive: there is a gap or a change at element {position}."
             )
         position += part.length
-    if position != prod(first.shape) or first.dtype not in ITEM_BYTES:
+    count = prod(first.shape)
+    if position != count or first.dtype not in ITEM_BYTES:
         raise CheckpointError(f"{name} cannot be saved: {position} elements of {first.dtype} for shape {first.shape}.")
-    return Tensor(name, first.dtype, first.shape, tuple(slices))
+    return Tensor(name, first.dtype, first.shape, tuple(slices), count * ITEM_BYTES[first.dtype])
 
 
 def tensor_file(path: str, tensors: Sequence[Tensor], metadata: dict[str, str] | None = None) -> File:
@@ -204,17 +207,39 @@ def _sort_key(tensor: Tensor) -> tuple[int, int]:
 
 
 def _file_chunks(tensors: Sequence[Tensor], metadata: dict[str, str] | None) -> Iterator[bytes | memoryview]:
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    entries = [f'"__metadata__":{json.dumps(metadata, separators=(",", ":"))}'] if metadata else []
+    kinds: dict[tuple[str, tuple[int, ...]], str] = {}
     start = 0
     for tensor in tensors:
-        offsets = [start, start := start + tensor.size]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
+        kind = kinds.get((tensor.dtype, tensor.shape))
+        if kind is None:
+            shape = json.dumps(tensor.shape, separators=(",", ":"))
+            kind = kinds[tensor.dtype, tensor.shape] = f'{{"dtype":"{tensor.dtype}","shape":{shape}'
+        name, end = encode_basestring_ascii(tensor.name), start + tensor.size
+        entries.append(f'{name}:{kind},"data_offsets":[{start},{end}]}}')
+        start = end
+    encoded = f"{{{','.join(entries)}}}".encode()
     unit = PAGE if any(tensor.size >= PAGE for tensor in tensors) else 8
     encoded += b" " * (-(8 + len(encoded)) % unit)
     yield struct.pack("<Q", len(encoded)) + encoded
+    yield from _blocks(tensors)
+
+
+def _blocks(tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the tensors; those of less than a page are joined, because each chunk takes some time."""
+    small: list[memoryview] = []
+    size = 0
     for tensor in tensors:
-        yield from tensor.chunks()
+        if tensor.size < PAGE:
+            small += tensor.chunks()
+            size += tensor.size
+        if small and (size >= BLOCK or tensor.size >= PAGE):
+            yield b"".join(small)
+            small, size = [], 0
+        if tensor.size >= PAGE:
+            yield from tensor.chunks()
+    if small:
+        yield b"".join(small)
 
 
 def tensor_parts(stream: Stream, path: str) -> list[Part]:

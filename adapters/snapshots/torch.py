@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from operator import mul
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import evolve
 from torch import Tensor
 
 from hexloop.ports.state import Part
@@ -34,6 +34,9 @@ ALIGNMENT = 64
 
 Bytes = npt.NDArray[np.uint8]
 
+Key: TypeAlias = tuple[str, str]
+"""The owner and the name of a part."""
+
 Piece: TypeAlias = tuple[Bytes, Bytes]
 """Where to copy bytes to, and the bytes."""
 
@@ -48,7 +51,7 @@ class TorchSnapshots:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._copies: dict[Key, Copy] = {}
         self._reserving = threading.Lock()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._copied: dict[torch.device, torch.cuda.Event] = {}
@@ -65,8 +68,14 @@ class TorchSnapshots:
 
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Copy the parts; see `Snapshots.take`."""
+        parts = list(parts)
+        self._allocate_buffers(
+            {(owner, part.name): part.source for part in parts if isinstance(part.source, Tensor)}
+        )
         pieces: list[Piece] = []
-        taken = [self._take(owner, part, pieces) for part in parts]
+        small = _SmallTensors()
+        taken = [self._take(owner, part, pieces, small) for part in parts]
+        small.copy()
         _copy_in_threads(pieces)
         return taken
 
@@ -76,28 +85,31 @@ class TorchSnapshots:
             torch.cuda.current_stream(device).wait_event(copied)
         self._copied.clear()
 
-    def _take(self, owner: str, part: Part, pieces: list[Piece]) -> Part:
-        """Return a copy of a part. What is to be copied by `_copy_in_threads` is appended to `pieces`."""
-        if not isinstance(part.source, Tensor):
+    def _take(self, owner: str, part: Part, pieces: list[Piece], small: _SmallTensors) -> Part:
+        """Return a copy of a part. What is to be copied together with other parts is added to `pieces` or `small`."""
+        source = part.source
+        if not isinstance(source, Tensor):
             data = bytes(part.read())
-            return evolve(part, read=lambda: memoryview(data), source=None)
-        tensor = part.source.detach()
-        self._allocate_buffers({(owner, part.name): tensor})
-        buffer = self._buffers[owner, part.name]
-        if tensor.device.type != "cuda":
-            if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-                buffer.copy_(tensor)
-            else:
-                to, of = _array(buffer), _array(tensor)
-                pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
-            return evolve(part, read=lambda: _bytes(buffer), source=None)
-        copied = self._copy_from_gpu(buffer, tensor, beside=owner == OPTIMIZER or part.source.requires_grad)
+            return _with_bytes(part, lambda: memoryview(data))
+        copy = self._copies[owner, part.name]
+        if source.device.type == "cuda":
+            copied = self._copy_from_gpu(copy.buffer, source.detach(), owner == OPTIMIZER or source.requires_grad)
 
-        def read() -> memoryview:
-            copied.synchronize()
-            return _bytes(buffer)
+            def read() -> memoryview:
+                copied.synchronize()
+                return copy.data
 
-        return evolve(part, read=read, source=None)
+            return _with_bytes(part, read)
+        if copy.part is None:
+            copy.part = _with_bytes(part, lambda: copy.data)
+        if copy.size < PAGE:
+            small.add(copy.buffer, source)
+        elif source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
+            copy.buffer.copy_(source.detach())
+        else:
+            to, of = _array(copy.buffer), _array(source.detach())
+            pieces += [(to[start : start + PIECE], of[start : start + PIECE]) for start in range(0, len(of), PIECE)]
+        return copy.part
 
     def _copy_from_gpu(self, buffer: Tensor, tensor: Tensor, beside: bool) -> torch.cuda.Event:
         """Enqueue the copy, on the separate stream if it may run `beside` the next step."""
@@ -118,20 +130,58 @@ class TorchSnapshots:
             self._copied[device] = copied
         return copied
 
-    def _allocate_buffers(self, wanted: Mapping[tuple[str, str], Tensor]) -> None:
+    def _allocate_buffers(self, wanted: Mapping[Key, Tensor]) -> None:
         """Allocate buffers for those tensors that have none."""
         with self._reserving:
             in_host_memory = {}
             for key, tensor in wanted.items():
-                buffer = self._buffers.get(key)
-                if buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
+                copy = self._copies.get(key)
+                if copy is not None and copy.shape == tensor.shape and copy.dtype == tensor.dtype:
                     continue
                 if tensor.device.type == "cuda":
-                    self._buffers[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                    buffer = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                    self._copies[key] = Copy(buffer)
                 else:
                     in_host_memory[key] = tensor
             if in_host_memory:
-                self._buffers.update(zip(in_host_memory, allocate_like(list(in_host_memory.values())), strict=True))
+                buffers = allocate_like(list(in_host_memory.values()))
+                self._copies.update(zip(in_host_memory, map(Copy, buffers), strict=True))
+
+
+class Copy:
+    """The memory for a copy of a tensor.
+
+    data: its bytes. part: what describes the copy; None before the first one. The same tensor has the same part again.
+    """
+
+    __slots__ = ("buffer", "data", "dtype", "part", "shape", "size")
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer, self.shape, self.dtype, self.size = buffer, buffer.shape, buffer.dtype, buffer.nbytes
+        self.data = _bytes(buffer)
+        self.part: Part | None = None
+
+
+class _SmallTensors:
+    """Tensors that are copied in one call, because the call takes longer than the copy of each."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        self._sources: list[Tensor] = []
+
+    def add(self, buffer: Tensor, source: Tensor) -> None:
+        self._buffers.append(buffer)
+        self._sources.append(source)
+
+    def copy(self) -> None:
+        if self._buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self._buffers, self._sources)
+
+
+def _with_bytes(part: Part, read: Callable[[], memoryview]) -> Part:
+    """Return the part with other bytes, and no source."""
+    return Part(part.name, part.dtype, part.shape, part.offset, part.length, read)
 
 
 def _copy_in_threads(pieces: list[Piece]) -> None:
@@ -177,10 +227,17 @@ def allocate_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     memory[::PAGE] = 0
     largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     starts = dict(zip(largest_first, accumulate((sizes[index] for index in largest_first), initial=0), strict=False))
-    return [
-        memory[starts[index] : starts[index] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for index, tensor in enumerate(tensors)
-    ]
+    typed: dict[torch.dtype, Tensor] = {}
+    strides: dict[torch.Size, tuple[int, ...]] = {}
+    allocated = []
+    for index, tensor in enumerate(tensors):
+        shape, dtype = tensor.shape, tensor.dtype
+        if dtype not in typed:
+            typed[dtype] = memory.view(dtype)
+        if shape not in strides:
+            strides[shape] = tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()
+        allocated.append(torch.as_strided(typed[dtype], shape, strides[shape], starts[index] // dtype.itemsize))
+    return allocated
 
 
 def _aligned_size(size: int) -> int:

@@ -74,7 +74,7 @@ class TestTorchSnapshots(SnapshotsContract):
         """The second snapshot of a tensor uses the memory of the first, or the memory that was prepared for it."""
         snapshots, tensor = TorchSnapshots(), torch.ones(10_000)
         snapshots.reserve({"model": [tensor_part("weight", tensor)]})()
-        (reserved,) = snapshots._buffers.values()
+        (reserved,) = (copy.buffer for copy in snapshots._copies.values())
         for _ in range(3):
             (taken,) = snapshots.take("model", [tensor_part("weight", tensor)])
             address = torch.frombuffer(taken.read(), dtype=torch.uint8).data_ptr()
@@ -86,7 +86,7 @@ class TestTorchSnapshots(SnapshotsContract):
         tensors = [torch.ones(count) for count in (1, 1024, 3, 5000, 1023, 2048)]
         parts = [tensor_part(f"layer.{place}", tensor) for place, tensor in enumerate(tensors)]
         snapshots.reserve({"model": parts})()
-        large = [buffer for buffer in snapshots._buffers.values() if buffer.nbytes >= PAGE]
+        large = [copy.buffer for copy in snapshots._copies.values() if copy.size >= PAGE]
         assert [buffer.numel() for buffer in large] == [1024, 5000, 2048]
         assert [buffer.data_ptr() % PAGE for buffer in large] == [0, 0, 0]
         assert [bytes(part.read()) for part in snapshots.take("model", parts)] == [bytes(part.read()) for part in parts]
