@@ -68,9 +68,11 @@ def companion_files(parts: TrainerParts) -> Iterator[File]:
     yield File(STATE, [_state_document(parts)])
     if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
         return
+    model = parts.unwrapped_model
+    is_adapter = getattr(model, "peft_config", None) and hasattr(model, "save_pretrained")
+    if not (is_adapter or _is_configured(model) or hasattr(_processing_class(parts), "save_pretrained")):
+        return
     with tempfile.TemporaryDirectory() as folder:
-        model = parts.unwrapped_model
-        is_adapter = getattr(model, "peft_config", None) and hasattr(model, "save_pretrained")
         if is_adapter and not is_sharded(parts.adapters.parallelism, parts.model):
             model.save_pretrained(folder)  # of PEFT: only its adapters
         else:
@@ -103,6 +105,11 @@ def _state_document(parts: TrainerParts) -> bytes:
     return f"{json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float)}\n".encode()
 
 
+def _is_configured(model: Any) -> bool:
+    """Return whether `_save_configuration` writes a file."""
+    return hasattr(getattr(model, "config", None), "save_pretrained") or hasattr(model, "can_generate")
+
+
 def _save_configuration(model: Any, folder: str) -> None:
     """Write config.json and generation_config.json of a transformers model, as its `save_pretrained` does."""
     config: Any = getattr(model, "config", None)
@@ -114,9 +121,14 @@ def _save_configuration(model: Any, folder: str) -> None:
         model.generation_config.save_pretrained(folder)
 
 
+def _processing_class(parts: TrainerParts) -> Any:
+    """Return the processing class, or the tokenizer of the collator if there is none."""
+    return parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
+
+
 def _save_processing_class(parts: TrainerParts, folder: str) -> None:
-    """Save the processing class, or the tokenizer of the collator if there is none."""
-    processing_class: Any = parts.processing_class or getattr(parts.data_collator, "tokenizer", None)
+    """Save the processing class."""
+    processing_class = _processing_class(parts)
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
 

@@ -117,15 +117,18 @@ def warn_of_differences(checkpoint: Checkpoint, environment: Mapping[str, str], 
 
 
 def _manifest_bytes(storage: Storage, name: str) -> bytes:
-    names = {entry.name for entry in storage.list(name)}
-    if not names:
-        raise CheckpointError("the folder does not exist or is empty")
-    if MANIFEST not in names:
-        raise CheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint")
+    """Return the bytes of a manifest. The folder is listed only to find out why that cannot be read."""
     try:
         return read_bytes(storage.read(f"{name}/{MANIFEST}"), MAX_MANIFEST_BYTES)
     except ValueError as error:
         raise DamagedCheckpointError(f"its {MANIFEST} is invalid: {error}") from error
+    except StorageError:
+        names = {entry.name for entry in storage.list(name)}
+        if not names:
+            raise CheckpointError("the folder does not exist or is empty") from None
+        if MANIFEST not in names:
+            raise CheckpointError(f"it has no {MANIFEST}, so it is not a complete checkpoint") from None
+        raise
 
 
 def _problem(storage: Storage, name: str, manifest: Manifest, path: str) -> str | None:
