@@ -18,7 +18,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
-from hexloop.app.run.saving import companion_files
+from hexloop.app.run.saving import ArgumentsFile, companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import contents_for
@@ -55,10 +55,12 @@ class RunCheckpoints(CheckpointStore):
     ) -> None:
         args, storage = parts.args, parts.adapters.storage
         self._override = override = CheckpointOverride(storage)
-        setup = RunSetup(parts, run, asked_accumulation)
+        setup, arguments = RunSetup(parts, run, asked_accumulation), ArgumentsFile()
         super().__init__(
             storage,
-            contents_for(parts, run, setup, lambda: companion_files(now()), lambda: user_files(now(), override)),
+            contents_for(
+                parts, run, setup, lambda: companion_files(now(), arguments), lambda: user_files(now(), override)
+            ),
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
             load_best_at_end=args.load_best_model_at_end,

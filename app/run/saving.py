@@ -7,11 +7,12 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from attrs import define
 from safetensors.torch import save_file
 
 from hexloop.app.wiring.checkpoint_files import chunks_of, files_below
@@ -58,13 +59,28 @@ def save_state(parts: TrainerParts) -> None:
     _write(parts, STATE, _state_document(parts))
 
 
-def companion_files(parts: TrainerParts) -> Iterator[File]:
+@define
+class ArgumentsFile:
+    """The file with a run's arguments, which is made again only if one of them changed, because that takes long."""
+
+    _values: str = ""
+    _data: bytes = b""
+
+    def of(self, args: Any) -> File:
+        """Return the file with these arguments."""
+        values = repr(vars(args))
+        if values != self._values:
+            self._values, self._data = values, f"{args.to_json_string()}\n".encode()
+        return File(ARGUMENTS, [self._data])
+
+
+def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[File]:
     """Yield the files of a checkpoint that are neither weights nor state: configuration, tokenizer, arguments, logs.
 
-    For a PEFT adapter also its own files, which PEFT loads; the weights are those of the whole model.
+    arguments: keeps the file of the arguments between saves. For a PEFT adapter also its own files, which PEFT loads; the weights are those of the whole model.
     What an overridden `save_model` or `_save` writes comes in its place; see `user_files`.
     """
-    yield File(ARGUMENTS, [f"{parts.args.to_json_string()}\n".encode()])
+    yield arguments.of(parts.args)
     yield File(STATE, [_state_document(parts)])
     if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
         return
@@ -102,7 +118,8 @@ def _files_in(folder: str) -> Iterator[File]:
 
 
 def _state_document(parts: TrainerParts) -> bytes:
-    return f"{json.dumps(asdict(parts.state), indent=2, sort_keys=True, default=float)}\n".encode()
+    values = {each.name: getattr(parts.state, each.name) for each in fields(parts.state)}
+    return f"{json.dumps(values, indent=2, sort_keys=True, default=float)}\n".encode()
 
 
 def _is_configured(model: Any) -> bool:

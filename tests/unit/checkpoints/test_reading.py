@@ -148,16 +148,23 @@ def test_an_unreadable_checkpoint_is_skipped(storage: MemoryStorage) -> None:
         assert newest_name(faulty) == "checkpoint-10"
 
 
-@pytest.mark.parametrize(("operation", "at"), [("list", 1), ("list", 2), ("read", 1)])
+@pytest.mark.parametrize(("operation", "at"), [("list", 1), ("read", 1)])
 def test_an_unavailable_storage_is_an_error(storage: MemoryStorage, operation: str, at: int) -> None:
     """If the storage fails before a manifest is read, no older checkpoint is used instead."""
     with pytest.raises(StorageError):
         newest(FaultyStorage(storage, [Fault(at, Effect.FAIL, operation)]))
 
 
+def test_a_manifest_that_cannot_be_read_nor_listed_is_an_error(storage: MemoryStorage) -> None:
+    """Neither that it exists nor that it does not is known."""
+    faults = [Fault(1, Effect.FAIL, "read"), Fault(1, Effect.FAIL, "list")]
+    with pytest.raises(StorageError):
+        read_manifest(FaultyStorage(storage, faults), "checkpoint-10")
+
+
 def test_an_unreadable_checkpoint_is_not_listed_as_good(storage: MemoryStorage) -> None:
     """The list of good checkpoints leaves out those that the storage fails to read."""
-    faulty = FaultyStorage(storage, [Fault(1, Effect.FAIL, "read")])
+    faulty = FaultyStorage(storage, [Fault(2, Effect.FAIL, "read")])  # the first looks for checkpoint-11
     with pytest.raises(CheckpointError, match="good checkpoints: checkpoint-10, checkpoint-9"):
         open_checkpoint(faulty, "checkpoint-11")
 
