@@ -30,6 +30,7 @@ from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 from hexloop.ports.storage import File
 
+
 class Setup(Protocol):
     """How a run is set up, and what of it may differ from the checkpoint that it resumes: by default, everything."""
 
@@ -217,9 +218,7 @@ class CheckpointContents:
             if name not in self._ranks.sharded and self._saves(name) and self._ranks.writes(name)
         }
 
-    def _exported(
-        self, name: str, parts: list[Part], users: UserFiles, documents: dict[str, bytes]
-    ) -> Iterator[File]:
+    def _exported(self, name: str, parts: list[Part], users: UserFiles, documents: dict[str, bytes]) -> Iterator[File]:
         """Return the files with the tensors of a component, and add its document, if it has one, to `documents`."""
         rank, sharded = self._ranks.rank, name in self._ranks.sharded
         if (rank == 0 or not sharded) and (document := encode_parts(name, documents_of(parts))):
@@ -238,9 +237,7 @@ class CheckpointContents:
             return False
         return users.hold([part for part in parts if part.dtype != JSON])
 
-    def _parts_of(
-        self, name: str, names: Collection[str], open_file: OpenFile, documents: RunDocuments
-    ) -> list[Part]:
+    def _parts_of(self, name: str, names: Collection[str], open_file: OpenFile, documents: RunDocuments) -> list[Part]:
         own_names, _ = own_files(name, names, open_file)
         read = self._ranks.files_read(name, {*own_names, *names})
         parts = [part for each in read for part in parts_of(each, names, open_file, documents)]

@@ -69,9 +69,7 @@ class TorchSnapshots:
     def take(self, owner: str, parts: Iterable[Part]) -> list[Part]:
         """Copy the parts; see `Snapshots.take`."""
         parts = list(parts)
-        self._allocate_buffers(
-            {(owner, part.name): part.source for part in parts if isinstance(part.source, Tensor)}
-        )
+        self._allocate_buffers({(owner, part.name): part.source for part in parts if isinstance(part.source, Tensor)})
         pieces: list[Piece] = []
         small = _SmallTensors()
         taken = [self._take(owner, part, pieces, small) for part in parts]

@@ -171,7 +171,9 @@ class Committer:
             unsynced = [f"{folder}/{path}" for path in manifest.files] if alone else []
             self.publisher.publish(name, manifest.to_json(), unsynced)
             published = True
-            self.note("published", checkpoint=name, digests={path: each.digest for path, each in manifest.files.items()})
+            self.note(
+                "published", checkpoint=name, digests={path: each.digest for path, each in manifest.files.items()}
+            )
 
         try:
             written = run_on_all_ranks(self.collectives, lambda: self._write(name, folder, files, sync=not alone))

@@ -21,6 +21,7 @@ PARTS = {
     "host_cost": "tests.bench.host_cost",
     "two_processes": "tests.bench.two_processes",
     "save_stall": "tests.bench.save_stall",
+    "save_often": "tests.bench.save_often",
     "evaluation": "tests.bench.evaluation",
 }
 

@@ -330,7 +330,11 @@ def test_a_refused_load_names_the_object(tmp_path: Path) -> None:
         ("run_state.json", None, "no run_state.json"),
         ("run_state.json", b"5", "not a JSON object"),
         ("run_state.json", b"{", "not a JSON document"),
-        ("run_state.json", b'{"schema_version": 2, "run_state": 5}', "run_state in run_state.json is not a JSON object"),
+        (
+            "run_state.json",
+            b'{"schema_version": 2, "run_state": 5}',
+            "run_state in run_state.json is not a JSON object",
+        ),
         ("run_state.json", b'{"schema_version": 2}', "lacks expected"),
         ("model.safetensors", None, "has no weights"),
         ("model.safetensors", b"x", "ends after 1 bytes"),

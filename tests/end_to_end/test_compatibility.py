@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hexloop.domain.errors import CheckpointError, ConfigurationError
+from tests.end_to_end.small.documents import document_of
 from tests.end_to_end.small.models import FEATURES, Net, net, rows
 from tests.end_to_end.small.trainers import arguments, same_weights, small_trainer, weights
 
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_contains_the_setup_of_its_run(folder: Path) -> None:
     """It is a JSON document of its own, with a schema version."""
-    document = json.loads((folder / "checkpoint-3" / "run_setup.json").read_text())
+    document = document_of(folder / "checkpoint-3", "run_setup")
     optimizer = document.pop("optimizer")
     assert document == {
         "schema_version": 1,
@@ -87,7 +87,7 @@ def test_an_optimizer_created_before_the_run_uses_the_arguments(tmp_path: Path) 
     trainer = small_trainer(tmp_path, **SAVED)
     trainer.create_optimizer()
     trainer.train()
-    setup = json.loads((tmp_path / "checkpoint-3" / "run_setup.json").read_text())
+    setup = document_of(tmp_path / "checkpoint-3", "run_setup")
 
     assert setup["optimizer"]["by_arguments"] is True
 

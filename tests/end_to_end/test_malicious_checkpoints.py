@@ -23,6 +23,7 @@ from hexloop.app.transformers_checkpoints.files import SIGNS
 from hexloop.domain.checkpoints.manifest import Manifest, seal
 from hexloop.domain.errors import HexloopError
 from hexloop.ports.storage import Stored
+from tests.end_to_end.small.documents import document_of, replace_document, split
 from tests.end_to_end.checkpoint_folder import (
     NAME,
     STEP,
@@ -178,13 +179,23 @@ def of_moment(change: Callable[[torch.Tensor], torch.Tensor], key: str = "exp_av
     return apply
 
 
-def in_document(file: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def in_document(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     """Change a JSON document, with a matching digest in the manifest."""
 
     def apply(checkpoint: Path) -> None:
-        document = json.loads((checkpoint / file).read_bytes())
+        document = document_of(checkpoint, name)
         change(document)
-        (checkpoint / file).write_text(json.dumps(document))
+        replace_document(checkpoint, name, json.dumps(document).encode())
+        reseal(checkpoint)
+
+    return apply
+
+
+def being(name: str, data: bytes) -> Callable[[Path], None]:
+    """Replace a JSON document by other bytes, with a matching digest in the manifest."""
+
+    def apply(checkpoint: Path) -> None:
+        replace_document(checkpoint, name, data)
         reseal(checkpoint)
 
     return apply
@@ -196,7 +207,7 @@ def random_state(generator: str, place: int, value: Any) -> Callable[[Path], Non
     def change(document: dict[str, Any]) -> None:
         document[generator][place] = value
 
-    return in_document("random.json", change)
+    return in_document("random", change)
 
 
 CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -229,22 +240,22 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a tensor of a negative size": (holding("model.safetensors", one_tensor([-1], -4)), "safetensors"),
     "a tensor of an unknown type": (holding("model.safetensors", one_tensor([1], 4, "X")), "safetensors"),
     "a pickle for weights": (holding("model.safetensors", bomb(Path("executed"))), "a header of|ends after"),
-    "a pickle for a document": (holding("optimizer.json", bomb(Path("executed"))), "not a JSON document"),
+    "a pickle for a document": (being("optimizer", bomb(Path("executed"))), "not a JSON document"),
     "a deep state": (holding("run_state.json", b'{"schema_version": 1, "run": ' + DEEP + b"}"), "deeply"),
-    "a deep document": (holding("optimizer.json", b'{"param_groups": ' + DEEP + b"}"), "deeply"),
-    "a name twice in a document": (holding("random.json", TWICE), "twice"),
+    "a deep document": (being("optimizer", b'{"param_groups": ' + DEEP + b"}"), "deeply"),
+    "a name twice in a document": (being("random", TWICE), "twice"),
     "a number that is none in a document": (holding("run_state.json", b'{"schema_version": NaN}'), "NaN"),
     "a number that is too large": (holding("run_state.json", b'{"schema_version": 1e999}'), "too large"),
     "a document of the future": (
-        holding("optimizer.json", lambda data: data.replace(b'"schema_version": 1', b'"schema_version": 99')),
+        in_document("optimizer", lambda each: each.update(schema_version=99)),
         "schema version 99",
     ),
     "a state of the future": (
-        holding("run_state.json", lambda data: data.replace(b'"schema_version": 1', b'"schema_version": 99')),
+        in_document("run_state", lambda each: each.update(schema_version=99)),
         "schema version 99",
     ),
     "streams that are none": (
-        holding("random.json", b'{"schema_version": 1, "python": [3, [1], 0], "numpy": [1, 2, 3, 4, 5], "torch": ""}'),
+        being("random", b'{"schema_version": 1, "python": [3, [1], 0], "numpy": [1, 2, 3, 4, 5], "torch": ""}'),
         "random states are invalid",
     ),
     "moments of no elements": (of_moment(lambda moment: moment[:0, :0]), "exp_avg has shape"),
@@ -252,11 +263,11 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "moments of bytes": (of_moment(lambda moment: moment.to(torch.uint8)), "exp_avg has type U8"),
     "a step of many numbers": (of_moment(lambda _: torch.zeros(3), "step"), "step has shape"),
     "a moment that is a number": (
-        in_document("optimizer.json", lambda each: each["param_groups"]["state"][WEIGHT].update(exp_avg=1.0)),
+        in_document("optimizer", lambda each: each["param_groups"]["state"][WEIGHT].update(exp_avg=1.0)),
         "unknown tensors|not a tensor",
     ),
     "a rate that is a text": (
-        in_document("optimizer.json", lambda each: each["param_groups"]["groups"][0].update(lr="fast")), "not a number"
+        in_document("optimizer", lambda each: each["param_groups"]["groups"][0].update(lr="fast")), "not a number"
     ),
     "a numpy position far away": (random_state("numpy", 2, 10**9), "1000000000"),
     "a numpy position before the first": (random_state("numpy", 2, -1), "-1"),
@@ -266,22 +277,28 @@ CORPUS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a numpy flag that is none": (random_state("numpy", 3, 7), "has_gauss"),
     "a python position far away": (random_state("python", 1, [1] * 624 + [10**9]), "1000000000"),
     "a python number that is a text": (random_state("python", 2, "a"), "Gaussian"),
-    "a torch state of no bytes": (in_document("random.json", lambda each: each.update(torch="")), "random states"),
+    "a torch state of no bytes": (in_document("random", lambda each: each.update(torch="")), "random states"),
     "groups that are none": (
-        holding("optimizer.json", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),
+        being("optimizer", b'{"schema_version": 1, "param_groups": {"groups": 5, "state": []}}'),
         "optimizer",
     ),
     "a link to a file elsewhere": (linked("model.safetensors", "{outside}"), "leads out of"),
-    "a link upwards": (linked("optimizer.json", "../../outside"), "leads out of"),
+    "a link upwards": (linked("run_state.json", "../../outside"), "leads out of"),
     "a pipe without a writer": (fifo, "not a regular file"),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", CORPUS)
-def test_a_malicious_checkpoint_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
-    """Resuming raises an error that names the problem, and no file outside has changed."""
+def test_a_malicious_checkpoint_is_refused(whole: Path, tmp_path: Path, name: str, apart: bool) -> None:
+    """Resuming raises an error that names the problem, and no file outside has changed.
+
+    apart: each document has a file of its own, as in hexloop 0.1.
+    """
     spoil, words = CORPUS[name]
     checkpoint = copy_of(whole, tmp_path / "spoiled")
+    if apart:
+        split(checkpoint)
     spoil(checkpoint)
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     told = refused_by_resume(checkpoint, tmp_path / "output")
@@ -295,7 +312,7 @@ def test_options_in_a_checkpoint_do_not_replace_those_of_the_run(whole: Path, tm
     """Learning rates come from the checkpoint and the schedule; all options are the run's own."""
     checkpoint = copy_of(whole, tmp_path / "spoiled")
     foreign = {"maximize": True, "eps": 1.0, "fused": optim == "adamw_torch", "betas": {"__tuple__": [0.1, 0.2]}}
-    in_document("optimizer.json", lambda each: each["param_groups"]["groups"][0].update(foreign))(checkpoint)
+    in_document("optimizer", lambda each: each["param_groups"]["groups"][0].update(foreign))(checkpoint)
     given: dict[str, Any] = {"max_steps": STEP + 2, "optim": optim}
     trainers = [small_trainer(tmp_path / name, **given) for name in ("expected", "run")]
     for trainer, folder in zip(trainers, (whole, checkpoint), strict=True):
@@ -320,9 +337,9 @@ def test_a_device_file_is_refused(whole: Path, tmp_path: Path) -> None:
     import stat
 
     checkpoint = copy_of(whole, tmp_path / "spoiled")
-    (checkpoint / "random.json").unlink()
+    (checkpoint / "run_state.json").unlink()
     try:
-        os.mknod(checkpoint / "random.json", 0o644 | stat.S_IFCHR, os.makedev(1, 5))
+        os.mknod(checkpoint / "run_state.json", 0o644 | stat.S_IFCHR, os.makedev(1, 5))
     except OSError:
         pytest.skip("not even root makes device files here")
     assert "not a regular file" in refused_by_verify(checkpoint)

@@ -13,12 +13,12 @@ import pytest
 from attrs import evolve
 
 from hexloop import Trainer
-from hexloop.adapters.contents import documents
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.app.run.compatibility import SavedStep
 from hexloop.domain.checkpoints.manifest import MANIFEST
 from hexloop.domain.checkpoints.reading import read_manifest
 from hexloop.domain.errors import CheckpointError, ConfigurationError
+from tests.end_to_end.small.documents import TOGETHER, document_of, replace_document
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:The run that resumes from:UserWarning")
@@ -30,13 +30,12 @@ def saved(folder: Path, processes: int, samples: int, asked: int = 1) -> Any:
     whole = small_trainer(folder, per_device_train_batch_size=samples, max_steps=4, save_strategy="steps", save_steps=2)
     whole.train()
     storage = LocalStorage(folder)
-    setup = json.loads((folder / NAME / "run_setup.json").read_text())
+    setup = document_of(folder / NAME, "run_setup")
     setup |= {"batch_size": samples // asked, "asked_accumulation": asked}
+    replace_document(folder / NAME, "run_setup", json.dumps(setup).encode())
     manifest = read_manifest(storage, NAME)
-    for path in ("run_setup.json", MANIFEST):
-        storage.remove(f"{NAME}/{path}")
-    stored = storage.write(f"{NAME}/run_setup.json", [documents.to_bytes(setup)])
-    files = {**manifest.files, "run_setup.json": stored}
+    storage.remove(f"{NAME}/{MANIFEST}")
+    files = {**manifest.files, TOGETHER: storage.digest(f"{NAME}/{TOGETHER}")}
     storage.write(f"{NAME}/{MANIFEST}", [evolve(manifest, world_size=processes, files=files).to_json()])
     return whole
 

@@ -30,6 +30,7 @@ from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.manifest import checkpoint_name, step_of
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
 from hexloop.domain.checkpoints.selection import newest
+from tests.end_to_end.small.documents import documents_of
 from tests.engines.killed_run import Job, live
 from tests.engines.preempted import CONTEXT
 
@@ -219,9 +220,10 @@ class KilledRun:
             for path in sorted(checkpoint.iterdir())
             if path.name not in IDENTITY
         }
-        state = json.loads((checkpoint / "run_state.json").read_text())
+        documents = documents_of(checkpoint)
+        state = documents.pop("run_state")
         kept = {name: state[name] for name in state if name not in ("run", "parent_checkpoint", "history")}
-        return {**json.loads((self.folder / "end.json").read_text()), "state": kept, **files}
+        return {**json.loads((self.folder / "end.json").read_text()), "state": kept, **documents, **files}
 
     def pace(self) -> Pace:
         """Return the typical times of this run, which was not killed."""

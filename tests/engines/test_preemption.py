@@ -16,6 +16,7 @@ import pytest
 from hexloop.adapters.journal import read
 from hexloop.adapters.storage.local import LocalStorage
 from hexloop.domain.checkpoints.reading import checkpoint_steps, verify
+from tests.end_to_end.small.documents import documents_of
 from tests.engines.preempted import CONTEXT, STEPS, Scenario, train
 
 EVERY_SIGNAL = ["SIGINT", "SIGTERM", "SIGUSR1"]
@@ -44,13 +45,14 @@ def bits(folder: Path) -> dict[str, Any]:
     files: dict[str, Any] = {
         path.name: path.read_bytes() for path in sorted(checkpoint.iterdir()) if path.name not in IDENTITY
     }
-    state = json.loads((checkpoint / "run_state.json").read_text())
+    documents = documents_of(checkpoint)
+    state = documents.pop("run_state")
     for own in ("run", "parent_checkpoint"):
         del state[own]
     for entry in state["history"]:
         for reading in [name for name in entry if name.endswith(("runtime", "per_second"))]:
             del entry[reading]
-    return files | {"state": state}
+    return files | documents | {"state": state}
 
 
 Whole = Callable[[int], dict[str, Any]]

@@ -63,7 +63,7 @@ def test_two_processes_write_and_resume(tmp_path: Path) -> None:
     assert found - {"manifest.json"} == named_in_manifest(checkpoint)
     assert (checkpoint / "shared.txt").read_text() == "0"
     assert (checkpoint / "random.json").read_text() == '"mine"'
-    assert {"hexloop-random.json", "hexloop-random-rank-00001.json", "hexloop-model.safetensors"} <= found
+    assert {"run_state.json", "run_state-rank-00001.json", "hexloop-model.safetensors"} <= found
     assert set(load_file(checkpoint / "model.safetensors")) == {"mine"}
     assert not list((tmp_path / "whole").glob("replaced-*"))
     resumed = run(training.of(2, resume=str(checkpoint), saves=False), fresh(tmp_path / "resumed"))

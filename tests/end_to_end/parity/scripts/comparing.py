@@ -19,16 +19,10 @@ PICKLED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
 
 OWN_FILES = {
     "manifest.json": "says what the checkpoint consists of",
-    "run_state.json": "where the run stands, and what is still due",
-    "run_setup.json": "what a resumed run has to have in common",
-    "optimizer.json": "instead of optimizer.pt",
+    "run_state.json": "the state of the run and of its components, instead of scheduler.pt and rng_state.pth",
     "optimizer.safetensors": "instead of optimizer.pt",
-    "scheduler.json": "instead of scheduler.pt, for a scheduler that keeps a state",
-    "random.json": "instead of rng_state.pth",
     "random.safetensors": "instead of rng_state.pth, for the streams of a device",
-    "data.json": "where the data stand",
     "data.safetensors": "where the data stand: their generators",
-    "losses.json": "the losses since the last log",
     "losses.safetensors": "the losses since the last log",
     "training_args.json": "instead of training_args.bin",
     "journal.jsonl": "what each step came to",
