@@ -104,7 +104,7 @@ def _restored(value: Any) -> Any:
 
 
 def encode(name: str, values: Mapping[str, Any]) -> bytes:
-    """Return the document `name` as JSON, with its schema version. Raises CheckpointError if JSON cannot represent it."""
+    """Return the document `name` as JSON, with its schema version. Raises CheckpointError for what JSON lacks."""
     _refuse_reserved(name, values)
     return to_bytes({VERSION: _current(name), **values}).rstrip()
 

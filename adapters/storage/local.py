@@ -203,16 +203,19 @@ class LocalStorage:
             self._new_above.append(top)
         os.makedirs(folder, exist_ok=True)
 
+    def _folders_to(self, path: str) -> Iterator[str]:
+        """Yield the folders above an absolute path, up to the root."""
+        while path != self._root:
+            path = os.path.dirname(path)
+            yield path
+
     def _sync_with_folders(self, files: Sequence[str], below: Iterable[str]) -> None:
         """Sync files, and every folder whose entries lead to a file or folder of `below`, up to the root or above it if
-        it was created."""
+        it was created.
+        """
         above = list(self._new_above)
-        folders = dict.fromkeys(above)
-        for folder in map(os.path.dirname, below):
-            while folder not in folders:
-                folders[folder] = None
-                folder = self._root if folder == self._root else os.path.dirname(folder)
-        _sync_all([*files, *sorted(folders, key=len, reverse=True)])
+        folders = {folder for path in below for folder in self._folders_to(path)}
+        _sync_all([*files, *sorted(folders.union(above), key=len, reverse=True)])
         self._new_above = [folder for folder in self._new_above if folder not in above]
 
     @contextmanager

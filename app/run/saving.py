@@ -77,7 +77,8 @@ class ArgumentsFile:
 def companion_files(parts: TrainerParts, arguments: ArgumentsFile) -> Iterator[File]:
     """Yield the files of a checkpoint that are neither weights nor state: configuration, tokenizer, arguments, logs.
 
-    arguments: keeps the file of the arguments between saves. For a PEFT adapter also its own files, which PEFT loads; the weights are those of the whole model.
+    arguments: keeps the file of the arguments between saves. For a PEFT adapter also its own files, which PEFT loads;
+    the weights are those of the whole model.
     What an overridden `save_model` or `_save` writes comes in its place; see `user_files`.
     """
     yield arguments.of(parts.args)

@@ -3,15 +3,15 @@
 A save goes through these steps, in `CheckpointSave.run`:
 
 1. Remove what an interrupted save left unfinished (`Publisher.clean_up`).
-2. Write the files to a staging folder that no reader takes for a checkpoint (`Committer.commit`), and sync them.
+2. Write the files to a staging folder that no reader takes for a checkpoint, and sync them (`Committer.commit`).
 3. Write the manifest with the size and digest of every file, and sync it.
 4. Publish: let the folder appear under the checkpoint's name, in one step (`Publisher.publish`).
 5. Remove the checkpoints that the policy no longer keeps (rotation).
 
-Whenever the process or the machine dies, a reader finds a complete checkpoint or none. A save waits for the disk a fixed
-number of times, whatever the number of files: for the files, the manifest, the rename that publishes, and the rename
-before each deletion. If one process writes a checkpoint that is published by a rename, its files and the manifest are
-synced together: if a crash loses some of them, the staging folder fails its verification.
+Whenever the process or the machine dies, a reader finds a complete checkpoint or none. A save waits for the disk a
+fixed number of times, whatever the number of files: for the files, the manifest, the rename that publishes, and the
+rename before each deletion. If one process writes a checkpoint that is published by a rename, its files and the manifest
+are synced together: if a crash loses some of them, the staging folder fails its verification.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ Publisher = RenamingPublisher | InPlacePublisher
 """Makes checkpoints appear and disappear as a whole.
 
 `begin` returns the folder to write to, and `publish` makes it appear; a folder that already has its name is renamed
-first. `unsynced` lists the paths of files that are to be synced before. `clean_up` removes what this run left unfinished, in this session or an earlier one, and nothing else. It finds
-whatever a method leaves behind when it raises StorageError or the process dies. Call it before the next `begin`.
+first. `unsynced` lists the paths of files that are to be synced before. `clean_up` removes what this run left
+unfinished, in this session or an earlier one, and nothing else. It finds whatever a method leaves behind when it raises
+StorageError or the process dies. Call it before the next `begin`.
 """
 
 

@@ -17,8 +17,8 @@ from hexloop.ports.storage import Storage
 class InPlacePublisher:
     """The Publisher that writes a checkpoint to its final folder, the manifest last, and removes the manifest first.
 
-    An unfinished folder holds the owner's mark, an empty file that is durable before any other and removed last. The mark without
-    a valid manifest says that the folder is unfinished, and which run left it.
+    An unfinished folder holds the owner's mark, an empty file that is durable before any other and removed last. The
+    mark without a valid manifest says that the folder is unfinished, and which run left it.
     """
 
     storage: Storage

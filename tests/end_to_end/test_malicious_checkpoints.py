@@ -23,7 +23,6 @@ from hexloop.app.transformers_checkpoints.files import SIGNS
 from hexloop.domain.checkpoints.manifest import Manifest, seal
 from hexloop.domain.errors import HexloopError
 from hexloop.ports.storage import Stored
-from tests.end_to_end.small.documents import document_of, replace_document, split
 from tests.end_to_end.checkpoint_folder import (
     NAME,
     STEP,
@@ -32,6 +31,7 @@ from tests.end_to_end.checkpoint_folder import (
     refused_by_resume,
     refused_by_verify,
 )
+from tests.end_to_end.small.documents import document_of, replace_document, split
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 PICKLED = (*SIGNS, "scaler.pt", "rng_state_1.pth", "optimizer.bin", "adapter_model.bin")

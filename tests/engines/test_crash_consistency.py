@@ -96,7 +96,7 @@ def no_sync_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_storage_without_sync_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careless: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """Without syncing folders, files, or the files of a checkpoint at all, some disk state loses a published checkpoint."""
+    """Without syncing folders, files, or batches at all, some disk state loses a published checkpoint."""
     careless(monkeypatch)
     recorder, published = record(tmp_path / "root", monkeypatch, limit=2)
     assert next(losses(recorder, published, tmp_path / "after", set()), None) is not None

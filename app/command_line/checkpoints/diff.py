@@ -203,7 +203,7 @@ def compare(one: Contents, other: Contents, strict: bool) -> Iterator[Compared]:
     documents = files[0].documents(), files[1].documents()
     for path in documents[0] | documents[1]:
         if strict or path not in NEVER_READ:
-            yield from _fields(path, *(each.get(path, MISSING) for each in documents), strict)
+            yield from _fields(path, documents[0].get(path, MISSING), documents[1].get(path, MISSING), strict)
     for path in sorted({*files[0].other_files(), *files[1].other_files()}):
         yield _bytes(path, *files)
     yield from _fields(MANIFEST, _manifest_values(one[1]), _manifest_values(other[1]), strict)
