@@ -10,8 +10,8 @@ A save goes through these steps, in `CheckpointSave.run`:
 
 Whenever the process or the machine dies, a reader finds a complete checkpoint or none. A save waits for the disk a
 fixed number of times, whatever the number of files: for the files, the manifest, the rename that publishes, and the
-rename before each deletion. If one process writes a checkpoint that is published by a rename, its files and the manifest
-are synced together: if a crash loses some of them, the staging folder fails its verification.
+rename before each deletion. If one process writes a checkpoint that is published by a rename, its files and the
+manifest are synced together: if a crash loses some of them, the staging folder fails its verification.
 """
 
 from __future__ import annotations

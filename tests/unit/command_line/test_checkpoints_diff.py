@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hexloop.app.command_line.checkpoints import diff
 from hexloop.app.command_line.checkpoints.diff import compare_tensors
 from hexloop.domain.checkpoints.manifest import Manifest
 from hexloop.ports.storage import File, Storage
+from tests.end_to_end.small.documents import split
 from tests.unit.command_line.commands import Commands
 from tests.unit.command_line.small_checkpoints import flip, saved
 
@@ -48,6 +50,34 @@ def test_identical_runs_are_equal(commands: Commands) -> None:
     strict = commands("checkpoints", "diff", FIRST, SECOND, "--strict")
     assert strict.code == 1
     assert strict.output.splitlines()[-1] == '  run_state.json: run is "morning" and "evening"'
+
+
+def test_checkpoints_of_both_layouts_are_compared(commands: Commands) -> None:
+    """Documents in a file each, as in hexloop 0.1, equal the same documents in one file, and differ field by field."""
+    saved(LocalStorage("one"), "run", 10, 20)
+    other = saved(LocalStorage("two"), "run", 10)
+    other.save(20, eval_loss=0.0)
+    split(Path(SECOND).absolute())
+    outcome = commands("checkpoints", "diff", FIRST, SECOND, "--all")
+    assert (outcome.code, outcome.output.splitlines()[0]) == (0, f"{FIRST} and {SECOND} are equal.")
+    other.save(30, eval_loss=1.0)
+    told = commands("checkpoints", "diff", SECOND, "two/checkpoint-30", "--all").output
+    assert "  run_state.json: step is 20 and 30, 10 apart" in told
+
+
+def test_a_users_file_with_the_name_of_a_document_is_compared_too(commands: Commands) -> None:
+    """The document is reported with the name that hexloop's own files have beside the user's."""
+    for folder, mine, own in (("one", 1, "a"), ("two", 2, "b")):
+        together = {"schema_version": 2, "run_state": {"schema_version": 1}, "data": {"schema_version": 1, "own": own}}
+        checkpoint_of(
+            LocalStorage(folder),
+            20,
+            File("data.json", [json.dumps({"mine": mine}).encode()]),
+            File("run_state.json", [json.dumps(together).encode()]),
+        )
+    told = commands("checkpoints", "diff", FIRST, SECOND, "--all").output
+    assert "  data.json: mine is 1 and 2, 1 apart" in told
+    assert '  hexloop-data.json: own is "a" and "b"' in told
 
 
 def test_first_different_tensor_is_shown_with_its_largest_difference(commands: Commands) -> None:
