@@ -96,7 +96,7 @@ class LocalStorage:
         with self._converting_errors(f"sync {', '.join(paths)}"):
             files = [self._locate(path) for path in paths]
             _start_writing(files)
-            self._sync_with_folders(files, files)
+            self._sync_with_folders(files, paths)
 
     def read(self, path: str, start: int = 0) -> Iterator[memoryview]:
         """Yield the file's bytes, a few MiB at a time; see `Storage.read`."""
@@ -135,7 +135,7 @@ class LocalStorage:
                 raise FileExistsError(errno.EEXIST, f"{destination} exists already")
             self._make_folder(os.path.dirname(new))
             os.rename(old, new)
-            self._sync_with_folders([], [new, old])
+            self._sync_with_folders([], [destination, source])
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder; see `Storage.remove`."""
@@ -203,19 +203,12 @@ class LocalStorage:
             self._new_above.append(top)
         os.makedirs(folder, exist_ok=True)
 
-    def _folders_to(self, path: str) -> Iterator[str]:
-        """Yield the folders above an absolute path, up to the root."""
-        while path != self._root:
-            path = os.path.dirname(path)
-            yield path
-
-    def _sync_with_folders(self, files: Sequence[str], below: Iterable[str]) -> None:
-        """Sync files, and every folder whose entries lead to a file or folder of `below`, up to the root or above it if
-        it was created.
-        """
+    def _sync_with_folders(self, files: Sequence[str], below: Sequence[str]) -> None:
+        """Sync files, and every folder above the paths `below` in the root; those above the root if it was created."""
         above = list(self._new_above)
-        folders = {folder for path in below for folder in self._folders_to(path)}
-        _sync_all([*files, *sorted(folders.union(above), key=len, reverse=True)])
+        names = [path.split("/") for path in below]
+        inside = {os.path.join(self._root, *each[:depth]) for each in names for depth in range(len(each))}
+        _sync_all([*files, *sorted(inside.union(above), key=len, reverse=True)])
         self._new_above = [folder for folder in self._new_above if folder not in above]
 
     @contextmanager
@@ -237,20 +230,19 @@ class LocalStorage:
 
 def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
     """Yield the bytes of the chunks, at most PIECE at a time; chunks below SMALL are copied and joined."""
-    held, size = list[bytes](), 0
+    held = bytearray()
     for chunk in chunks:
         data = memoryview(chunk).cast("B")
         if len(data) < SMALL:
-            held.append(bytes(data))
-            size += len(data)
-        if held and (size >= SMALL or len(data) >= SMALL):
-            yield memoryview(b"".join(held))
-            held, size = [], 0
+            held += data
+        if held and max(len(held), len(data)) >= SMALL:
+            yield memoryview(held)
+            held = bytearray()
         if len(data) >= SMALL:
             for start in range(0, len(data), PIECE):
                 yield data[start : start + PIECE]
     if held:
-        yield memoryview(b"".join(held))
+        yield memoryview(held)
 
 
 def _start_writing(files: Sequence[str]) -> None:
