@@ -203,6 +203,25 @@ def test_loss_scale_and_random_states_are_imported(tmp_path: Path) -> None:
     assert losses(resumed)[-2:] == losses(whole)[-2:]
 
 
+def test_checkpoints_of_both_layouts_are_exported_alike(tmp_path: Path) -> None:
+    """A checkpoint with a file for each document, as in hexloop 0.1, is shown and exported like one with all in one."""
+    from hexloop.app.command_line import main
+    from tests.end_to_end.small.documents import split
+    from tests.end_to_end.small.trainers import small_trainer
+
+    small_trainer(tmp_path / "ours", fp16=True, save_strategy="steps", save_steps=2).train()
+    checkpoint = tmp_path / "ours" / "checkpoint-2"
+    exported = [Path(hexloop.export_checkpoint(checkpoint, tmp_path / "together"))]
+    split(checkpoint)
+    exported.append(Path(hexloop.export_checkpoint(checkpoint, tmp_path / "apart")))
+    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in exported]
+
+    assert {"optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"} <= files[0].keys()
+    assert files[0] == files[1]
+    assert main(["checkpoints", "verify", str(checkpoint)]) == 0
+    assert main(["checkpoints", "show", str(checkpoint), "--tensors"]) == 0
+
+
 def test_a_transformers_folder_is_not_resumed_automatically(tmp_path: Path) -> None:
     """The error names the command that imports it, and nothing is loaded."""
     case = CASES["AdamW with one kind of parameters"]
