@@ -7,6 +7,8 @@ keeps its own classes, and at the end there is nothing to put back but the class
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import warnings
@@ -15,6 +17,7 @@ from enum import Enum
 from functools import wraps
 from importlib import metadata
 from importlib.machinery import ModuleSpec
+from multiprocessing import spawn
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
@@ -25,6 +28,9 @@ from hexloop.domain.errors import ConfigurationError
 _HOLDERS = frozenset(map(module_name, HOLDERS))
 _UNSET = object()
 _MOST_LISTED = 10
+
+SPAWNED = "HEXLOOP_SPAWNED_PROGRAM"
+"""The environment variable with the main program of a process that was spawned during a takeover."""
 
 Undo = Callable[[], object]
 
@@ -128,7 +134,8 @@ class _Replacement:
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder by its method, as Python allows
         for name in HOLDERS:
             self.change(module_name(name))
-        self._undo[""] = [call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce)]
+        arguments = call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce)
+        self._undo[""] = [arguments, _take_over_spawned_processes()]
 
     def stop(self) -> None:
         """Undo everything."""
@@ -242,10 +249,36 @@ def call_before(cls: type, method: str, first: Callable[[Any], object]) -> Undo:
 
 
 def _set_reproduce(arguments: Any) -> None:
-    """Let training arguments take `reproduce` from the innermost takeover that has a value."""
-    chosen = next((each.reproduce for each in reversed(_live) if each.reproduce is not None), None)
+    """Let training arguments take `reproduce` from the takeover."""
+    chosen = _reproduce()
     if chosen is not None and arguments.reproduce is None:
         arguments.reproduce = chosen
+
+
+def _reproduce() -> str | None:
+    """Return the value of the innermost takeover that has one."""
+    return next((each.reproduce for each in reversed(_live) if each.reproduce is not None), None)
+
+
+def _take_over_spawned_processes() -> Undo:
+    """Let processes that `multiprocessing` spawns start with a takeover; return what undoes it."""
+    original = spawn.get_preparation_data
+
+    def prepare(name: str) -> dict[str, Any]:
+        data = original(name)
+        path, module = data.pop("init_main_from_path", None), data.pop("init_main_from_name", None)
+        if path is not None or module is not None:
+            os.environ[SPAWNED] = json.dumps({"path": path, "module": module, "reproduce": _reproduce()})
+            data["init_main_from_name"] = "hexloop.app.takeover.spawned"
+        return data
+
+    spawn.get_preparation_data = prepare
+
+    def undo() -> None:
+        spawn.get_preparation_data = original
+        os.environ.pop(SPAWNED, None)
+
+    return undo
 
 
 def _warn_of_release() -> None:
