@@ -7,6 +7,7 @@ keeps its own classes, and at the end there is nothing to put back but the class
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -26,6 +27,9 @@ from hexloop.app.takeover.names import FAMILY_NAMES, HOLDERS, PACKAGE, TESTED, T
 from hexloop.domain.errors import ConfigurationError
 
 _HOLDERS = frozenset(map(module_name, HOLDERS))
+_REPLACES_PACKAGE = module_name("processing_utils")
+"""The module of transformers that executes the package a second time and puts the result in `sys.modules`."""
+
 _UNSET = object()
 _MOST_LISTED = 10
 
@@ -75,12 +79,12 @@ class Replaced:
         self.assigned = _UNSET
 
 
-def _replace_names(module: ModuleType) -> Undo | None:
-    """Make the names of the family that `module` has hexloop's, and return what undoes it; None if it has none."""
+def _replace_names(module: ModuleType) -> Undo:
+    """Make the names of the family that `module` has hexloop's, and return what undoes it."""
     base = type(module)
     properties = {name: Replaced(name) for name in FAMILY_NAMES if _has_original(module, name)}
     if not properties:
-        return None
+        return lambda: None
     # A module class with __getattr__ is one whose attributes Python never reads past the properties.
     members: dict[str, Any] = dict(properties)
     if not hasattr(base, "__getattr__"):
@@ -127,28 +131,30 @@ class _Replacement:
     """
 
     def __init__(self) -> None:
-        self._undo: dict[str, list[Undo]] = {}
+        self._undo: list[Undo] = []
+        self._changed: list[ModuleType] = []
 
     def start(self) -> None:
         """Change the modules that have been imported, and each other one when it is."""
+        self._undo.append(call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce))
+        self._undo.append(_take_over_spawned_processes())
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder by its method, as Python allows
-        for name in HOLDERS:
-            self.change(module_name(name))
-        arguments = call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce)
-        self._undo[""] = [arguments, _take_over_spawned_processes()]
+        for module in _imported_modules():
+            self.change(module)
 
     def stop(self) -> None:
         """Undo everything."""
         sys.meta_path.remove(self)  # type: ignore[arg-type]
-        for undo in [undo for changes in self._undo.values() for undo in reversed(changes)]:
+        for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+        self._changed.clear()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a module to change, as the other finders return it."""
-        if fullname not in _HOLDERS:
+        if fullname not in _HOLDERS and fullname != _REPLACES_PACKAGE:
             return None
         found = (each.find_spec(fullname, path, target) for each in sys.meta_path if each is not self)
         spec = next((each for each in found if each is not None), None)
@@ -160,22 +166,34 @@ class _Replacement:
                 loader.exec_module = execute
                 execute(module)
                 if self in sys.meta_path:
-                    self.change(fullname)
+                    self.change(sys.modules[fullname])
+                    self.change(sys.modules[PACKAGE])
 
             loader.exec_module = execute_and_change
         return spec
 
-    def change(self, fullname: str) -> None:
-        """Change a module, if it has been imported."""
-        module = sys.modules.get(fullname)
-        if module is None:
-            return
-        for undo_earlier in reversed(self._undo.pop(fullname, [])):  # the module is reloaded
-            undo_earlier()
-        undo = [_replace_names(module)]
-        if fullname == module_name(TRACKERS):
-            undo.append(_rebase_trackers(module))
-        self._undo[fullname] = [each for each in undo if each is not None]
+    def change(self, module: ModuleType) -> None:
+        """Change a module that has been imported, unless it is changed already."""
+        if module not in self._changed:
+            self._changed.append(module)
+            self._undo.append(_replace_names(module))
+        if module.__name__ == module_name(TRACKERS):
+            self._undo.append(_rebase_trackers(module))
+
+
+def _imported_modules() -> list[ModuleType]:
+    """Return the modules of transformers whose names are replaced and that have been imported.
+
+    There may be two of a name: transformers, while it is imported, puts a second package of its name in `sys.modules`.
+    """
+    if PACKAGE not in sys.modules:
+        return []
+    return [each for each in gc.get_objects() if issubclass(type(each), ModuleType) and _is_holder(each)]
+
+
+def _is_holder(module: ModuleType) -> bool:
+    name = vars(module).get("__name__")
+    return isinstance(name, str) and name in _HOLDERS
 
 
 class Takeover:
@@ -310,21 +328,23 @@ def _warn_of_importers() -> None:
 def _importers() -> Iterator[tuple[str, list[str]]]:
     """Yield the modules outside transformers that have classes of the family, or classes derived from these."""
     originals: dict[int, str] = {}
-    for holder in map(sys.modules.get, _HOLDERS):
-        for name in FAMILY_NAMES if holder is not None else ():
+    for holder in filter(None, map(sys.modules.get, _HOLDERS)):
+        for name in FAMILY_NAMES:
             value = vars(holder).get(name)
             if _is_of(getattr(value, "__module__", None), PACKAGE) and not _equals_text(value):
                 originals[id(value)] = name
     for module_name_, module in list(sys.modules.items()) if originals else ():
-        if isinstance(module, ModuleType) and not _is_of(module_name_, PACKAGE, "hexloop"):
-            found = {
-                originals[id(base)]
-                for value in list(vars(module).values())
-                for base in (value.__mro__ if isinstance(value, type) else (value,))
-                if id(base) in originals
-            }
-            if found:
-                yield module_name_, sorted(found)
+        if not issubclass(type(module), ModuleType) or _is_of(module_name_, PACKAGE, "hexloop"):
+            continue
+        # The type decides what is a class: isinstance would ask the object, which may warn or import something.
+        found = {
+            originals[id(base)]
+            for value in list(vars(module).values())
+            for base in (type.mro(value) if issubclass(type(value), type) else (value,))
+            if id(base) in originals
+        }
+        if found:
+            yield module_name_, sorted(found)
 
 
 def _equals_text(value: object) -> bool:

@@ -1,0 +1,33 @@
+"""Scripts written for transformers, run in two processes by each launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.takeover.programs import SCRIPTS, python
+
+LAUNCHERS = {
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "hexloop", "run"),
+    "hexloop launch": ("-m", "hexloop", "launch", "--processes", "2", "run"),
+    "accelerate launch": (
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--cpu"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "hexloop", "run"),
+    ),
+}
+OPTIONS = "--output_dir out --max_steps 4 --per_device_train_batch_size 4 --use_cpu --report_to none".split()
+
+
+@pytest.mark.parametrize(
+    "launcher", [name if name == "torchrun" else pytest.param(name, marks=pytest.mark.matrix) for name in LAUNCHERS]
+)
+def test_two_processes(launcher: str, tmp_path: Path) -> None:
+    """Both processes train with hexloop, and the first writes the results once."""
+    done = python(
+        *LAUNCHERS[launcher], SCRIPTS / "line.py", *OPTIONS, "--disable_tqdm", "true", "--random_order", folder=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained with hexloop in 2") == 1, done.stdout
+    assert (tmp_path / "out" / "summary.txt").read_text() == "4 8\n"
+    assert (tmp_path / "out" / "checkpoint-4" / "manifest.json").exists()
