@@ -130,9 +130,7 @@ def differences(one: Sequence[Record], other: Sequence[Record]) -> Iterator[Diff
         places = [None if each is None else (each["kind"], each["trainer"], each["step"]) for each in (left, right)]
         if places[0] != places[1]:
             record = left or right
-            yield Difference(
-                record["trainer"], record["step"], "what happens", *map(_described, places)
-            )
+            yield Difference(record["trainer"], record["step"], "what happens", *map(_described, places))
             return
         values, others = left["values"], right["values"]
         for name in [*values, *(name for name in others if name not in values)]:

@@ -14,10 +14,27 @@ from hexloop.app.takeover.checking import differences
 from hexloop.app.takeover.recording import OutputFolders
 from tests.end_to_end.takeover.programs import RUN, SCRIPTS, python
 
-OPTIONS = (
-    "--output_dir out --max_steps 6 --per_device_train_batch_size 4 --use_cpu --report_to none --disable_tqdm true "
-    "--eval_strategy steps --eval_steps 3 --logging_steps 500 --save_steps 3"
-).split()
+OPTIONS = [
+    "--output_dir",
+    "out",
+    "--max_steps",
+    "6",
+    "--per_device_train_batch_size",
+    "4",
+    "--use_cpu",
+    "--report_to",
+    "none",
+    "--disable_tqdm",
+    "true",
+    "--eval_strategy",
+    "steps",
+    "--eval_steps",
+    "3",
+    "--logging_steps",
+    "500",
+    "--save_steps",
+    "3",
+]
 CHECK = (*RUN, "--check", SCRIPTS / "line.py", *OPTIONS)
 
 
@@ -33,7 +50,9 @@ def test_a_script_that_agrees(tmp_path: Path) -> None:
     assert "trained with hexloop" in done.stdout
     # Steps: loss, norm, rate, epoch. Evaluations: loss, metric, epoch, three times. Training: loss, epoch. Prediction: 2.
     line = last_line(done.stdout)
-    assert line.endswith("agrees with transformers to the last bit: 37 values at 6 steps, and 2 tensors of final weights")
+    assert line.endswith(
+        "agrees with transformers to the last bit: 37 values at 6 steps, and 2 tensors of final weights"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

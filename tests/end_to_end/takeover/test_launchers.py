@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.takeover.programs import SCRIPTS, python
 
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
 LAUNCHERS = {
-    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "hexloop", "run"),
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hexloop", "run"),
     "hexloop launch": ("-m", "hexloop", "launch", "--processes", "2", "run"),
     "accelerate launch": (
         *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--cpu"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "hexloop", "run"),
+        *(
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "--main_process_port",
+            str(free_port()),
+            "-m",
+            "hexloop",
+            "run",
+        ),
     ),
 }
-OPTIONS = "--output_dir out --max_steps 4 --per_device_train_batch_size 4 --use_cpu --report_to none".split()
+OPTIONS = [
+    "--output_dir",
+    "out",
+    "--max_steps",
+    "4",
+    "--per_device_train_batch_size",
+    "4",
+    "--use_cpu",
+    "--report_to",
+    "none",
+]
 
 
 @pytest.mark.parametrize(

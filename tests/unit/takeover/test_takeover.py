@@ -173,7 +173,7 @@ def test_missing_attributes_are_missing() -> None:
 
 
 def test_a_second_package_is_taken_over() -> None:
-    """transformers executes its own package twice while it is imported; both, and further ones, are taken over."""
+    """Transformers executes its own package twice while it is imported; both, and further ones, are taken over."""
     from transformers.utils.import_utils import direct_transformers_import
 
     first = importlib.import_module("transformers")
@@ -201,7 +201,7 @@ def test_reloaded_and_located_modules() -> None:
 
 
 def test_trackers_are_callbacks() -> None:
-    """transformers' callbacks for trackers are TrainerCallbacks, so their unused events cost nothing."""
+    """Transformers' callbacks for trackers are TrainerCallbacks, so their unused events cost nothing."""
     with hexloop.takeover():
         assert issubclass(integrations.TensorBoardCallback, transformers.TrainerCallback)
         tracker = integrations.TensorBoardCallback(tb_writer=mock.Mock())

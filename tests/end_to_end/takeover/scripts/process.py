@@ -13,7 +13,7 @@ def fail():
 
 
 how = sys.argv[1] if len(sys.argv) > 1 else ""
-print(sys.argv[1:], sys.path[0], __name__, __file__, __package__, sys.modules["__main__"].fail is fail)
+print(sys.argv[1:], sys.path[0], __name__, __file__, __package__ or "", sys.modules["__main__"].fail is fail)
 print(Trainer.__module__.split(".")[0])
 if how == "code":
     sys.exit(7)

@@ -11,7 +11,9 @@ class OwnTrainer(Trainer):
 def work(rank, cls):
     import transformers
 
-    print(cls is OwnTrainer, cls.__mro__[1].__module__.split(".")[0], transformers.Trainer is cls.__mro__[1], flush=True)
+    print(
+        cls is OwnTrainer, cls.__mro__[1].__module__.split(".")[0], transformers.Trainer is cls.__mro__[1], flush=True
+    )
 
 
 if __name__ == "__main__":
