@@ -111,7 +111,7 @@ def _digest(tensor: Any) -> str | None:
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError, NotImplementedError):
         return None
-    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_64_hexdigest(data)}"
+    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_64_hexdigest(memoryview(data))}"
 
 
 class OutputFolders:

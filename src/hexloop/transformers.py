@@ -104,5 +104,5 @@ def __dir__() -> list[str]:
     return _names("")
 
 
-sys.meta_path.append(_StandIns())  # type: ignore[arg-type]  # a finder by its method, as Python allows
+sys.meta_path.append(_StandIns())
 __path__: list[str] = []  # makes this module a package, whose modules the finder makes

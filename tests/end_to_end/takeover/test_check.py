@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,12 @@ from hexloop.app.takeover.checking import differences
 from hexloop.app.takeover.recording import OutputFolders
 from tests.end_to_end.takeover.programs import RUN, SCRIPTS, python
 
-OPTIONS = [
-    "--output_dir",
-    "out",
-    "--max_steps",
-    "6",
-    "--per_device_train_batch_size",
-    "4",
-    "--use_cpu",
-    "--report_to",
-    "none",
-    "--disable_tqdm",
-    "true",
-    "--eval_strategy",
-    "steps",
-    "--eval_steps",
-    "3",
-    "--logging_steps",
-    "500",
-    "--save_steps",
-    "3",
-]
-CHECK = (*RUN, "--check", SCRIPTS / "line.py", *OPTIONS)
+OPTIONS = (
+    *("--output_dir", "out", "--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu"),
+    *("--report_to", "none", "--disable_tqdm", "true", "--eval_strategy", "steps", "--eval_steps", "3"),
+    *("--logging_steps", "500", "--save_steps", "3"),
+)
+CHECK: tuple[str | Path, ...] = (*RUN, "--check", SCRIPTS / "line.py", *OPTIONS)
 
 
 def last_line(text: str) -> str:
@@ -48,11 +31,9 @@ def test_a_script_that_agrees(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trained with transformers" in done.stdout
     assert "trained with hexloop" in done.stdout
-    # Steps: loss, norm, rate, epoch. Evaluations: loss, metric, epoch, three times. Training: loss, epoch. Prediction: 2.
-    line = last_line(done.stdout)
-    assert line.endswith(
-        "agrees with transformers to the last bit: 37 values at 6 steps, and 2 tensors of final weights"
-    )
+    # Each step: loss, norm, rate, epoch. Three evaluations: loss, metric, epoch. Training and prediction: two.
+    summary = "37 values at 6 steps, and 2 tensors of final weights"
+    assert last_line(done.stdout).endswith(f"agrees with transformers to the last bit: {summary}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -189,4 +170,3 @@ def test_a_launched_check_is_refused(tmp_path: Path) -> None:
     done = python(*RUN, "--check", SCRIPTS / "line.py", folder=tmp_path, WORLD_SIZE="2")
     assert done.returncode == 2
     assert "without launcher" in done.stderr
-    assert sys.executable

@@ -34,17 +34,10 @@ LAUNCHERS = {
         ),
     ),
 }
-OPTIONS = [
-    "--output_dir",
-    "out",
-    "--max_steps",
-    "4",
-    "--per_device_train_batch_size",
-    "4",
-    "--use_cpu",
-    "--report_to",
-    "none",
-]
+OPTIONS = (
+    *("--output_dir", "out", "--max_steps", "4", "--per_device_train_batch_size", "4", "--use_cpu"),
+    *("--report_to", "none", "--disable_tqdm", "true", "--random_order"),
+)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +45,7 @@ OPTIONS = [
 )
 def test_two_processes(launcher: str, tmp_path: Path) -> None:
     """Both processes train with hexloop, and the first writes the results once."""
-    done = python(
-        *LAUNCHERS[launcher], SCRIPTS / "line.py", *OPTIONS, "--disable_tqdm", "true", "--random_order", folder=tmp_path
-    )
+    done = python(*LAUNCHERS[launcher], SCRIPTS / "line.py", *OPTIONS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained with hexloop in 2") == 1, done.stdout
     assert (tmp_path / "out" / "summary.txt").read_text() == "4 8\n"

@@ -1,5 +1,7 @@
 """Fits a line with transformers' Trainer, as a user's script does; its options are those of TrainingArguments."""
 
+# mypy: ignore-errors - a script of a user, without types
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """Starts two processes with a class of the script's own, as scripts for several devices do."""
 
+# mypy: ignore-errors - a script of a user, without types
+
 import torch.multiprocessing as mp
 from transformers import Trainer
 
@@ -11,9 +13,8 @@ class OwnTrainer(Trainer):
 def work(rank, cls):
     import transformers
 
-    print(
-        cls is OwnTrainer, cls.__mro__[1].__module__.split(".")[0], transformers.Trainer is cls.__mro__[1], flush=True
-    )
+    base = cls.__mro__[1]
+    print(cls is OwnTrainer, base.__module__.split(".")[0], transformers.Trainer is base, flush=True)
 
 
 if __name__ == "__main__":
