@@ -108,10 +108,10 @@ def _digest(tensor: Any) -> str | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     try:
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     except (RuntimeError, TypeError, NotImplementedError):
         return None
-    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_64_hexdigest(memoryview(data))}"
+    return f"{tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_64_hexdigest(data)}"
 
 
 class OutputFolders:

@@ -138,13 +138,13 @@ class _Replacement:
         """Change the modules that have been imported, and each other one when it is."""
         self._undo.append(call_before(hexloop.TrainingArguments, "__post_init__", _set_reproduce))
         self._undo.append(_take_over_spawned_processes())
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder by its method, as Python allows
+        sys.meta_path.insert(0, self)
         for module in _imported_modules():
             self.change(module)
 
     def stop(self) -> None:
         """Undo everything."""
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()

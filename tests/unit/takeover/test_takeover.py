@@ -78,10 +78,9 @@ def test_modules_that_import_a_name_are_covered() -> None:
         assert trainer.TrainerState is hexloop.TrainerState
         assert training_args.IntervalStrategy is hexloop.IntervalStrategy
         assert integrations.integration_utils.TrainerCallback is hexloop.TrainerCallback
-        from transformers.optimization import SchedulerType
-
-        assert SchedulerType is hexloop.SchedulerType
         namespace: dict[str, Any] = {}
+        exec("from transformers.optimization import SchedulerType", namespace)
+        assert namespace["SchedulerType"] is hexloop.SchedulerType
         exec("from transformers.trainer_callback import *", namespace)
         assert namespace["TrainerControl"] is hexloop.TrainerControl
 
@@ -135,8 +134,7 @@ def test_optimized_code_sees_the_change() -> None:
 def test_a_patch_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test assigns is read until it is undone, by pytest's monkeypatch and by mock."""
 
-    class Fake:
-        pass
+    Fake: Any = type("Fake", (), {})  # noqa: N806 - a class
 
     with hexloop.takeover():
         with monkeypatch.context() as patch:
@@ -153,8 +151,7 @@ def test_a_patch_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_assignment_stays() -> None:
     """A class that is assigned and not undone is still there after the takeover, as it would be without one."""
 
-    class Fake:
-        pass
+    Fake: Any = type("Fake", (), {})  # noqa: N806 - a class
 
     with hexloop.takeover():
         trainer.PrinterCallback = Fake

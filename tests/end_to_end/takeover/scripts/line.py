@@ -1,6 +1,7 @@
 """Fits a line with transformers' Trainer, as a user's script does; its options are those of TrainingArguments."""
 
-# mypy: ignore-errors - a script of a user, without types
+# A user's script, without types.
+# mypy: ignore-errors
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Prints what a program sees of its process, and ends in the way that its first argument names."""
 
-# mypy: ignore-errors - a script of a user, without types
+# A user's script, without types.
+# mypy: ignore-errors
 
 import sys
 

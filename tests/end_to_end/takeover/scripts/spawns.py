@@ -1,6 +1,7 @@
 """Starts two processes with a class of the script's own, as scripts for several devices do."""
 
-# mypy: ignore-errors - a script of a user, without types
+# A user's script, without types.
+# mypy: ignore-errors
 
 import torch.multiprocessing as mp
 from transformers import Trainer
