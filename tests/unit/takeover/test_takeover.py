@@ -133,7 +133,6 @@ def test_optimized_code_sees_the_change() -> None:
 
 def test_a_patch_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test assigns is read until it is undone, by pytest's monkeypatch and by mock."""
-
     Fake: Any = type("Fake", (), {})  # noqa: N806 - a class
 
     with hexloop.takeover():
@@ -150,7 +149,6 @@ def test_a_patch_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_assignment_stays() -> None:
     """A class that is assigned and not undone is still there after the takeover, as it would be without one."""
-
     Fake: Any = type("Fake", (), {})  # noqa: N806 - a class
 
     with hexloop.takeover():
