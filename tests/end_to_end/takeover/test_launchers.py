@@ -20,7 +20,7 @@ LAUNCHERS = {
     "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hexloop", "run"),
     "hexloop launch": ("-m", "hexloop", "launch", "--processes", "2", "run"),
     "accelerate launch": (
-        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--cpu"),
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
         *(
             "--mixed_precision",
             "no",
