@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import define, frozen
 
 from hexloop.app.takeover.recording import HEXLOOP, TEMPORARY, TRANSFORMERS
 from hexloop.app.takeover.scripts import Program
 from hexloop.domain.errors import ConfigurationError
 
 AGREED, DIFFERENT = 0, 1
+
+LONGEST_RUN = timedelta(days=7)
+"""How long processes of a launch wait for each other; a launcher ends them all when one dies."""
 
 NOT_COMPARED = ("runtime", "per_second", "_time", "time_", "mem_", "total_flos")
 """Parts of the names of logged values that measure the machine: readings of the clock and of memory, and estimates."""
@@ -54,32 +60,99 @@ def _shown(value: object) -> str:
 def check(program: Program) -> int:
     """Run a program with both libraries, print whether they agree, and return 0 if they do, else 1.
 
-    Raises ConfigurationError if they cannot be compared: the program writes elsewhere than into its output folder, it
-    uses no Trainer, or this process is one of several.
+    In a process of a launch, all processes of the launch run the program together, and the first prints.
+    Raises ConfigurationError if the libraries cannot be compared: the program writes elsewhere than into its output
+    folder, it uses no Trainer, or the launch uses several machines.
     """
     if find_spec(TRANSFORMERS) is None:
         raise ConfigurationError(
             "hexloop run --check needs transformers, which is not installed; install it with `pip install "
             "'hexloop[transformers]'`."
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigurationError(
-            "hexloop run --check starts the processes that it compares itself, and this is one of several that a "
-            "launcher has started; run it without launcher."
-        )
-    with tempfile.TemporaryDirectory(prefix="hexloop-check-") as folder:
-        Path(folder, TEMPORARY).mkdir()
+    launch = Launch.of_environment()
+    with launch.shared_folder() as folder:
         runs = []
         for library in (TRANSFORMERS, HEXLOOP):
-            print(f"hexloop: running {program.name} with {library}", file=sys.stderr, flush=True)
-            code = subprocess.run(_command(program, folder, library), env=_environment(folder), check=False).returncode
+            if launch.rank == 0:
+                print(f"hexloop: running {program.name} with {library}", file=sys.stderr, flush=True)
+            environment = {**_environment(folder), **launch.environment(library)}
+            code = subprocess.run(_command(program, folder, library), env=environment, check=False).returncode
+            codes = launch.gathered(library, code)
             records = _read(Path(folder, f"{library}.jsonl"))
             _refuse_writes_elsewhere(program, records)
-            if code != 0:
-                print(f"hexloop: {program.name} failed with {library} (exit code {code})", file=sys.stderr)
+            if any(codes):
+                if launch.rank == 0:
+                    code = next(filter(None, codes))
+                    print(f"hexloop: {program.name} failed with {library} (exit code {code})", file=sys.stderr)
                 return DIFFERENT
             runs.append(records)
-    return _report(program, *runs)
+        return _report(program, *runs) if launch.rank == 0 else AGREED
+
+
+@define
+class Launch:
+    """The processes of a launch on one machine, which share a folder and exchange exit codes; or a single process.
+
+    rank, size: of this process, and the number of all. store: what they share; None if there is one process. prefix: of
+    its keys.
+    """
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    prefix: str = ""
+
+    @classmethod
+    def of_environment(cls) -> Launch:
+        """Return the launch that torchrun's environment variables describe.
+
+        Raises ConfigurationError if it uses several machines, which share no folder.
+        """
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
+            raise ConfigurationError("hexloop run --check compares runs on one machine; launch it on one.")
+        from torch.distributed import TCPStore
+
+        rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=serves, wait_for_workers=False)
+        return cls(rank, size, store, f"hexloop-check-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+
+    @contextmanager
+    def shared_folder(self) -> Iterator[str]:
+        """Make a folder for all processes, which the first removes when all are done with it."""
+        if self.rank > 0:
+            yield self.store.get(f"{self.prefix}-folder").decode()
+            self.gathered("end", 0)
+            return
+        with tempfile.TemporaryDirectory(prefix="hexloop-check-") as folder:
+            Path(folder, TEMPORARY).mkdir()
+            if self.store is not None:
+                self.store.set(f"{self.prefix}-folder", folder)
+            yield folder
+            self.gathered("end", 0)
+
+    def environment(self, library: str) -> dict[str, str]:
+        """Return the variables with which the processes of one run meet: at a port of its own."""
+        if self.store is None:
+            return {}
+        key = f"{self.prefix}-{library}-port"
+        if self.rank == 0:
+            with socket.socket() as listening:
+                listening.bind(("", 0))
+                self.store.set(key, str(listening.getsockname()[1]))
+        return {"MASTER_PORT": self.store.get(key).decode(), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+    def gathered(self, moment: str, code: int) -> list[int]:
+        """Return the exit codes of all processes at a moment of the check, when all have reached it."""
+        if self.store is None:
+            return [code]
+        self.store.set(f"{self.prefix}-{moment}-{self.rank}", str(code))
+        keys = [f"{self.prefix}-{moment}-{rank}" for rank in range(self.size)]
+        self.store.wait(keys, LONGEST_RUN)
+        return [int(self.store.get(key)) for key in keys]
 
 
 def _command(program: Program, folder: str, library: str) -> list[str]:

@@ -165,8 +165,20 @@ def test_output_folders_are_redirected(tmp_path: Path) -> None:
     assert folders.redirect(None) == str(tmp_path / "3-trainer_output")
 
 
-def test_a_launched_check_is_refused(tmp_path: Path) -> None:
-    """One of several processes cannot check; the error says what to do."""
-    done = python(*RUN, "--check", SCRIPTS / "line.py", folder=tmp_path, WORLD_SIZE="2")
+def test_two_processes(tmp_path: Path) -> None:
+    """Under a launcher, the processes run both libraries together, and the first reports."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = python(*launcher, *CHECK, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trained with transformers in 2" in done.stdout
+    assert "trained with hexloop in 2" in done.stdout
+    assert done.stdout.count("agrees with transformers to the last bit") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.matrix
+def test_several_machines_are_refused(tmp_path: Path) -> None:
+    """Machines share no folder; the error says so."""
+    done = python(*RUN, "--check", SCRIPTS / "line.py", folder=tmp_path, WORLD_SIZE="2", LOCAL_WORLD_SIZE="1")
     assert done.returncode == 2
-    assert "without launcher" in done.stderr
+    assert "on one machine" in done.stderr
