@@ -20,6 +20,8 @@ OPTIONS = (
 )
 CHECK: tuple[str | Path, ...] = (*RUN, "--check", SCRIPTS / "line.py", *OPTIONS)
 
+REPRODUCES = "reproduce" in hexloop.TrainingArguments.__dataclass_fields__
+
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
@@ -37,7 +39,7 @@ def test_a_script_that_agrees(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif("reproduce" in hexloop.TrainingArguments.__dataclass_fields__, reason="the check reproduces")
+@pytest.mark.skipif(REPRODUCES, reason="the check reproduces transformers' order")
 def test_a_script_that_differs_in_the_order_of_samples(tmp_path: Path) -> None:
     """Samples in random order: the first step and value that differ are reported, with both values."""
     done = python(*CHECK, "--random_order", folder=tmp_path)
@@ -169,10 +171,13 @@ def test_two_processes(tmp_path: Path) -> None:
     """Under a launcher, the processes run both libraries together, and the first reports."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = python(*launcher, *CHECK, folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == (0 if REPRODUCES else 1), done.stdout + done.stderr
     assert "trained with transformers in 2" in done.stdout
     assert "trained with hexloop in 2" in done.stdout
-    assert done.stdout.count("agrees with transformers to the last bit") == 1
+    # Without reproduce, the gradients of two ranks are added in another order, which shows after two updates.
+    expected = "agrees with transformers to the last bit" if REPRODUCES else "first differs at step 3: loss is"
+    assert expected in last_line(done.stdout)
+    assert done.stdout.count("hexloop: ") == 1
     assert list(tmp_path.iterdir()) == []
 
 
