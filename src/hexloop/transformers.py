@@ -61,7 +61,7 @@ def _handed_on(module: ModuleType, relative: str, name: str) -> Any:
     if (submodule := f"{relative}.{name}".lstrip(".")) in STAND_INS:
         return import_module(f"{__name__}.{submodule}")
     try:
-        original = import_module(module_name(relative))
+        import_module(PACKAGE)
     except ModuleNotFoundError as error:
         if error.name != PACKAGE:
             raise
@@ -73,7 +73,7 @@ def _handed_on(module: ModuleType, relative: str, name: str) -> Any:
     if name == "__all__":
         return _names(relative)
     try:
-        return getattr(original, name)
+        return getattr(import_module(module_name(relative)), name)
     except AttributeError:
         release = import_module(PACKAGE).__version__
         raise AttributeError(f"{module_name(relative)} of transformers {release} has no {name!r}") from None
