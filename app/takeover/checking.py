@@ -113,7 +113,7 @@ class Launch:
             return cls()
         if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
             raise ConfigurationError("hexloop run --check compares runs on one machine; launch it on one.")
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
