@@ -1,4 +1,4 @@
-"""The command line: `hexloop train`, `evaluate`, `predict`, `launch`, `checkpoints`, `runs` and `doctor`.
+"""The command line: `hexloop train`, `evaluate`, `predict`, `run`, `launch`, `checkpoints`, `runs` and `doctor`.
 
 The module of a command is imported only when the command runs, so that `--help` and `--version` return quickly.
 """

@@ -8,6 +8,7 @@ and its metrics by import path, so that code of any project can be trained.
   hexloop train recipe.yaml --resume              resume after a stop or a crash
   hexloop evaluate recipe.yaml                    evaluate the checkpoint
   hexloop predict recipe.yaml --output out.npz    write its predictions
+  hexloop run script.py                           run a script written for transformers
   hexloop launch --processes 2 recipe.yaml        train in several processes
   hexloop checkpoints list runs/a                 list checkpoints and whether they are good
   hexloop runs diff runs/a runs/b                 find the first step at which two runs differ
@@ -78,6 +79,31 @@ if there is none, to a file. The metrics are printed as JSON on standard output.
   .jsonl  a line {"prediction": ..., "label": ...} per sample
 
 All training arguments may be given too; `hexloop train --help` lists them."""
+
+RUN = """\
+Run a Python script or module that was written for transformers' Trainer, unmodified:
+hexloop's Trainer, arguments, callbacks and argument parser take the place of
+transformers' for it and for every library that it imports. Its arguments, output and
+exit code are those that it has with `python`.
+
+With --check, it runs twice, once with each library, in new processes and with output
+folders of their own; nothing is published or sent to trackers. Losses, learning
+rates, gradient norms, metrics and final weights are compared to the last bit. A
+program that writes anything outside of its output folder is refused."""
+
+RUN_EXAMPLES = """\
+examples:
+  hexloop run run_glue.py --task_name mrpc --output_dir out
+  hexloop run -m my_project.train --output_dir out
+  torchrun --nproc-per-node 2 -m hexloop run run_glue.py --output_dir out
+  hexloop launch --processes 2 run run_glue.py --output_dir out
+  hexloop run --check run_glue.py --max_steps 40 --output_dir out
+
+exit codes:
+  those of the program; 2 also if there is no such program.
+  With --check: 0 if both libraries agree, 1 if they differ or the program fails,
+  2 if they cannot be compared
+"""
 
 LAUNCH = """\
 Run a recipe or a Python script in several processes that train together, on one

@@ -68,6 +68,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hexloop {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_recipe_commands(commands, argv)
+    _add_run(commands)
     _add_checkpoints(commands)
     _add_launch(commands)
     _add_runs(commands)
@@ -233,6 +234,22 @@ def _at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("at least one checkpoint must be kept")
     return number
+
+
+def _add_run(commands: Commands) -> None:
+    """Add the command `run`."""
+    help = "run a script or module written for transformers, unmodified"
+    usage = "hexloop run [--check] [--reproduce transformers] SCRIPT.py|-m MODULE [argument ...]"
+    parser = _command(commands, "run", "run:run", help, help_texts.RUN, usage, help_texts.RUN_EXAMPLES)
+    add = parser.add_argument
+    help = "PROGRAM is the name of a module, as in `python -m`"
+    add("-m", dest="is_module", action="store_true", help=help)
+    help = "run it with both libraries, each in a process of its own, and report the first difference"
+    add("--check", action="store_true", help=help)
+    help = "the argument `reproduce` where the program does not set it; transformers: the same random draws and sums"
+    add("--reproduce", choices=["transformers"], help=help)
+    add("program", metavar="PROGRAM", help="the path of a script, or with -m the name of a module")
+    add("program_arguments", nargs=argparse.REMAINDER, metavar="argument", help="arguments of the program")
 
 
 def _add_launch(commands: Commands) -> None:

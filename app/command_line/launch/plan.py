@@ -17,6 +17,8 @@ from hexloop.domain.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 SCRIPT = ".py"
+RUN = "run"
+"""The program that stands for the command `hexloop run`, unless there is a recipe of that name."""
 Value = TypeVar("Value", int, float)
 
 
@@ -50,6 +52,8 @@ class LaunchPlan:
         """
         if self.program.endswith(SCRIPT):
             return ["-u", self.program, *self.arguments]
+        if _is_run(self.program):
+            return ["-u", "-P", "-m", "hexloop", RUN, *self.arguments]
         arguments = [*without_options(self.arguments, RESUME), "--resume", AUTO] if again else self.arguments
         return ["-u", "-P", "-m", "hexloop", "train", self.program, *arguments]
 
@@ -164,12 +168,16 @@ def _check_rendezvous(text: str | None, nodes: tuple[int, int], problems: list[s
 
 
 def _check_files(program: str, log_folder: str | None, problems: list[str]) -> None:
-    if not Path(program).is_file():
+    if not Path(program).is_file() and not _is_run(program):
         problems.append(
             f"You chose {program!r}, but there is no such file; name a recipe, or a script that ends in .py."
         )
     if log_folder is not None and Path(log_folder).exists() and not Path(log_folder).is_dir():
         problems.append(f"--log-folder: You chose {log_folder!r}, but that is a file; name a folder.")
+
+
+def _is_run(program: str) -> bool:
+    return program == RUN and not Path(program).is_file()
 
 
 def escaped(command: Sequence[str]) -> list[str]:

@@ -1,0 +1,109 @@
+"""Which names of transformers are hexloop's, in which modules, and the releases of transformers that this holds for.
+
+A name has the same meaning in both libraries, so each is exported by `hexloop` itself.
+
+- Classes of the Trainer family are hexloop's. Classes that libraries derive from them then derive from hexloop's.
+- Enumerations are hexloop's, because its arguments contain their members. Those of strings equal transformers' members
+  and have the same hash, so a comparison with a member that was imported earlier still holds.
+- The values that evaluation and training return, such as `EvalPrediction`, are hexloop's, because its Trainer makes
+  them.
+- Everything else is transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+TESTED = ((5, 0), (5, 23))
+"""The first and the last release of transformers, major and minor, that the tests have run with."""
+
+FAMILY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "trainer": ("Trainer",),
+        "trainer_seq2seq": ("Seq2SeqTrainer",),
+        "training_args": ("OptimizerNames", "ParallelMode", "TrainingArguments"),
+        "training_args_seq2seq": ("Seq2SeqTrainingArguments",),
+        "trainer_callback": (
+            "CallbackHandler",
+            "DefaultFlowCallback",
+            "EarlyStoppingCallback",
+            "ExportableState",
+            "PrinterCallback",
+            "ProgressCallback",
+            "TrainerCallback",
+            "TrainerControl",
+            "TrainerState",
+        ),
+        "trainer_utils": (
+            "EvalLoopOutput",
+            "EvalPrediction",
+            "FSDPOption",
+            "HPSearchBackend",
+            "HubStrategy",
+            "IntervalStrategy",
+            "PredictionOutput",
+            "SaveStrategy",
+            "SchedulerType",
+            "TrainOutput",
+            "get_last_checkpoint",
+        ),
+        "trainer_pt_utils": ("AcceleratorConfig",),
+        "hf_argparser": ("HfArg", "HfArgumentParser"),
+        "debug_utils": ("DebugOption",),
+        "utils.notebook": ("NotebookProgressCallback",),
+    }
+)
+"""The names that `hexloop.takeover` replaces, by the module of transformers that defines them."""
+
+EQUIVALENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "trainer_utils": ("enable_full_determinism", "set_seed"),
+        "optimization": (
+            "get_adafactor_schedule",
+            "get_constant_schedule",
+            "get_constant_schedule_with_warmup",
+            "get_cosine_schedule_with_warmup",
+            "get_cosine_with_hard_restarts_schedule_with_warmup",
+            "get_cosine_with_min_lr_schedule_with_warmup",
+            "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+            "get_greedy_schedule",
+            "get_inverse_sqrt_schedule",
+            "get_linear_schedule_with_warmup",
+            "get_polynomial_decay_schedule_with_warmup",
+            "get_reduce_on_plateau_schedule",
+            "get_scheduler",
+            "get_wsd_schedule",
+        ),
+        "data.data_collator": ("DataCollatorWithPadding", "DefaultDataCollator", "default_data_collator"),
+    }
+)
+"""Further names that hexloop defines, with the results of transformers' own.
+
+`hexloop.transformers` has them so that they work without transformers. A takeover leaves transformers' in place.
+"""
+
+PACKAGE = "transformers"
+
+HOLDERS = ("", *FAMILY, "optimization", "integrations", "integrations.integration_utils", "trainer_optimizer")
+"""The modules of transformers whose names of the family are replaced, also where they only import them."""
+
+STAND_INS = ("", *FAMILY, "optimization", "integrations", "data", "data.data_collator", "trainer_optimizer", "utils")
+"""The modules of transformers for which `hexloop.transformers` has a module of the same name."""
+
+TRACKERS = "integrations.integration_utils"
+"""The module of transformers whose callbacks, one per tracker, hexloop's Trainer accepts."""
+
+FAMILY_NAMES = frozenset(name for names in FAMILY.values() for name in names)
+OWN_NAMES = FAMILY_NAMES | {name for names in EQUIVALENTS.values() for name in names}
+
+
+def module_name(relative: str, package: str = PACKAGE) -> str:
+    """Return the full name of a module that the tables above name relative to its package."""
+    return f"{package}.{relative}" if relative else package
+
+
+def is_tested(version: str) -> bool:
+    """Return whether a release of transformers, such as "5.23.0", is in the tested range."""
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    return len(numbers) == 2 and TESTED[0] <= (numbers[0], numbers[1]) <= TESTED[1]
