@@ -277,6 +277,7 @@ class TrainerHooks(TrainerBase):
             makes_scheduler=self.makes_scheduler,
             own_optimizer=self._own_optimizer,
             standard_optimizer=self._standard_optimizer,
+            standard_scheduler=self._standard_scheduler,
             train_dataset=self.train_dataset,
             eval_dataset=self.eval_dataset,
             data_collator=self.data_collator,

@@ -163,7 +163,8 @@ def test_rates_and_groups(tmp_path: Path) -> None:
     first, second, *_ = trainer.model.parameters()
     assert trainer.get_learning_rates() == [0.2, 0.1]
     assert trainer.get_optimizer_group(second) is trainer.optimizer.param_groups[1]
-    assert trainer.get_optimizer_group(torch.zeros(1)) is None
+    for of_no_group in (torch.zeros(1), None):
+        assert list(map(len, trainer.get_optimizer_group(of_no_group))) == [1, 3]
     assert trainer.get_optimizer_group()[0] == [first]
     count = sum(each.numel() for each in trainer.model.parameters())
     assert trainer.get_num_trainable_parameters() == count

@@ -25,8 +25,6 @@ from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_sha
 from hexloop.domain.schedules.adaptive import GreedyState
 from hexloop.ports.state import Part
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths below this one
-
 
 @define
 class TorchScheduler:
@@ -262,8 +260,8 @@ def lambda_of_shape(
 class GreedyLR:
     """Increases the rates of an optimizer's groups while a metric improves, and decreases them while it does not.
 
-    options: those of `hexloop.domain.schedules.Greedy`. Raises ConfigurationError for invalid options, and TypeError if
-    `optimizer` is not an Optimizer.
+    options: those of `hexloop.domain.schedules.Greedy`. state: the schedule's, which a checkpoint holds. Raises
+    ConfigurationError for invalid options, and TypeError if `optimizer` is not an Optimizer.
     """
 
     def __init__(self, optimizer: Optimizer, **options: Any) -> None:
@@ -273,12 +271,12 @@ class GreedyLR:
         self.last_epoch = 0
         self._schedule = build_adaptive("greedy", options)
         self._last_lr = self._rates()
-        self._state = self._schedule.start(self._last_lr)
+        self.state = self._schedule.start(self._last_lr)
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:
         """Process a measurement. `epoch` is its number; if None, the next one."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self._state, rates = self._schedule(self._state, float(metrics), self._rates())
+        self.state, rates = self._schedule(self.state, float(metrics), self._rates())
         self._set_rates(rates)
 
     def get_last_lr(self) -> list[float]:
@@ -287,7 +285,7 @@ class GreedyLR:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as numbers, lists and dictionaries."""
-        return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr, "state": asdict(self._state)}
+        return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr, "state": asdict(self.state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and set the rates in it."""
@@ -295,7 +293,7 @@ class GreedyLR:
         kept: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in state_dict["state"].items()
         }
-        self._state = GreedyState(**kept)
+        self.state = GreedyState(**kept)
         self._set_rates(state_dict["_last_lr"])
 
     def _rates(self) -> list[float]:
