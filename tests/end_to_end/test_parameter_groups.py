@@ -50,7 +50,7 @@ FURTHER = [pytest.param(name, marks=pytest.mark.matrix) for name in ("sgd", "ada
 def test_two_groups_always(kind: str, decay: float, optim: str, tmp_path: Path) -> None:
     """Also where one is empty or nothing is decayed; the run's weights are bit-identical to transformers'."""
     made, sizes = KINDS[kind]
-    seen = []
+    seen: list[Any] = []
     for library in (hexloop, transformers):
         args = library.TrainingArguments(
             str(tmp_path / library.__name__), weight_decay=decay, optim=optim, max_steps=4, learning_rate=0.05,
@@ -105,7 +105,8 @@ def optimizers(kind: type[Optimizer], **options: Any) -> tuple[Any, Any]:
 def step(model: nn.Module, optimizer: Any, number: int) -> None:
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
     optimizer.zero_grad()
-    mse_loss(model(x), x.roll(1)).backward()
+    loss: Any = mse_loss(model(x), x.roll(1))
+    loss.backward()
     optimizer.step()
 
 

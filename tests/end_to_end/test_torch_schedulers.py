@@ -12,12 +12,11 @@ import torch
 import transformers
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
-from transformers import SchedulerType, get_scheduler
-from transformers.optimization import GreedyLR
+from transformers import SchedulerType, get_scheduler, optimization
 
 import hexloop
 from hexloop import ConfigurationError, Trainer, TrainerCallback
-from hexloop.adapters.scheduler.torch import run_schedules
+from hexloop.adapters.scheduler.torch import GreedyLR, run_schedules
 from tests.end_to_end.small.models import net, rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
@@ -72,8 +71,8 @@ class Watching(TrainerCallback):
         if not self.measured:
             self.look(kwargs["lr_scheduler"], kwargs["optimizer"])
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        self.measured.append(metrics["eval_loss"])
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.measured.append(kwargs["metrics"]["eval_loss"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,7 +89,9 @@ def test_its_class_and_attributes(name: str, tmp_path: Path) -> None:
         made.append(trainer)
     ours, theirs = (trainer.lr_scheduler for trainer in made)
     assert type(ours) is type(theirs)
-    assert isinstance(ours, GreedyLR if name == "greedy" else ReduceLROnPlateau if name in PLATEAU else LambdaLR)
+    assert isinstance(
+        ours, optimization.GreedyLR if name == "greedy" else ReduceLROnPlateau if name in PLATEAU else LambdaLR
+    )
     assert vars(ours).keys() == vars(theirs).keys()
     assert plain(ours.state_dict()) == plain(theirs.state_dict())
     assert len(ours.get_last_lr()) == 2
@@ -241,7 +242,7 @@ def test_a_run_resumes_exactly(name: str, tmp_path: Path) -> None:
 
 def test_greedy_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own GreedyLR resumes a run that was trained with transformers', and the other way round."""
-    own, theirs = run_schedules.GreedyLR, run_schedules.greedy_class
+    own, theirs = GreedyLR, run_schedules.greedy_class
     whole = trainer_for("greedy", tmp_path / "whole", save_strategy="steps", save_steps=3)
     whole.train()
     for number, first in enumerate((theirs, lambda: own)):

@@ -207,7 +207,8 @@ def _of_optimizer(trainer: Any) -> dict[str, Any]:
 
 def _joined(trainer: Any, zero: Any, own: list[Tensor]) -> Tensor:
     """This rank's part of the flat tensor of one group, from its parts of the flat tensors of several."""
-    world, pieces = torch.distributed.get_world_size(), {}
+    world = torch.distributed.get_world_size()
+    pieces: dict[int, Tensor] = {}
     for part, group, offsets in zip(own, zero.bit16_groups, zero.round_robin_bit16_offsets, strict=True):
         parts = [torch.empty_like(part) for _ in range(world)]
         torch.distributed.all_gather(parts, part.detach().contiguous())

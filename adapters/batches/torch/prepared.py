@@ -46,7 +46,9 @@ class PreparedLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of `epoch`. A run does this itself."""
-        for each in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.user_dataset):
+        batches: Any = self.batch_sampler
+        followers: list[Any] = [batches, getattr(batches, "sampler", None), self.user_dataset]
+        for each in followers:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
 

@@ -102,7 +102,7 @@ class LambdaScheduler:
             if type(group["lr"]) is float:
                 group["lr"] = rate
             else:
-                _set_rate(group, rate)
+                _set_rate(group, float(rate))
             rates.append(rate)
         scheduler._last_lr = rates
 
@@ -169,7 +169,9 @@ class MetricScheduler:
         """
         kept = only_value(parts, MEMORY)
         groups = len(self.scheduler.optimizer.param_groups)
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in kept["state"].items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in kept["state"].items()
+        }
         if "initial_rates" in values:
             values["initial_rates"] = _for_groups(values["initial_rates"], groups)
             _put_greedy(self.scheduler, GreedyState(**values))
@@ -209,7 +211,8 @@ def _for_groups(rates: Sequence[float], groups: int) -> tuple[float, ...]:
 def _state(scheduler: Any) -> PlateauState | GreedyState:
     """Return the state of a scheduler as that of the domain's schedule."""
     if isinstance(scheduler, GreedyLR):
-        return scheduler.state
+        greedy: GreedyState = scheduler.state
+        return greedy
     best = None if scheduler.best == _worst(scheduler) else float(scheduler.best)
     if isinstance(scheduler, ReduceLROnPlateau):
         return PlateauState(best, scheduler.num_bad_epochs, scheduler.cooldown_counter)
