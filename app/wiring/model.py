@@ -185,6 +185,12 @@ def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int)
             f"The optimizer ({type(optimizer).__name__}) has no learning rate that the schedule could scale; set "
             "one, or pass optimizers=(optimizer, get_adafactor_schedule(optimizer))."
         )
+    if any(kind.__name__ == "LayerWiseDummyOptimizer" for kind in type(optimizer).__mro__):
+        raise ConfigurationError(
+            "The optimizer is transformers' LayerWiseDummyOptimizer, which updates the weights during the backward "
+            "pass. hexloop does not allow that yet: accumulation and clipping would have no effect, and checkpoints "
+            "would lack its state. Choose optim='adafactor' to save memory."
+        )
     name, options = _schedule_name(args), _schedule_options(args)
     if name in ADAPTIVE:
         return follower_of(name, options, optimizer)

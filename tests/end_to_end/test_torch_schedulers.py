@@ -307,6 +307,55 @@ def test_rates_that_are_tensors_stay_tensors(tmp_path: Path) -> None:
     assert rates == [0.5, 0.375, 0.25, 0.125]
 
 
+class OneGroup(Trainer):
+    """Makes one group, as earlier versions did, and a scheduler of its own."""
+
+    groups = 1
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        if self.groups == 1:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, weight_decay=0.0, fused=True)
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        made = self.optimizer if optimizer is None else optimizer
+        constant, falling = (
+            torch.optim.lr_scheduler.ConstantLR(made, 0.5),
+            torch.optim.lr_scheduler.LambdaLR(made, lambda step: 0.8**step),
+        )
+        self.lr_scheduler = torch.optim.lr_scheduler.SequentialLR(made, [constant, falling], [2])
+        return self.lr_scheduler
+
+
+class TwoGroups(OneGroup):
+    """The same with the standard optimizer."""
+
+    groups = 2
+
+
+def test_a_scheduler_of_one_group_resumes_with_two(tmp_path: Path) -> None:
+    """A checkpoint of a version that made one group loads into the user's scheduler, bit-identically."""
+    whole = trainer_for("linear", tmp_path / "whole", OneGroup, save_strategy="steps", save_steps=3)
+    whole.train()
+    for step in (3, 6):
+        rest = trainer_for("linear", tmp_path / f"rest {step}", TwoGroups)
+        rest.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert len(rest.get_learning_rates()) == 2
+        assert same_weights(weights(whole), weights(rest))
+        assert history(whole) == history(rest)
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path: Path) -> None:
+    """The schedule would not reach the optimizers inside it."""
+    from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
+
+    model = net()
+    inside = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+    parts = {"model": model, "optimizers": (LayerWiseDummyOptimizer(optimizer_dict=inside, lr=0.1), None)}
+    with pytest.raises(ConfigurationError, match=r"backward pass.*optim='adafactor'"):
+        small_trainer(tmp_path, parts=parts).train()
+
+
 class NoTorchOptimizer:
     """Has the methods of an optimizer, and is none."""
 

@@ -65,11 +65,31 @@ class TorchScheduler:
         yield json_part("scheduler", {"state": self.scheduler.state_dict(), "rates": self.rates()})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load an exported state dict and the rates, which torch does not restore."""
+        """Load an exported state dict and the rates, which torch does not restore.
+
+        What is saved of one group counts for all: earlier versions made one group where nothing is decayed. Raises
+        ValueError if the numbers of groups differ otherwise.
+        """
         kept = only_value(parts, "scheduler")
-        self.scheduler.load_state_dict(kept["state"])
-        for group, rate in zip(self.optimizer.param_groups, kept["rates"], strict=True):
+        state, rates, groups = kept["state"], kept["rates"], self.optimizer.param_groups
+        if len(rates) == 1 < len(groups):
+            state, rates = _for_all_groups(state, self.scheduler, len(groups)), rates * len(groups)
+        self.scheduler.load_state_dict(state)
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _for_all_groups(state: Mapping[str, Any], scheduler: Any, groups: int) -> dict[str, Any]:
+    """Return a state dict of a scheduler of one group, with its only value for each of `groups` groups."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        own = vars(scheduler).get(name)
+        found[name] = value
+        if name == "_schedulers" and len(value) == len(own or ()):  # those that a SequentialLR consists of
+            found[name] = [_for_all_groups(*pair, groups) for pair in zip(value, own or (), strict=True)]
+        elif isinstance(value, list) and isinstance(own, list) and len(value) == 1 and len(own) == groups:
+            found[name] = value * groups
+    return found
 
 
 # Schedulers by name
