@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import transformers.trainer_pt_utils
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import SchedulerType, get_scheduler, optimization
@@ -347,11 +348,10 @@ def test_a_scheduler_of_one_group_resumes_with_two(tmp_path: Path) -> None:
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path: Path) -> None:
     """The schedule would not reach the optimizers inside it."""
-    from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
-
     model = net()
     inside = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
-    parts = {"model": model, "optimizers": (LayerWiseDummyOptimizer(optimizer_dict=inside, lr=0.1), None)}
+    kind: Any = transformers.trainer_pt_utils.LayerWiseDummyOptimizer
+    parts = {"model": model, "optimizers": (kind(optimizer_dict=inside, lr=0.1), None)}
     with pytest.raises(ConfigurationError, match=r"backward pass.*optim='adafactor'"):
         small_trainer(tmp_path, parts=parts).train()
 
