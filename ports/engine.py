@@ -60,6 +60,7 @@ class Engine(Generic[Arguments, Loss]):
     unprepared: why a parameter cannot be used before a run has prepared its model; None if it can be.
     exchanges_host_tensors: whether processes also exchange tensors in host memory while they train on other devices,
         such as the norms of offloaded gradients.
+    keeps_empty_groups: whether its optimizer may have a parameter group without parameters.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Engine(Generic[Arguments, Loss]):
     element_count: Callable[[Parameter], int] = lambda parameter: parameter.numel()
     unprepared: Callable[[object], str | None] = lambda _: None
     exchanges_host_tensors: bool = False
+    keeps_empty_groups: bool = True
 
 
 @frozen

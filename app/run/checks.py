@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
-from hexloop.app.wiring.model import make_schedule
+from hexloop.app.wiring.model import check_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import parameter_shapes
 from hexloop.domain.errors import ConfigurationError, StorageError
@@ -76,7 +76,7 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
             parts.hooks.get_optimizer_cls_and_kwargs(parts.args, parts.model)
     with refusals:
         if parts.makes_scheduler:
-            make_schedule(parts.args, total_steps)
+            check_schedule(parts.args, total_steps)
     refusals.settle()
 
 

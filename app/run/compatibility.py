@@ -13,7 +13,7 @@ from typing import Any, cast
 from attrs import asdict, evolve, frozen
 
 from hexloop.app.wiring.data import global_batch_size, splits
-from hexloop.app.wiring.model import make_schedule
+from hexloop.app.wiring.model import stretch_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import group_sizes, model_state, names_without_decay, own_class
 from hexloop.app.wiring.storage import as_location, read_setup, split_location, storage_for
@@ -22,7 +22,6 @@ from hexloop.domain.checkpoints.selection import newest_first, publish_staged, r
 from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.ranks import run_on_rank0
 from hexloop.domain.run import Run
-from hexloop.domain.schedules.scheduler import ScheduledRates
 from hexloop.domain.state import RunState
 from hexloop.ports.collectives import Json
 from hexloop.ports.state import Part
@@ -257,13 +256,14 @@ class RunSetup:
     def _other_optimizer(self, saved: Mapping[str, Any]) -> bool:
         """Return whether the moments of the checkpoint's optimizer do not fit this one."""
         then, now = saved.get("optimizer"), self._document["optimizer"]
-        return then is not None and (then["class"] != now["class"] or _sizes(then) != _sizes(now))
+        return then is not None and (then["class"] != now["class"] or _in_groups_of(then, now) is None)
 
     def _keep_own_options(self, saved: Mapping[str, Any]) -> None:
         then, now = saved.get("optimizer"), self._document["optimizer"]
-        if then is None:
+        groups = None if then is None else _in_groups_of(then, now)
+        if groups is None:
             return
-        for live, before, own in zip(self._parts.optimizer.param_groups, then["groups"], now["groups"], strict=True):
+        for live, before, own in zip(self._parts.optimizer.param_groups, groups, now["groups"], strict=True):
             for name, value in own.items():
                 if name != "parameters" and before.get(name) != value:
                     live[name] = type(live[name])(value) if isinstance(live.get(name), tuple) else value
@@ -292,8 +292,8 @@ class RunSetup:
         passes_left = max(0.0, args.num_train_epochs - passes)
         total = state.step + math.ceil(passes_left * plan.steps_per_epoch - 1e-9)
         run.plan = evolve(plan, total_steps=total)
-        if self._parts.makes_scheduler and isinstance(run.scheduler, ScheduledRates):
-            run.scheduler.shape = make_schedule(args, total, self._parts.optimizer)  # type: ignore[assignment]
+        if self._parts.makes_scheduler:
+            stretch_schedule(run.scheduler, args, total, self._parts.optimizer)
 
 
 def _options(group: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -313,17 +313,35 @@ def _is_plain(value: Any) -> bool:
 
 
 def _optimizer_difference(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:
-    """Return how two optimizers differ; None if they do not. Without weight decay, all parameters form one group."""
+    """Return how two optimizers differ; None if they do not."""
     if then is None:
         return None
     if then["class"] != now["class"]:
         return f"its optimizer is {then['class']}, and that of this run is {now['class']}"
-    if _sizes(then) != _sizes(now):
-        before, after = ({group.get("weight_decay") for group in each["groups"]} - {None, 0} for each in (then, now))
-        why = "" if bool(before) == bool(after) else f", as it has {'a' if after else 'no'} weight decay"
-        return f"its optimizer has groups of {_sizes(then)} parameters, and that of this run of {_sizes(now)}{why}"
-    options = _differing(then["groups"], now["groups"])
+    groups = _in_groups_of(then, now)
+    if groups is None:
+        return f"its optimizer has groups of {_sizes(then)} parameters, and that of this run of {_sizes(now)}"
+    options = _differing(groups, now["groups"])
     return f"the options of its optimizer differ: {'; '.join(options)}" if options else None
+
+
+def _in_groups_of(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """Return the groups of a saved optimizer as this run groups the parameters; None if the numbers do not match.
+
+    Earlier versions made one group where nothing is decayed, and some engines remove empty groups. An empty group has
+    the options of this run.
+    """
+    saved = [group for group in then["groups"] if group["parameters"]]
+    sizes = [size for size in _sizes(now) if size]
+    if len(saved) == 1 and saved[0]["parameters"] == sum(sizes):
+        saved = [{**saved[0], "parameters": size} for size in sizes]
+    elif len(sizes) == 1 and sum(group["parameters"] for group in saved) == sizes[0]:
+        options = [{**group, "parameters": sizes[0]} for group in saved]
+        saved = options[:1] if all(each == options[0] for each in options) else saved
+    if [group["parameters"] for group in saved] != sizes:
+        return None
+    rest = iter(saved)
+    return [next(rest) if group["parameters"] else group for group in now["groups"]]
 
 
 def _sizes(optimizer: Mapping[str, Any]) -> list[int]:

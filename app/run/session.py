@@ -260,7 +260,9 @@ def _make_run(
         learner=learner.learner,
         batches=batches,
         losses=make_losses(parts),
-        scheduler=scheduler_adapter(parts.lr_scheduler, parts.optimizer, args),
+        scheduler=scheduler_adapter(
+            parts.lr_scheduler, parts.optimizer, args, parts.lr_scheduler is parts.standard_scheduler
+        ),
         clock=parts.adapters.clock,
         plan=plan,
         state=state,

@@ -19,7 +19,7 @@ from hexloop.app.wiring.model import (
     choose_optimizer,
     decayed_names,
     disable_replication,
-    make_learning_rates,
+    make_lr_scheduler,
     place_model,
     returns_loss_by_default,
     takes_any_keyword,
@@ -93,7 +93,8 @@ class TrainerBase:
     """What the last run made for itself; the next run makes new ones."""
 
     _standard_optimizer: Any = None
-    """The optimizer that the standard `create_optimizer` made."""
+    _standard_scheduler: Any = None
+    """What the standard `create_optimizer` and `create_scheduler` made from the arguments."""
 
     @property
     def is_in_train(self) -> bool:
@@ -202,7 +203,10 @@ class TrainerBase:
 
     @standard
     def create_optimizer(self, model: Any = None) -> Any:
-        """Return the optimizer of the trainable parameters; make it if there is none."""
+        """Return the optimizer of the trainable parameters; make it if there is none.
+
+        It has two parameter groups, with and without weight decay, also where one is empty.
+        """
         if self.optimizer is None:
             target = self.model if model is None else model
             if self.optimizer_cls_and_kwargs is not None:
@@ -210,17 +214,24 @@ class TrainerBase:
             else:
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
             decayed = self.get_decay_parameter_names(target)
-            self.optimizer = build_optimizer(target, optimizer_class, options, decayed, self.args.weight_decay)
+            keeps_empty, decay = self.adapters.engine.keeps_empty_groups, self.args.weight_decay
+            self.optimizer = build_optimizer(target, optimizer_class, options, decayed, decay, keeps_empty)
             self._standard_optimizer = self.optimizer
         return self.optimizer
 
     @standard
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the learning-rate schedule; make it if there is none."""
+        """Return the learning-rate scheduler, one of torch; make it if there is none.
+
+        It is of the class that transformers' `get_scheduler` returns for `lr_scheduler_type`: a LambdaLR, or a
+        ReduceLROnPlateau or GreedyLR. A run steps it; a script that drives the optimizer itself calls its `step()`.
+        """
         if self.lr_scheduler is None:
             target = self.optimizer if optimizer is None else optimizer
-            own = self.adapters.engine.schedule(self.args, target, num_training_steps)
-            self.lr_scheduler = make_learning_rates(self.args, target, num_training_steps) if own is None else own
+            self.lr_scheduler = self.adapters.engine.schedule(self.args, target, num_training_steps)
+            if self.lr_scheduler is None:
+                self.lr_scheduler = make_lr_scheduler(self.args, target, num_training_steps)
+                self._standard_scheduler = self.lr_scheduler
             self._scheduler_of_run = self.lr_scheduler  # also if the user calls this: a run has another length
         return self.lr_scheduler
 
@@ -287,14 +298,13 @@ class TrainerBase:
         return [group["lr"] for group in self._made_optimizer().param_groups]
 
     def get_optimizer_group(self, param: Any = None) -> Any:
-        """Return the parameter group of a parameter, None if it is in none; without one, each group's parameters.
+        """Return the parameter group of a parameter; without one, or for one in no group, each group's parameters.
 
         Raises ConfigurationError if there is no optimizer yet.
         """
         groups = self._made_optimizer().param_groups
-        if param is None:
-            return [group["params"] for group in groups]
-        return next((group for group in groups if any(each is param for each in group["params"])), None)
+        found = (group for group in groups if any(each is param for each in group["params"]))
+        return next(found, [group["params"] for group in groups])
 
     def _made_optimizer(self) -> Any:
         if self.optimizer is None:

@@ -124,11 +124,12 @@ class TrainerHooks(TrainerBase):
         if self.train_dataset is None:
             raise ConfigurationError("The Trainer has no data to train on; pass train_dataset.")
         loaders, size = self._loader_factory(), self._train_batch_size
+        total = data.global_batch_size(self.args, size)
         if is_overridden(self, "_get_train_sampler"):
             sampler = data.sampler_from(self._get_train_sampler, self.train_dataset)
             if sampler is not None:
-                return loaders.sampled(self.train_dataset, size, sampler)
-        return loaders.training(self.train_dataset, data.global_batch_size(self.args, size))
+                return loaders.sampled(self.train_dataset, size, sampler, total)
+        return loaders.training(self.train_dataset, total)
 
     @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -168,7 +169,7 @@ class TrainerHooks(TrainerBase):
         sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
         if sampler is None:
             return loaders.evaluation(dataset, data.global_batch_size(self.args, size))
-        return loaders.sampled(dataset, size, sampler)
+        return loaders.sampled(dataset, size, sampler, data.global_batch_size(self.args, size))
 
     def _loader_factory(self) -> Any:
         return data.loader_factory(self._collect_parts())
@@ -277,6 +278,7 @@ class TrainerHooks(TrainerBase):
             makes_scheduler=self.makes_scheduler,
             own_optimizer=self._own_optimizer,
             standard_optimizer=self._standard_optimizer,
+            standard_scheduler=self._standard_scheduler,
             train_dataset=self.train_dataset,
             eval_dataset=self.eval_dataset,
             data_collator=self.data_collator,

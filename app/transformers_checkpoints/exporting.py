@@ -137,7 +137,7 @@ def _schedule_state_dict(
         kept: dict[str, Any] = json_value(parts["scheduler"])["state"]
         return kept
     if "adaptive" in parts:
-        return _plateau(json_value(parts["adaptive"])["state"], rates, state)
+        return _plateau(json_value(parts["adaptive"]), rates, state)
     return {
         "base_lrs": [float(group.get("initial_lr", group["lr"])) for group in groups],
         "last_epoch": state.updates,
@@ -149,13 +149,14 @@ def _schedule_state_dict(
     }
 
 
-def _plateau(memory: Mapping[str, Any], rates: list[float], state: RunState) -> dict[str, Any]:
+def _plateau(kept: Mapping[str, Any], rates: list[float], state: RunState) -> dict[str, Any]:
+    memory = kept["state"]
     if "cooldown_counter" not in memory or "warmup_counter" in memory:
         raise ValueError("transformers cannot load the state of the greedy schedule")
     entries: dict[str, Any] = {
         "num_bad_epochs": memory["num_bad_epochs"],
         "cooldown_counter": memory["cooldown_counter"],
-        "last_epoch": state.step,
+        "last_epoch": kept.get("measured", state.step),
         "_last_lr": rates,
     }
     best = memory["best"]

@@ -152,8 +152,7 @@ def _schedule_part(schedule: dict[str, Any], rates: list[float], state: RunState
         "num_bad_epochs": int(schedule["num_bad_epochs"]),
         "cooldown_counter": int(schedule["cooldown_counter"]),
     }
-    equal = len(set(rates)) == 1
-    return json_part("adaptive", {"rates": rates[:1] if equal else rates, "state": memory})
+    return json_part("adaptive", {"rates": rates, "state": memory, "measured": int(schedule["last_epoch"])})
 
 
 def _read_state(folder: str) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from attrs import evolve
+from torch.optim.lr_scheduler import LambdaLR
 
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.scheduler.torch import TorchScheduler
+from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
 from hexloop.adapters.trainable.torch import optimizers
 from hexloop.adapters.trainable.torch.forward import (
     align_special_tokens,
@@ -29,10 +31,7 @@ from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.events import AnyEvent, EpochBegan
-from hexloop.domain.json_documents import json_part, json_value
 from hexloop.domain.schedules import ADAPTIVE, Shape, build_adaptive, build_shape
-from hexloop.domain.schedules.adaptive import Adaptive
-from hexloop.domain.schedules.scheduler import MEMORY, AdaptiveRates, ScheduledRates
 from hexloop.ports.device import Device
 from hexloop.ports.scheduler import Scheduler
 
@@ -170,91 +169,77 @@ def choose_optimizer(args: TrainingArguments, model: Any) -> tuple[type[Any], di
 # Schedule
 
 
-class LearningRates:
-    """The default `trainer.lr_scheduler`: hexloop's schedule with the methods of a torch scheduler.
-
-    The loop advances it; a script that drives the optimizer itself calls `step()` after each update.
-    """
-
-    def __init__(self, scheduler: ScheduledRates | AdaptiveRates, optimizer: Any) -> None:
-        self.scheduler = scheduler
-        self.optimizer = optimizer
-        self.base_lrs = list(scheduler.base_rates)
-        scheduler.start(0)
-
-    @property
-    def last_epoch(self) -> int:
-        """The number of updates so far, as torch names it."""
-        return self.scheduler.updates
-
-    def get_last_lr(self) -> list[float]:
-        """Return the current rate of each parameter group."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    def step(self, metrics: float | None = None) -> None:
-        """Set the rates after one more update."""
-        self.scheduler.advance(self.scheduler.updates + 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the schedule, by torch's names, and the metrics memory of an adaptive schedule."""
-        position = {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs), "_last_lr": self.get_last_lr()}
-        return position | {part.name: json_value(part) for part in self.scheduler.export()}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned, and set its rates."""
-        self.base_lrs = list(state_dict["base_lrs"])
-        self.scheduler.base_rates = tuple(self.base_lrs)
-        self.scheduler.load([json_part(name, state_dict[name]) for name in state_dict.keys() & {MEMORY}])
-        self.scheduler.start(state_dict["last_epoch"])
-
-
 def best_metric(args: TrainingArguments) -> BestMetric:
     """Return the metric that decides which evaluation is the best."""
     return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better))
 
 
-def make_schedule(args: TrainingArguments, total_steps: int, optimizer: Any = None) -> Adaptive[Any] | Shape:
-    """Return the schedule that the arguments name. Raises ConfigurationError if its options are invalid.
+def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
+    """Return the schedule that the arguments name, applied to the optimizer's own rates, as a scheduler of torch.
 
-    Rates among the options are relative to the optimizer's default rate, or to that of the arguments if it has none.
-    """
-    name = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    options: dict[str, Any] = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
-    if name in ADAPTIVE:
-        return build_adaptive(name, options)
-    rate = getattr(optimizer, "defaults", {}).get("lr")
-    base_rate, warmup_steps = args.learning_rate if rate is None else float(rate), args.get_warmup_steps(total_steps)
-    return build_shape(name, base_rate=base_rate, warmup_steps=warmup_steps, total_steps=total_steps, options=options)
-
-
-def make_learning_rates(args: TrainingArguments, optimizer: Any, total_steps: int) -> LearningRates:
-    """Return the schedule that the arguments name, applied to the optimizer's own rates.
-
-    Raises ConfigurationError if the schedule's options are invalid, or the optimizer has no learning rate.
+    It is of the class that transformers uses: a LambdaLR, ReduceLROnPlateau or GreedyLR. Raises ConfigurationError if
+    the schedule's options are invalid, or the optimizer has no learning rate or is not a torch optimizer.
     """
     if any(group["lr"] is None for group in optimizer.param_groups):
         raise ConfigurationError(
             f"The optimizer ({type(optimizer).__name__}) has no learning rate that the schedule could scale; set "
             "one, or pass optimizers=(optimizer, get_adafactor_schedule(optimizer))."
         )
-    base_rates = tuple(float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    if any(kind.__name__ == "LayerWiseDummyOptimizer" for kind in type(optimizer).__mro__):
+        raise ConfigurationError(
+            "The optimizer is transformers' LayerWiseDummyOptimizer, which updates the weights during the backward "
+            "pass. hexloop does not allow that yet: accumulation and clipping would have no effect, and checkpoints "
+            "would lack its state. Choose optim='adafactor' to save memory."
+        )
+    name, options = _schedule_name(args), _schedule_options(args)
+    if name in ADAPTIVE:
+        return follower_of(name, options, optimizer)
+    return lambda_of(_make_shape(args, total_steps, optimizer), optimizer)
 
-    def set_rates(rates: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
 
-    schedule: Any = make_schedule(args, total_steps, optimizer)
-    scheduler: ScheduledRates | AdaptiveRates
-    if args.lr_scheduler_type in ADAPTIVE:
-        scheduler = AdaptiveRates(schedule, best_metric(args), base_rates, set_rates)
+def check_schedule(args: TrainingArguments, total_steps: int) -> None:
+    """Raise ConfigurationError if the schedule that the arguments name cannot be made."""
+    if _schedule_name(args) in ADAPTIVE:
+        build_adaptive(_schedule_name(args), _schedule_options(args))
     else:
-        scheduler = ScheduledRates(schedule, base_rates, set_rates)
-    return LearningRates(scheduler, optimizer)
+        _make_shape(args, total_steps)
 
 
-def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments) -> Scheduler:
-    """Return the Scheduler adapter for `trainer.lr_scheduler`."""
-    if isinstance(lr_scheduler, LearningRates):
-        return lr_scheduler.scheduler
-    metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
-    return TorchScheduler(lr_scheduler, optimizer, metric)
+def stretch_schedule(scheduler: Scheduler, args: TrainingArguments, total_steps: int, optimizer: Any) -> None:
+    """Let the schedule of the arguments run over another number of steps. One that follows a metric stays as it is."""
+    if isinstance(scheduler, LambdaScheduler):
+        scheduler.follow(_make_shape(args, total_steps, optimizer))
+
+
+def _make_shape(args: TrainingArguments, total_steps: int, optimizer: Any = None) -> Shape:
+    """Return the schedule of the step that the arguments name. Raises ConfigurationError if its options are invalid.
+
+    Rates among the options are relative to the optimizer's default rate, or to that of the arguments if it has none.
+    """
+    rate = getattr(optimizer, "defaults", {}).get("lr")
+    base_rate, warmup_steps = args.learning_rate if rate is None else float(rate), args.get_warmup_steps(total_steps)
+    return build_shape(
+        _schedule_name(args),
+        base_rate=base_rate,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        options=_schedule_options(args),
+    )
+
+
+def _schedule_name(args: TrainingArguments) -> str:
+    return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+
+
+def _schedule_options(args: TrainingArguments) -> dict[str, Any]:
+    return dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, dict) else {}
+
+
+def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments, standard: bool) -> Scheduler:
+    """Return the Scheduler adapter for `trainer.lr_scheduler`. standard: whether `make_lr_scheduler` returned it."""
+    if not standard:
+        metric = BestMetric(args.metric_for_best_model or "loss", bool(args.greater_is_better))
+        return TorchScheduler(lr_scheduler, optimizer, metric)
+    if isinstance(lr_scheduler, LambdaLR):
+        return LambdaScheduler(lr_scheduler)
+    return MetricScheduler(lr_scheduler, best_metric(args))

@@ -107,6 +107,7 @@ class TrainerParts:
 
     model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
+    standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
     train_batch_size: samples of a micro-batch of this process. run, modes: the run in progress, and the
     modes that its evaluations change; None between runs.
     """
@@ -122,6 +123,7 @@ class TrainerParts:
     makes_scheduler: bool
     own_optimizer: bool
     standard_optimizer: Any
+    standard_scheduler: Any
     train_dataset: Any
     eval_dataset: Any
     data_collator: Callable[[list[Any]], Any]

@@ -25,7 +25,8 @@ from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEval
 from hexloop.adapters.losses.torch import TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
-from hexloop.adapters.scheduler.torch import TorchScheduler
+from hexloop.adapters.scheduler.torch import GreedyLR, TorchScheduler
+from hexloop.adapters.scheduler.torch.run_schedules import LambdaScheduler, MetricScheduler, follower_of, lambda_of
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OptimizerState
 from hexloop.adapters.trainable.torch.trainable import ModelLoss, TorchTrainable
@@ -36,6 +37,7 @@ from hexloop.app.testing.contracts.processes import ParallelismContract
 from hexloop.app.testing.contracts.state import ExportableContract, Kept
 from hexloop.domain.evaluation import BestMetric
 from hexloop.domain.loop import StandardLearner
+from hexloop.domain.schedules.shapes import Linear
 from hexloop.ports.batches import Batches
 from hexloop.ports.collectives import Collectives
 from hexloop.ports.device import Device
@@ -350,22 +352,25 @@ class TestLossScaleState(InOneProcess[Fp16Precision]):
         kept.step(cast(Any, optimizer))
 
 
-# User-defined schedulers
+# Schedulers
 
 
 class OfTorchSchedulers(SchedulerContract):
     def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
         raise NotImplementedError
 
+    def adapter_for(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+        return TorchScheduler(scheduler, optimizer, BestMetric("loss"))
+
     def make(self) -> Scheduler:
         first, second = (nn.Parameter(torch.ones(1)) for _ in range(2))
         optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.02}])
         optimizer.step()  # torch's schedulers warn if they step before their optimizer
-        return TorchScheduler(self.scheduler_for(optimizer), optimizer, BestMetric("loss"))
+        adapter: Scheduler = self.adapter_for(self.scheduler_for(optimizer), optimizer)
+        return adapter
 
     def rates_in_force(self, scheduler: Scheduler) -> tuple[float, ...]:
-        assert isinstance(scheduler, TorchScheduler)
-        return tuple(float(group["lr"]) for group in scheduler.optimizer.param_groups)
+        return tuple(float(group["lr"]) for group in cast(Any, scheduler).scheduler.optimizer.param_groups)
 
 
 class TestTorchExponentialSchedule(OfTorchSchedulers):
@@ -378,3 +383,32 @@ class TestTorchExponentialSchedule(OfTorchSchedulers):
 class TestTorchPlateauSchedule(OfTorchSchedulers):
     def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+
+
+class TestLambdaSchedule(OfTorchSchedulers):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        return lambda_of(Linear(num_warmup_steps=2, num_training_steps=6), optimizer)
+
+    def adapter_for(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+        return LambdaScheduler(scheduler)
+
+
+class TestPlateauOfARun(OfTorchSchedulers):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        return follower_of("reduce_lr_on_plateau", {"patience": 1, "cooldown": 1}, optimizer)
+
+    def adapter_for(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+        return MetricScheduler(scheduler, BestMetric("loss"))
+
+
+GREEDY: dict[str, Any] = {"patience": 0, "smooth": True, "window_size": 2, "min_lr": 1e-5, "reset_start": 2}
+
+
+class TestGreedyOfARun(TestPlateauOfARun):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        return follower_of("greedy", GREEDY, optimizer)
+
+
+class TestGreedyWithoutTransformers(TestPlateauOfARun):
+    def scheduler_for(self, optimizer: torch.optim.Optimizer) -> Any:
+        return GreedyLR(optimizer, **GREEDY)

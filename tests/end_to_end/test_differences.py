@@ -339,16 +339,6 @@ def test_a_module_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
     assert modes(hexloop, tmp_path, "") == modes(transformers, tmp_path, "") == [True, True]
 
 
-@pytest.mark.parametrize(("weight_decay", "ours", "theirs"), [(0.0, 1, 2), (0.1, 2, 2)])
-def test_parameter_groups(weight_decay: float, ours: int, theirs: int, tmp_path: Path) -> None:
-    """Without weight decay, one group contains all parameters; transformers keeps two."""
-    groups = [
-        len(make_trainer(library, tmp_path, Outcome(), weight_decay=weight_decay).create_optimizer().param_groups)
-        for library in (hexloop, transformers)
-    ]
-    assert groups == [ours, theirs]
-
-
 def test_a_second_run_has_a_new_optimizer(tmp_path: Path) -> None:
     """Transformers' Adam counts the steps of both runs."""
     steps: list[float] = []

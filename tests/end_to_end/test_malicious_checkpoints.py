@@ -317,7 +317,7 @@ def test_options_in_a_checkpoint_do_not_replace_those_of_the_run(whole: Path, tm
     trainers = [small_trainer(tmp_path / name, **given) for name in ("expected", "run")]
     for trainer, folder in zip(trainers, (whole, checkpoint), strict=True):
         trainer.train(resume_from_checkpoint=str(folder))
-    (expected,), (group,) = (trainer.optimizer.param_groups for trainer in trainers)
+    (expected, *_), (group, *_) = (trainer.optimizer.param_groups for trainer in trainers)
     names = ("maximize", "eps", "fused", "betas", "lr", "weight_decay")
 
     assert {name: group[name] for name in names} == {name: expected[name] for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import subprocess
 import sys
@@ -163,7 +164,8 @@ def test_rates_and_groups(tmp_path: Path) -> None:
     first, second, *_ = trainer.model.parameters()
     assert trainer.get_learning_rates() == [0.2, 0.1]
     assert trainer.get_optimizer_group(second) is trainer.optimizer.param_groups[1]
-    assert trainer.get_optimizer_group(torch.zeros(1)) is None
+    for of_no_group in (torch.zeros(1), None):
+        assert list(map(len, trainer.get_optimizer_group(of_no_group))) == [1, 3]
     assert trainer.get_optimizer_group()[0] == [first]
     count = sum(each.numel() for each in trainer.model.parameters())
     assert trainer.get_num_trainable_parameters() == count
@@ -217,6 +219,49 @@ def test_an_optimizer_class_and_its_options(make: Any, sizes: list[int], tmp_pat
         if library is hexloop:
             assert given[1] == options
     assert counts == [sizes, sizes]
+
+
+BITSANDBYTES = """
+import torch
+
+class Manager:
+    overrides = []
+    def register_module_override(self, module, name, options):
+        self.overrides.append((type(module).__name__, name, options))
+
+class GlobalOptimManager:
+    made = Manager()
+    @classmethod
+    def get_instance(cls):
+        return cls.made
+
+class AdamW(torch.optim.SGD):
+    def __init__(self, params, lr, optim_bits=32):
+        super().__init__(params, lr=lr)
+"""
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_embeddings_keep_32_bit_state(bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An 8-bit optimizer of bitsandbytes is told so, as in transformers. A stand-in for the package records it."""
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "optim.py").write_text(BITSANDBYTES)
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("from bitsandbytes import optim\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("bitsandbytes", "bitsandbytes.optim"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    stand_in = importlib.import_module("bitsandbytes.optim")
+    told = []
+    for library in (hexloop, transformers):
+        args = library.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+        given = (stand_in.AdamW, {"lr": 0.1, "optim_bits": bits})
+        cast(Any, library.Trainer)(model=model, args=args, optimizer_cls_and_kwargs=given).create_optimizer()
+        told.append(list(stand_in.GlobalOptimManager.made.overrides))
+        stand_in.GlobalOptimManager.made.overrides.clear()
+    for name in ("bitsandbytes", "bitsandbytes.optim"):
+        sys.modules.pop(name, None)
+    assert told[0] == told[1] == ([("Embedding", "weight", {"optim_bits": 32})] if bits == 8 else [])
 
 
 @pytest.mark.parametrize("metric", [None, "eval_loss"])

@@ -57,5 +57,5 @@ def test_rates_of_a_run(name: str, accumulation: int, tmp_path: Path) -> None:
     rates = ours.series("learning_rate")
     assert len(rates) == 30
     assert name == "constant" or len(set(rates)) > 2, "the rate never moved"
-    assert rates == pytest.approx(reference.series("learning_rate"), rel=1e-12)
+    assert rates == reference.series("learning_rate")
     assert_same_log(ours.log, reference.log, 1e-6)

@@ -1,7 +1,8 @@
 """Trains under DeepSpeed as one of several processes: `python -m tests.engines.deepspeed_worker JOB`.
 
 JOB is JSON: `arguments` of TrainingArguments, and `phases`. Each phase creates a Trainer with a new model and trains it
-(`resume` from a checkpoint; `output`, a folder of its own; `again`, the number of calls of train).
+(`resume` from a checkpoint; `output`, a folder of its own; `again`, the number of calls of train; `trained`, the only
+parameters to train).
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
         "optimizer": type(engine.optimizer).__name__ if hasattr(engine, "optimizer") else None,
         "programs": programs.started,
         "parameters": trainer.get_num_trainable_parameters(),
+        "rates": trainer.get_learning_rates(),
         "log": list(trainer.state.log_history),
     }
 
@@ -112,7 +114,10 @@ def report(trainer: Trainer) -> dict[str, Any]:
 def main() -> None:
     job = json.loads(sys.argv[1])
     for phase in job["phases"]:
-        trainer = train(phase["output"], {**job["arguments"], **phase.get("arguments", {})}, phase.get("resume"))
+        model = Classifier()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = name in phase.get("trained", [name])
+        trainer = train(phase["output"], {**job["arguments"], **phase.get("arguments", {})}, phase.get("resume"), model)
         for _ in range(1, phase.get("again", 1)):
             trainer.train()
         trainer.save_model(os.path.join(phase["output"], "model"))

@@ -123,6 +123,20 @@ def test_zero_2_in_two_processes_matches_one_and_resumes_exactly(tmp_path: Path)
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_group_without_parameters_is_left_out(tmp_path: Path, stage: int) -> None:
+    """As with adapters, all of which are decayed. DeepSpeed would remove it after the schedule was made."""
+    trained = ["first.weight", "last.weight"]
+    phases: list[dict[str, Any]] = [
+        {"output": str(tmp_path / "whole"), "trained": trained, "arguments": {"save_strategy": "steps"}},
+        {"output": str(tmp_path / "rest"), "trained": trained, "resume": str(tmp_path / "whole" / "checkpoint-3")},
+    ]
+    whole, rest = run(phases, deepspeed=zero(stage), max_steps=5, save_steps=3)
+    assert whole["rates"] == rest["rates"] == [0.0]
+    assert_logs_agree(whole["log"], rest["log"], 0.0)
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_every_stage_matches_one_process_and_resumes_exactly(tmp_path: Path, stage: int) -> None:
     """The other stages match, too, including partitioned weights."""

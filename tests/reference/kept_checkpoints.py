@@ -161,16 +161,7 @@ def digests(trainer: Any) -> dict[str, str]:
         f"weights.{name}": tensor
         for name, tensor in {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}.items()
     }
-    optimizer = getattr(trainer.model_wrapped, "optimizer", None) or trainer.optimizer
-    if hasattr(optimizer, "single_partition_of_fp32_groups"):
-        found |= {f"masters.{number}": each for number, each in enumerate(optimizer.single_partition_of_fp32_groups)}
-        optimizer = optimizer.optimizer
-    inner = getattr(optimizer, "optimizer", optimizer)
-    for number, state in enumerate(inner.state_dict()["state"].values()):
-        found |= {f"moments.{number}.{name}": value for name, value in state.items()}
-    for number, group in enumerate(inner.param_groups):
-        found[f"group.{number}"] = [group[name] for name in ("lr", "betas", "eps", "weight_decay")]
-    found["schedule"] = trainer.lr_scheduler.get_last_lr()
+    found |= _of_optimizer(trainer)
     found["python"] = [list(part) if isinstance(part, tuple) else part for part in random.getstate()]
     numpys: Any = np.random.get_state(legacy=True)
     found["numpy"] = [numpys[0], numpys[1].tolist(), *map(float, numpys[2:])]
@@ -184,6 +175,48 @@ def digests(trainer: Any) -> dict[str, str]:
         "seen": next(each.seen for each in trainer.callback_handler.callbacks if isinstance(each, Counting)),
     }
     return {name: _digest(value) for name, value in found.items()}
+
+
+def _of_optimizer(trainer: Any) -> dict[str, Any]:
+    """The masters, moments and options of each group, and the rates; as those of one group where the options are equal.
+
+    Version 0.1.0 made one group, with the parameters in the model's order, where nothing is decayed.
+    """
+    optimizer = getattr(trainer.model_wrapped, "optimizer", None) or trainer.optimizer
+    zero = optimizer if hasattr(optimizer, "single_partition_of_fp32_groups") else None
+    inner = getattr(optimizer, "optimizer", optimizer)
+    options = [[group[name] for name in ("lr", "betas", "eps", "weight_decay")] for group in inner.param_groups]
+    one = all(each == options[0] for each in options)
+    states = [inner.state[each] for group in inner.param_groups for each in group["params"]]
+    found: dict[str, Any] = {}
+    if zero is not None:
+        masters = list(zero.single_partition_of_fp32_groups)
+        if one and len(masters) > 1:
+            names = [name for name, value in states[0].items() if value.shape == masters[0].shape]
+            joined = {name: _joined(trainer, zero, [state[name] for state in states]) for name in names}
+            masters, states = [_joined(trainer, zero, masters)], [{**states[0], **joined}]
+        found |= {f"masters.{number}": each for number, each in enumerate(masters)}
+    elif one:
+        states = [inner.state[each] for each in trainer.model.parameters() if each.requires_grad]
+    for number, state in enumerate(states):
+        found |= {f"moments.{number}.{name}": value for name, value in state.items()}
+    found |= {f"group.{number}": each for number, each in enumerate(options[:1] if one else options)}
+    rates = trainer.lr_scheduler.get_last_lr()
+    return {**found, "schedule": rates[:1] if one and len(set(rates)) == 1 else rates}
+
+
+def _joined(trainer: Any, zero: Any, own: list[Tensor]) -> Tensor:
+    """This rank's part of the flat tensor of one group, from its parts of the flat tensors of several."""
+    world = torch.distributed.get_world_size()
+    pieces: dict[int, Tensor] = {}
+    for part, group, offsets in zip(own, zero.bit16_groups, zero.round_robin_bit16_offsets, strict=True):
+        parts = [torch.empty_like(part) for _ in range(world)]
+        torch.distributed.all_gather(parts, part.detach().contiguous())
+        whole = torch.cat(parts)
+        pieces |= {id(each): whole[at : at + each.numel()] for each, at in zip(group, offsets, strict=True)}
+    flat = torch.cat([pieces[id(each)] for each in trainer.model.parameters()])
+    flat = functional.pad(flat, (0, -len(flat) % (2 * world)))
+    return flat.chunk(world)[torch.distributed.get_rank()]
 
 
 def _without_clock(log: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from attrs import frozen
-from torch.utils.data import DataLoader
 
 from hexloop.adapters.batches.torch.collate import Collate, collate_columns
 from hexloop.adapters.batches.torch.data_state import (
@@ -29,6 +28,7 @@ from hexloop.adapters.batches.torch.order import (
     preserved_rng_states,
     refuse_invalid_rng_states,
 )
+from hexloop.adapters.batches.torch.prepared import SampledLoader
 from hexloop.adapters.batches.torch.shares import SampleCounts, Shares, SharesOfRanks
 from hexloop.adapters.batches.torch.stream import KeyedRows, StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
@@ -90,11 +90,17 @@ class LoaderFactory:
             return self._stream(dataset, collate, global_batch_size // self.world_size, keyed_by, evaluates=True)
         return self._ordered(dataset, collate, lambda _: Sequential(len(dataset)), global_batch_size, evaluates=True)
 
-    def sampled(self, dataset: Any, batch_size: int, sampler: Any) -> DataLoader[Any]:
-        """Return torch's own loader in the order of the user's sampler."""
+    def sampled(self, dataset: Any, batch_size: int, sampler: Any, global_batch_size: int) -> SampledLoader:
+        """Return a loader in the order of the user's sampler; batch_size: of one process."""
         dataset, collate = self._fitted(dataset)
-        return DataLoader(
-            dataset, batch_size, sampler=sampler, drop_last=self.drop_last, collate_fn=collate, **self.torch_options
+        return SampledLoader(
+            dataset,
+            global_batch_size,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=self.drop_last,
+            collate_fn=collate,
+            **self.torch_options,
         )
 
     def training_sampler(self, dataset: Any) -> IndexSampler | None:

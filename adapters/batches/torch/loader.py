@@ -25,10 +25,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from hexloop.adapters.batches.torch.data_state import DataState, ReadCursor, encode_state, is_stateful
 from hexloop.adapters.batches.torch.order import KeyedDataset, OrderedBatchSampler, loader_and_samplers
+from hexloop.adapters.batches.torch.prepared import PreparedLoader, SampledLoader
 from hexloop.adapters.batches.torch.shares import CollatedShares, ShareCollate, SharesOfRanks
 
 
-class ResumableLoader(DataLoader[Any]):
+class ResumableLoader(PreparedLoader):
     """A loader that knows its read position, and can end the workers that it keeps between epochs.
 
     It has its own generator for the base seeds of workers, so that reading data does not advance torch's generator.
@@ -67,6 +68,15 @@ class ResumableLoader(DataLoader[Any]):
         """The dataset that the user passed."""
         return self.dataset.dataset if isinstance(self.dataset, KeyedDataset) else self.dataset
 
+    @property
+    def _has_begun(self) -> bool:
+        return self._taken is not None or self.cursor.current is not None
+
+    @property
+    def _samples_taken(self) -> int:
+        current = self.cursor.current
+        return super()._samples_taken if self._taken is not None or current is None else current.samples
+
     def local_state(self) -> Any:
         """Return the state of the dataset in this process; None if it has none."""
         return {"data": self.user_dataset.state_dict()} if is_stateful(self.user_dataset) else None
@@ -84,17 +94,19 @@ class OrderedLoader(ResumableLoader):
             options["collate_fn"] = partial(collate_in_worker, collate, True)
         size, seekable = batch_sampler.batch_size, not self._with_state
         super().__init__(dataset, size, seekable, batch_sampler=batch_sampler, **options)
+        self.total_batch_size = size
 
     def __iter__(self) -> Any:
         if self._with_state:
-            return (each.shares.batches[0] for each in super().__iter__() if each.samples)
-        return self._batches()
+            return self.counted(each.shares.batches[0] for each in super().__iter__() if each.samples)
+        return self.counted(self._batches())
 
     def batches_from(self, epoch: int, position: int) -> Generator[Any, None, None]:
         """Yield the batches of `epoch` from the sample at `position`, or from the saved position of the cursor.
 
         Without workers the samples are fetched directly, without the cost per batch of torch's iterator.
         """
+        self._taken = None
         current, _ = self.cursor.start(epoch, position)
         empty_batches = (current.last + 1) % self.cursor.readers if self._with_state else 0
         self.order.seek(epoch, current.samples, empty_batches)
@@ -141,8 +153,9 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def reads_by_index(loader: Any) -> bool:
-    """Return whether the loader is torch's own DataLoader with a batch sampler that chooses rows by index."""
-    return type(loader) is DataLoader and loader.batch_sampler is not None and not is_iterable(loader.dataset)
+    """Return whether the loader reads as torch's own DataLoader, with a batch sampler that chooses rows by index."""
+    own = type(loader) in (DataLoader, SampledLoader)
+    return own and loader.batch_sampler is not None and not is_iterable(loader.dataset)
 
 
 def is_sharded_already(loader: Any) -> bool:

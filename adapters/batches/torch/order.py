@@ -138,6 +138,13 @@ class OrderedBatchSampler(Sampler[list[Any]]):
         """Start the next iteration at the beginning of `epoch`."""
         self.seek(epoch, 0)
 
+    @property
+    def sampler(self) -> IndexSampler:
+        """The indices of all ranks in the order of the epoch."""
+        sampler = IndexSampler(self._make_order)
+        sampler.set_epoch(self._epoch)
+        return sampler
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return global_batches(self.batch_size, len(self._order), self.drop_last)

@@ -63,11 +63,12 @@ class StreamLoader(ResumableLoader):
         if workers:
             dataset, collate_fn = self.rows, partial(collate_in_worker, self._collate_shares, self._stateful)
         super().__init__(dataset, batch_size, workers == 0, batch_size=batch_size, collate_fn=collate_fn, **options)
+        self.total_batch_size = batch_size * self.turns
 
     def __iter__(self) -> Any:
         current = ReadPosition.after(0, 0, self.cursor.batch_size, max(1, self.num_workers))
         parts = self._from_workers(current) if self.num_workers else self._collated(current, iter(self.dataset))
-        return (first.batch for first, *_ in self._in_turns(parts))
+        return self.counted(first.batch for first, *_ in self._in_turns(parts))
 
     def __len__(self) -> int:
         return math.ceil(super().__len__() / self.turns)
@@ -76,6 +77,9 @@ class StreamLoader(ResumableLoader):
     def user_dataset(self) -> Any:
         """The dataset that the user passed."""
         return self.rows.dataset
+
+    def _length(self) -> int | None:
+        return None if self.num_workers > 1 else super()._length()  # each of several workers has a last batch
 
     def local_state(self) -> Any:
         """Return the states of the dataset in this process and of the iterator over it; None if they have none."""
@@ -91,15 +95,21 @@ class StreamLoader(ResumableLoader):
 
     def parts_from(self, epoch: int, position: int) -> SharesOfRanks:
         """Yield the shares of the ranks that this process reads for; see `batches_from`."""
+        self._taken, self._exhausted = None, False
         current, new_pass = self.cursor.start(epoch, position)
         self.generator.manual_seed(epoch)
-        self.rows.epoch.fill_(epoch)
-        set_epoch(self.user_dataset, epoch)
+        self.set_epoch(epoch)
         if self.num_workers:
             self._prepare_workers(current, new_pass)
             yield from self._in_turns(self._from_workers(current))
         else:
             yield from self._in_turns(self._collated(current, self._open(current, new_pass)))
+        self._exhausted = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be that of `epoch`: of the rows' random streams, and of the dataset if it has epochs."""
+        self.rows.epoch.fill_(epoch)
+        set_epoch(self.user_dataset, epoch)
 
     def _in_turns(self, parts: Iterator[tuple[Share, ...]]) -> Iterator[tuple[Share, ...]]:
         """Yield the shares; if ranks take whole batches in turn, those of one batch per rank."""

@@ -385,4 +385,5 @@ ENGINE: Engine[EngineArguments, Any] = Engine(
     consolidates=lambda args: _configuration(args).consolidates,
     element_count=lambda parameter: getattr(parameter, "ds_numel", parameter.numel()),
     unprepared=unprepared,
+    keeps_empty_groups=False,  # DeepSpeed removes them from the optimizer
 )

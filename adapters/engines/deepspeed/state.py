@@ -16,7 +16,7 @@ from hexloop.adapters.engines.deepspeed.partitions import ZeroPartitions, whole_
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TensorEntry, TorchLayout, WholeLayout, assigned_part
 from hexloop.adapters.trainable.torch.model_state import ModelState
 from hexloop.adapters.trainable.torch.optimizer_state import OPTIONS, MomentSpec, check_groups, check_moments
-from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, STATE_KEYS, GroupValues, by_name
+from hexloop.adapters.trainable.torch.parameter_groups import NUMBERED, STATE_KEYS, GroupValues, by_name, regrouped
 from hexloop.adapters.trainable.torch.serialization import (
     TENSOR,
     TYPES,
@@ -97,6 +97,7 @@ class ZeroOptimizerState:
         try:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
+            document = regrouped(document, self._present_names())
             check_groups(document["groups"], self._present_names())
             self._refuse_other_shapes(document, found)
             restoring = StateDecoder(found, package_classes(self._partitions.optimizer), hides=False)

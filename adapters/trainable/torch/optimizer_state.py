@@ -26,6 +26,7 @@ from hexloop.adapters.trainable.torch.parameter_groups import (
     by_name,
     is_from,
     plain_values,
+    regrouped,
 )
 from hexloop.adapters.trainable.torch.serialization import (
     DTYPES,
@@ -118,6 +119,7 @@ class OptimizerState:
             if document.get(NUMBERED):
                 document = by_name(document, self._present_names(), self._model)
                 check_order(document["state"], found, expected)
+            document = regrouped(document, self._present_names())
             check_groups(document["groups"], self._present_names())
             check_moments(self._optimizer, document["state"], found, expected)
             classes, spread = package_classes(self._optimizer), self._spread(document["state"], found)

@@ -6,12 +6,13 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from functools import wraps
+from types import MappingProxyType, MethodType
 from typing import Any, NoReturn, TypeAlias
 
 from attrs import frozen
 from torch import nn
-from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.wording import did_you_mean, parse_truth
@@ -248,26 +249,31 @@ def decayed_names(model: nn.Module) -> list[str]:
     ]
 
 
-def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trainable parameters in two groups, with and without weight decay; in one group if the decay is 0.
+def parameter_groups(
+    model: nn.Module, decayed: list[str], weight_decay: float, keeps_empty: bool = True
+) -> list[dict[str, Any]]:
+    """Return the trainable parameters in two groups, with and without weight decay, as in transformers.
 
-    Each group costs an optimizer step as much host time as many parameters do, so a second group is made only if it
-    makes a difference.
+    There are two even where the decay is 0 or a group is empty, unless `keeps_empty` is False.
     """
     chosen = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if weight_decay == 0:
-        return [{"params": [parameter for _, parameter in trainable], "weight_decay": 0.0}]
-    return [
+    groups = [
         {"params": [parameter for name, parameter in trainable if name in chosen], "weight_decay": weight_decay},
         {"params": [parameter for name, parameter in trainable if name not in chosen], "weight_decay": 0.0},
     ]
+    return groups if keeps_empty else [group for group in groups if group["params"]] or groups[:1]
 
 
 def build_optimizer(
-    model: nn.Module, optimizer_class: Any, options: Mapping[str, Any], decayed: list[str], weight_decay: float
+    model: nn.Module,
+    optimizer_class: Any,
+    options: Mapping[str, Any],
+    decayed: list[str],
+    weight_decay: float,
+    keeps_empty: bool = True,
 ) -> Any:
-    """Return the optimizer of the model's trainable parameters.
+    """Return the optimizer of the model's trainable parameters, in the groups of `parameter_groups`.
 
     If `optimizer_class` is not a subclass of torch's Optimizer it is a factory: it is called without arguments, and its
     result with the model and the options. An optimizer with its own first argument passes it as one of the options
@@ -277,5 +283,71 @@ def build_optimizer(
         return optimizer_class()(model, **options)
     first_arguments = [options[name] for name in GROUP_OPTIONS if name in options]
     others = {name: value for name, value in options.items() if name not in GROUP_OPTIONS}
-    groups = first_arguments[-1] if first_arguments else parameter_groups(model, decayed, weight_decay)
-    return optimizer_class(groups, **others)
+    if first_arguments:
+        optimizer = optimizer_class(first_arguments[-1], **others)
+    else:
+        optimizer = optimizer_class(parameter_groups(model, decayed, weight_decay, keeps_empty), **others)
+        step_equal_groups_at_once(optimizer)
+    if "bitsandbytes" in str(optimizer_class) and others.get("optim_bits") == 8:
+        _keep_embeddings_in_32_bits(model)
+    return optimizer
+
+
+def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
+    """Let bitsandbytes keep 32-bit state of embedding weights, as transformers does: 8 bits are unstable there."""
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
+# Two groups in one kernel call
+
+BY_ELEMENT = frozenset({Adam, AdamW, SGD, Adagrad, RMSprop})
+"""Optimizers whose update of a parameter depends on no other parameter of its group."""
+
+PLAIN = frozenset({float, int, bool, str, tuple, type(None)})
+"""Types of options that can be compared without waiting for a device."""
+
+
+def step_equal_groups_at_once(optimizer: Optimizer) -> None:
+    """Let an optimizer with two groups update both in one call of its kernel while their options are equal.
+
+    The results are the same. A call costs as much host time as many parameters do, and without weight decay the groups
+    of `parameter_groups` are always equal. Hooks of the optimizer's step see both groups. Does nothing for optimizers
+    that are not `BY_ELEMENT`.
+    """
+    below_hooks = getattr(type(optimizer).step, "__wrapped__", None)  # torch wraps `step` to call hooks around it
+    if type(optimizer) not in BY_ELEMENT or below_hooks is None:
+        return
+
+    @wraps(below_hooks)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        groups = self.param_groups
+        if len(groups) != 2 or not _equal_options(*groups):
+            return below_hooks(self, *args, **kwargs)
+        first, second = groups
+        self.param_groups = [{**first, "params": [*first["params"], *second["params"]]}]
+        try:
+            return below_hooks(self, *args, **kwargs)
+        finally:
+            self.param_groups = groups
+
+    optimizer.step = MethodType(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
+
+
+def _equal_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two groups have the same options. Different tensors or objects count as different."""
+    if len(one) != len(other):
+        return False
+    for name, value in one.items():
+        own = other.get(name, PLAIN)
+        if (
+            own is not value
+            and name != "params"
+            and (type(own) is not type(value) or type(value) not in PLAIN or own != value)
+        ):
+            return False
+    return True

@@ -7,7 +7,7 @@ are not saved, and the resumed run has those that it was constructed with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -226,36 +226,78 @@ def numbered_parts(state_dict: Mapping[str, Any]) -> Iterator[Part]:
 def by_name(document: Mapping[str, Any], present: Sequence[Sequence[str]], model: nn.Module) -> dict[str, Any]:
     """Return a numbered document with the names of the optimizer's parameters (`present`, by group) instead of numbers.
 
-    As in torch, groups of the same sizes correspond one by one. Two saved groups with equal options are those that
-    transformers makes with and without weight decay; they correspond to one group here.
+    As in torch, groups of the same sizes correspond one by one, those without parameters aside. Two saved groups for
+    one of this optimizer are those that transformers makes with and without weight decay.
     Raises ValueError if the groups do not correspond.
     """
-    saved = [list(group["params"]) for group in document["groups"]]
-    if [len(group) for group in saved] == [len(group) for group in present]:
+    saved, sizes = document["groups"], [len(names) for names in present if names]
+    if _sizes(saved) == sizes:
         names = [name for group in present for name in group]
-        groups = [{**group, "params": list(own)} for group, own in zip(document["groups"], present, strict=True)]
     else:
-        names, groups = _merged(document["groups"], present, model)
-    order = [number for group in saved for number in group]
-    name_of = {str(number): name for number, name in zip(order, names, strict=True)}
-    return {"groups": groups, "state": {name_of[number]: values for number, values in document["state"].items()}}
+        names = _in_transformers_order(saved, sizes, present, model)
+    numbers = [number for group in saved for number in group["params"]]
+    name_of = {str(number): name for number, name in zip(numbers, names, strict=True)}
+    groups = [{**group, "params": [name_of[str(number)] for number in group["params"]]} for group in saved]
+    state = {name_of[number]: values for number, values in document["state"].items()}
+    return regrouped({"groups": groups, "state": state}, present)
 
 
-def _merged(
-    groups: Sequence[Mapping[str, Any]], present: Sequence[Sequence[str]], model: nn.Module
-) -> tuple[list[str], list[dict[str, Any]]]:
-    sizes = [len(group["params"]) for group in groups]
+def _in_transformers_order(
+    saved: Sequence[Mapping[str, Any]], sizes: list[int], present: Sequence[Sequence[str]], model: nn.Module
+) -> list[str]:
     decayed = frozenset(decayed_names(model))
-    options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-    one, *others = present
+    one, *others = [names for names in present if names] or [[]]
     names = [name for name in one if name in decayed] + [name for name in one if name not in decayed]
     expected = [sum(name in decayed for name in one), sum(name not in decayed for name in one)]
-    if others or sizes != expected or options[0] != options[1]:
+    if others or [len(group["params"]) for group in saved] != expected:
         raise ValueError(
-            f"The saved optimizer has groups of {sizes} parameters, and this one has groups of "
-            f"{[len(group) for group in present]}; resume with the same model, optimizer and weight decay."
+            f"The saved optimizer has groups of {_sizes(saved)} parameters, and this one has groups of "
+            f"{sizes}; resume with the same model, optimizer and weight decay."
         )
-    return names, [{**options[0], "params": list(one)}]
+    return names
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups if group["params"]]
+
+
+def regrouped(document: Mapping[str, Any], present: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return a saved document with its parameters in the groups of this optimizer, which are `present` by name.
+
+    A group takes the values of the saved group of its parameters, and an empty group those of the saved group of its
+    number. Earlier versions made one group where nothing is decayed, and some engines remove empty groups.
+    The document is returned as it is if it does not hold the same parameters; see `check_groups`.
+    Raises ValueError if parameters of one group were in several with other values.
+    """
+    saved, listed = document["groups"], document.get(STATE_KEYS)
+    where = {name: number for number, group in enumerate(saved) for name in group["params"]}
+    same_number = len(saved) == len(present)
+    if (same_number and _partition(group["params"] for group in saved) == _partition(present)) or not saved:
+        return dict(document)
+    if sorted(where) != sorted(name for group in present for name in group):
+        return dict(document)
+    groups, keys = [], []
+    for number, group in enumerate(present):
+        sources = sorted({where[name] for name in group}) or [min(number, len(saved) - 1)]
+        first, *others = (_state(saved[source], None if listed is None else listed[source]) for source in sources)
+        if any(each != first for each in others):
+            raise ValueError(
+                f"The saved optimizer has the parameters of group {number} in groups with other values; resume with "
+                "the same parameter groups."
+            )
+        groups.append({**saved[sources[0]], "params": list(group)})
+        keys.append(None if listed is None else listed[sources[0]])
+    return {**document, "groups": groups, **({} if listed is None else {STATE_KEYS: keys})}
+
+
+def _partition(groups: Iterable[Sequence[str]]) -> set[frozenset[str]]:
+    return {frozenset(group) for group in groups if group}
+
+
+def _state(group: Mapping[str, Any], listed: Sequence[str] | None) -> str:
+    """Return the values of a saved group that are state, as text that compares also nan; all if they are not listed."""
+    keys = group.keys() - PARAMETERS if listed is None else RATES.union(listed)
+    return repr({key: group.get(key) for key in sorted(keys)})
 
 
 def state_dict_of(parts: Mapping[str, Part], groups: Sequence[Sequence[str]] | None = None) -> dict[str, Any]:

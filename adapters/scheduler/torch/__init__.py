@@ -25,8 +25,6 @@ from hexloop.domain.schedules import ADAPTIVE, SHAPES, build_adaptive, build_sha
 from hexloop.domain.schedules.adaptive import GreedyState
 from hexloop.ports.state import Part
 
-__path__: list[str] = []  # lets hexloop._moved serve old paths below this one
-
 
 @define
 class TorchScheduler:
@@ -67,11 +65,31 @@ class TorchScheduler:
         yield json_part("scheduler", {"state": self.scheduler.state_dict(), "rates": self.rates()})
 
     def load(self, parts: Iterable[Part]) -> None:
-        """Load an exported state dict and the rates, which torch does not restore."""
+        """Load an exported state dict and the rates, which torch does not restore.
+
+        What is saved of one group counts for all: earlier versions made one group where nothing is decayed. Raises
+        ValueError if the numbers of groups differ otherwise.
+        """
         kept = only_value(parts, "scheduler")
-        self.scheduler.load_state_dict(kept["state"])
-        for group, rate in zip(self.optimizer.param_groups, kept["rates"], strict=True):
+        state, rates, groups = kept["state"], kept["rates"], self.optimizer.param_groups
+        if len(rates) == 1 < len(groups):
+            state, rates = _for_all_groups(state, self.scheduler, len(groups)), rates * len(groups)
+        self.scheduler.load_state_dict(state)
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _for_all_groups(state: Mapping[str, Any], scheduler: Any, groups: int) -> dict[str, Any]:
+    """Return a state dict of a scheduler of one group, with its only value for each of `groups` groups."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        own = vars(scheduler).get(name)
+        found[name] = value
+        if name == "_schedulers" and len(value) == len(own or ()):  # those that a SequentialLR consists of
+            found[name] = [_for_all_groups(*pair, groups) for pair in zip(value, own or (), strict=True)]
+        elif isinstance(value, list) and isinstance(own, list) and len(value) == 1 and len(own) == groups:
+            found[name] = value * groups
+    return found
 
 
 # Schedulers by name
@@ -262,8 +280,8 @@ def lambda_of_shape(
 class GreedyLR:
     """Increases the rates of an optimizer's groups while a metric improves, and decreases them while it does not.
 
-    options: those of `hexloop.domain.schedules.Greedy`. Raises ConfigurationError for invalid options, and TypeError if
-    `optimizer` is not an Optimizer.
+    options: those of `hexloop.domain.schedules.Greedy`. state: the schedule's, which a checkpoint holds. Raises
+    ConfigurationError for invalid options, and TypeError if `optimizer` is not an Optimizer.
     """
 
     def __init__(self, optimizer: Optimizer, **options: Any) -> None:
@@ -273,12 +291,12 @@ class GreedyLR:
         self.last_epoch = 0
         self._schedule = build_adaptive("greedy", options)
         self._last_lr = self._rates()
-        self._state = self._schedule.start(self._last_lr)
+        self.state = self._schedule.start(self._last_lr)
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:
         """Process a measurement. `epoch` is its number; if None, the next one."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self._state, rates = self._schedule(self._state, float(metrics), self._rates())
+        self.state, rates = self._schedule(self.state, float(metrics), self._rates())
         self._set_rates(rates)
 
     def get_last_lr(self) -> list[float]:
@@ -287,7 +305,7 @@ class GreedyLR:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as numbers, lists and dictionaries."""
-        return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr, "state": asdict(self._state)}
+        return {"last_epoch": self.last_epoch, "_last_lr": self._last_lr, "state": asdict(self.state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and set the rates in it."""
@@ -295,7 +313,7 @@ class GreedyLR:
         kept: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in state_dict["state"].items()
         }
-        self._state = GreedyState(**kept)
+        self.state = GreedyState(**kept)
         self._set_rates(state_dict["_last_lr"])
 
     def _rates(self) -> list[float]:

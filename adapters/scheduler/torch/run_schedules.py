@@ -1,0 +1,252 @@
+"""The schedules that the training arguments name, as schedulers of torch, and how a run drives them.
+
+Each is of the class that transformers uses, so that scripts may read it, change it, save it or step it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from attrs import asdict, define
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from hexloop.adapters.scheduler.torch import GreedyLR
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.json_documents import json_part, only_value
+from hexloop.domain.schedules import Shape, build_adaptive
+from hexloop.domain.schedules.adaptive import GreedyState, PlateauState
+from hexloop.domain.schedules.scheduler import MEMORY
+from hexloop.ports.state import Part
+
+POSITION = "position"
+"""The name of the exported state of a LambdaLR that a script stepped or changed."""
+
+
+# Schedules of the step
+
+
+def lambda_of(shape: Shape, optimizer: Any) -> LambdaLR:
+    """Return the schedule `shape` of an optimizer, at its first step, as a LambdaLR.
+
+    Raises ConfigurationError if `optimizer` is not a torch optimizer.
+    """
+    _refuse_other(optimizer)
+    scheduler = LambdaLR(optimizer, partial(shape))  # a partial, as in transformers: it has no attributes to save
+    scheduler.base_lrs = [float(rate) for rate in scheduler.base_lrs]  # also of rates that are tensors
+    return scheduler
+
+
+@define
+class LambdaScheduler:
+    """Implements the Scheduler port with a LambdaLR. `advance` does what its `step()` does, at a fraction of the cost.
+
+    Position, base rates and functions are the LambdaLR's own, read at each update, so what a script changes in it
+    counts. If a script steps it as well, it stays ahead of the run by that number of steps.
+    """
+
+    scheduler: LambdaLR
+    _updates: int = 0
+    _ahead: int = 0
+
+    def start(self, updates: int) -> None:
+        """Set the rates of the update numbered `updates`, from 0."""
+        self._updates = updates
+        self._set(updates + self._ahead)
+        self.scheduler._step_count = self.scheduler.last_epoch + 1
+
+    def advance(self, updates: int) -> None:
+        """Set the rates of the next update, after `updates` updates."""
+        self._updates = updates
+        scheduler = self.scheduler
+        if "step" in vars(scheduler):  # a script replaced it
+            scheduler.step()
+            return
+        self._set(scheduler.last_epoch + 1)
+        scheduler._step_count += 1
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """No-op: the rates only depend on the step."""
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the rates that the LambdaLR set last."""
+        return tuple(map(float, self.scheduler._last_lr))
+
+    def follow(self, shape: Shape) -> None:
+        """Use another schedule from the next update on."""
+        self.scheduler.lr_lambdas = [partial(shape)] * len(self.scheduler.lr_lambdas)
+
+    def export(self) -> Iterator[Part]:
+        """Export how many steps the LambdaLR is ahead of the run; nothing if the number of updates determines all."""
+        if ahead := self.scheduler.last_epoch - self._updates:
+            yield json_part(POSITION, {"ahead": ahead})
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Load an export. State of other schedules is ignored: the number of updates determines the rates."""
+        found = [part for part in parts if part.name == POSITION]
+        self._ahead = int(only_value(found, POSITION)["ahead"]) if found else 0
+
+    def _set(self, position: int) -> None:
+        """Set the rates of the step `position`, and note them in the LambdaLR as its own step would."""
+        scheduler = self.scheduler
+        scheduler.last_epoch = position
+        functions = scheduler.lr_lambdas
+        first, rates = functions[0], []
+        factor = first(position)
+        for group, base, function in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, functions, strict=True):
+            rate = base * (factor if function is first else function(position))
+            if type(group["lr"]) is float:
+                group["lr"] = rate
+            else:
+                _set_rate(group, float(rate))
+            rates.append(rate)
+        scheduler._last_lr = rates
+
+
+# Schedules of a metric
+
+
+def follower_of(name: str, options: Mapping[str, Any], optimizer: Any) -> Any:
+    """Return the schedule `name` that follows a metric: torch's ReduceLROnPlateau, or a GreedyLR.
+
+    GreedyLR is the class of transformers if that is installed and has it, else `hexloop.adapters.scheduler.torch`'s.
+    Raises ConfigurationError for invalid options, or if `optimizer` is not a torch optimizer.
+    """
+    _refuse_other(optimizer)
+    build_adaptive(name, options).start([float(group["lr"]) for group in optimizer.param_groups])  # refuses options
+    kind: Any = ReduceLROnPlateau if name == "reduce_lr_on_plateau" else greedy_class()
+    return kind(optimizer, **options)
+
+
+def greedy_class() -> type[Any]:
+    """Return transformers' GreedyLR, or hexloop's own where there is none. Their rates are the same."""
+    try:
+        from transformers import optimization
+    except ImportError:
+        return GreedyLR
+    kind: type[Any] = getattr(optimization, "GreedyLR", GreedyLR)
+    return kind
+
+
+@define
+class MetricScheduler:
+    """Implements the Scheduler port with a ReduceLROnPlateau or a GreedyLR, stepped after each evaluation.
+
+    Its state is exported as that of the domain's schedule, the same for every class of scheduler.
+    """
+
+    scheduler: Any
+    metric: BestMetric
+
+    def start(self, updates: int) -> None:
+        """No-op: the rates are set when the scheduler is created, and when its state is loaded."""
+
+    def advance(self, updates: int) -> None:
+        """No-op: only metrics change the rates."""
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Step the scheduler. Raises ConfigurationError if the evaluation does not have its metric."""
+        self.scheduler.step(self.metric.value(metrics))
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the rates of the optimizer's groups, which a script may have set since the last metric."""
+        return tuple(float(group["lr"]) for group in self.scheduler.optimizer.param_groups)
+
+    def export(self) -> Iterator[Part]:
+        """Export the rates, the number of metrics, and the state of the schedule."""
+        state = asdict(_state(self.scheduler))
+        yield json_part(MEMORY, {"rates": self.rates(), "state": state, "measured": self.scheduler.last_epoch})
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Load exported rates and state. Raises ValueError if they are those of another number of groups.
+
+        A rate that all groups share may be that of another number of groups: earlier versions made one group where
+        nothing is decayed.
+        """
+        kept = only_value(parts, MEMORY)
+        groups = len(self.scheduler.optimizer.param_groups)
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in kept["state"].items()
+        }
+        if "initial_rates" in values:
+            values["initial_rates"] = _for_groups(values["initial_rates"], groups)
+            _put_greedy(self.scheduler, GreedyState(**values))
+        else:
+            _put_plateau(self.scheduler, PlateauState(**values))
+        self.scheduler.last_epoch = int(kept.get("measured", self.scheduler.last_epoch))
+        rates = _for_groups(kept["rates"], groups)
+        for group, rate in zip(self.scheduler.optimizer.param_groups, rates, strict=True):
+            _set_rate(group, rate)
+        self.scheduler._last_lr = list(rates)
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def _refuse_other(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(
+            f"The optimizer is a {type(optimizer).__name__}, which is not a torch.optim.Optimizer, so no schedule can "
+            "be made for it; derive its class from torch.optim.Optimizer, or pass optimizers=(optimizer, scheduler) "
+            "with a scheduler of your own."
+        )
+
+
+def _for_groups(rates: Sequence[float], groups: int) -> tuple[float, ...]:
+    if len(rates) != groups and len(set(rates)) == 1:
+        return (rates[0],) * groups
+    if len(rates) != groups:
+        raise ValueError(f"The saved schedule has {len(rates)} rates, and this one {groups} parameter groups.")
+    return tuple(rates)
+
+
+def _state(scheduler: Any) -> PlateauState | GreedyState:
+    """Return the state of a scheduler as that of the domain's schedule."""
+    if isinstance(scheduler, GreedyLR):
+        greedy: GreedyState = scheduler.state
+        return greedy
+    best = None if scheduler.best == _worst(scheduler) else float(scheduler.best)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return PlateauState(best, scheduler.num_bad_epochs, scheduler.cooldown_counter)
+    average = scheduler._streaming_avg
+    return GreedyState(
+        initial_rates=tuple(map(float, scheduler._init_lrs)),
+        reset_counter=scheduler.reset_start,
+        best=best,
+        num_good_epochs=scheduler.num_good_epochs,
+        num_bad_epochs=scheduler.num_bad_epochs,
+        cooldown_counter=scheduler.cooldown_counter,
+        warmup_counter=scheduler.warmup_counter,
+        window=() if average is None else tuple(average.values),
+        window_sum=0.0 if average is None else average.sum,
+    )
+
+
+def _put_plateau(scheduler: Any, state: PlateauState) -> None:
+    scheduler.best = _worst(scheduler) if state.best is None else state.best
+    scheduler.num_bad_epochs, scheduler.cooldown_counter = state.num_bad_epochs, state.cooldown_counter
+
+
+def _put_greedy(scheduler: Any, state: GreedyState) -> None:
+    if isinstance(scheduler, GreedyLR):
+        scheduler.state = state
+        return
+    scheduler._init_lrs, scheduler.reset_start = list(state.initial_rates), state.reset_counter
+    scheduler.best = _worst(scheduler) if state.best is None else state.best
+    for name in ("num_good_epochs", "num_bad_epochs", "cooldown_counter", "warmup_counter"):
+        setattr(scheduler, name, getattr(state, name))
+    if scheduler._streaming_avg is not None:
+        scheduler._streaming_avg.values, scheduler._streaming_avg.sum = list(state.window), state.window_sum
+
+
+def _worst(scheduler: Any) -> float:
+    """Return what is the best metric before the first."""
+    return float("inf") if scheduler.mode == "min" else float("-inf")
