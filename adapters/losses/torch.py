@@ -114,7 +114,8 @@ class RunningLoss:
         """Return the mean of the processes' sums, and reset it. Waits for the device."""
         total = self._sum
         if self._collectives is not None:
-            total = torch.tensor(self._collectives.gather(float(total)), dtype=torch.float32)
+            sums = self._collectives.gather(repr(float(total)))  # as text, because JSON has no NaN
+            total = torch.tensor([float(str(each)) for each in sums])
         value = total.mean().item()
         self._sum -= self._sum
         self._drained_at = self._step()
@@ -122,12 +123,12 @@ class RunningLoss:
 
     def export(self) -> Iterator[Part]:
         """Export this process's sum, and the step at which it was last drained."""
-        yield json_part("undrained", {"sum": float(self._sum), "drained_at": self._drained_at})
+        yield json_part("undrained", {"sum": repr(float(self._sum)), "drained_at": self._drained_at})
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported sum. Raises ValueError if it is of a run without `reproduce`."""
         saved = only_value(parts, "undrained")
         if "drained_at" not in saved:
             raise ValueError("the run was not one with reproduce='transformers', which sums losses in another way")
-        self._sum.fill_(saved["sum"])
+        self._sum.fill_(float(saved["sum"]))
         self._drained_at = saved["drained_at"]

@@ -223,7 +223,8 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
         undo.enter_context(same_global_batch(parts, resume_from))
     global_state = take_global_state(adapters.device, flags_for(args))
     undo.callback(global_state.release)
-    adapters.device.seed(args.seed + adapters.collectives.rank)
+    if args.reproduce is None:
+        adapters.device.seed(args.seed + adapters.collectives.rank)
     with refusals:
         model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
         observers = undo.enter_context(patched(model, args, parts.processing_class))

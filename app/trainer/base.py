@@ -85,6 +85,9 @@ class TrainerBase:
     _session: Session | None
     """The live run; None between runs."""
 
+    _kept_loaders: dict[str, Any]
+    """Evaluation loaders whose workers persist, by the name of their data set; only with `reproduce`."""
+
     _asks_for_each: bool = False
     """Whether an overridden `evaluate` is being called for each of several data sets."""
 
@@ -158,8 +161,8 @@ class TrainerBase:
         self.can_return_loss = returns_loss_by_default(self.model)
 
     def _renew_model(self) -> None:
-        """Rebuild the model if there is a `model_init` and the current one was trained."""
-        if self.model_init is not None and self.state.global_step > 0:
+        """Rebuild the model if there is a `model_init` and the current one was trained; with `reproduce` always."""
+        if self.model_init is not None and (self.state.global_step > 0 or self.args.reproduce is not None):
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init()
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model

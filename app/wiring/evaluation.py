@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from hexloop.adapters.batches.torch.batches import expected_rows
+from hexloop.adapters.batches.torch.batches import example_count, expected_rows
+from hexloop.adapters.batches.torch.reproduction import rows_to_keep
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
-from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, SingleRank, TorchEvaluator
+from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, TorchEvaluator
+from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.evaluator.torch.predictions import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.trainable.torch.forward import (
     is_causal_language_model,
@@ -25,7 +27,14 @@ from hexloop.adapters.trainable.torch.forward import (
     takes_item_count,
 )
 from hexloop.adapters.trainable.torch.loss import FunctionLoss, LabelSmoother, SmoothedLoss, in_full_precision
-from hexloop.adapters.trainable.torch.trainable import ComputeLoss, ModelLoss, item_count
+from hexloop.adapters.trainable.torch.reproduction import TransformersLoss, WindowItems
+from hexloop.adapters.trainable.torch.trainable import (
+    LOCAL_ITEM_SUM,
+    ComputeLoss,
+    ModelLoss,
+    exact_item_sum,
+    item_count,
+)
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.data import batch_transfer, evaluation_batches
 from hexloop.app.wiring.model import with_past
@@ -54,10 +63,13 @@ class LossChoice:
 def standard_loss(parts: TrainerParts) -> LossChoice:
     """Return the user's function, smoothed labels, or the loss that the model returns, in this order.
 
+    With `reproduce` it is transformers' own choice, and the count is that of `window_items`.
     With `loss_weighting="reference"` items are counted by transformers' rules. A model divides by the count if its
     forward takes any keyword argument and the labels are named "labels". The first label of a row, which a shifted loss
     never uses, is left out of the count depending on the type of the model's loss, whatever loss is computed.
     """
+    if parts.args.reproduce is not None:
+        return _transformers_loss(parts)
     model, label_names, exact = parts.model, parts.label_names, parts.args.loss_weighting == "exact"
     divides = parts.model_accepts_loss_kwargs
     if divides == takes_any_keyword(model):  # the user has not assigned another answer
@@ -72,6 +84,27 @@ def standard_loss(parts: TrainerParts) -> LossChoice:
         smoothed = SmoothedLoss(smoother, shifts, label_names)
         return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
     return LossChoice(ModelLoss(divides), divides, shifted)
+
+
+def _transformers_loss(parts: TrainerParts) -> LossChoice:
+    args, takes_count = parts.args, parts.model_accepts_loss_kwargs
+    loss = TransformersLoss(
+        takes_count,
+        parts.compute_loss_func,
+        parts.label_smoother,
+        is_causal_language_model(parts.model),
+        args.world_size if args.average_tokens_across_devices else 1,
+        parts.adapters.precision.name in HALF_FORMATS,
+    )
+    return LossChoice(loss, takes_count or parts.compute_loss_func is not None, shifts_by_loss_type(parts.model))
+
+
+def window_items(parts: TrainerParts) -> WindowItems:
+    """Return how transformers counts the items of a window."""
+    choice, collectives = standard_loss(parts), parts.adapters.collectives
+    several = collectives.world_size > 1 and parts.args.average_tokens_across_devices
+    total = exact_item_sum(collectives.world_size, parts.adapters.device.name, collectives) if several else None
+    return WindowItems(choice.normalises, choice.shifted, total or LOCAL_ITEM_SUM)
 
 
 def _can_be_smoothed(model: Any, label_names: list[str], factor: float) -> bool:
@@ -164,9 +197,13 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     precision are returned in float32. If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
     """
     loss, precision = run_loss(parts), parts.adapters.precision
+    count = window_items(parts) if parts.args.reproduce is not None else None
 
     def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
-        items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
+        if count is not None:
+            items: Any = count([inputs])
+        else:
+            items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
         return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
 
     def wrap_in_full_precision(forward: Any) -> Any:
@@ -200,7 +237,8 @@ def make_evaluator(
     refuse_metrics(args, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
-    rows = expected_rows(loader)
+    reproduces = args.reproduce is not None
+    rows = example_count(loader) if reproduces else expected_rows(loader)
     loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
         prefix=prefix,
@@ -222,6 +260,7 @@ def make_evaluator(
     logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
     overridden = parts.hooks.prediction_step.overridden
     takes_any = overridden or parts.hooks.compute_loss.overridden
+    ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
     step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
     return TorchEvaluator(
         model,
@@ -232,7 +271,7 @@ def make_evaluator(
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name),
+        TruncatedRanks(ranks, rows_to_keep, args.eval_batch_size) if reproduces else ranks,
         modes=parts.modes,
     )
 

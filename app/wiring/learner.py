@@ -12,10 +12,11 @@ from attrs import define, field, frozen
 
 from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import Modes
-from hexloop.adapters.losses.torch import TorchLosses
+from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
 from hexloop.adapters.trainable.torch import counters
 from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter
 from hexloop.adapters.trainable.torch.loss import in_full_precision
+from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
 from hexloop.adapters.trainable.torch.trainable import (
     LOCAL_ITEM_SUM,
     ItemSum,
@@ -24,7 +25,7 @@ from hexloop.adapters.trainable.torch.trainable import (
     exact_item_sum,
     resolved_count,
 )
-from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss, takes_argument
+from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss, takes_argument, window_items
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
 from hexloop.domain.loop import StandardLearner
@@ -75,19 +76,22 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     after: called after each optimizer step.
     """
     choice, modes, parallelism = prepared_loss(parts, run_loss(parts)), Modes(), parts.adapters.parallelism
-    trainable = TorchTrainable(
-        wrapped,
-        parts.optimizer,
-        choice.compute,
-        normalises=choice.normalises,
-        exact=parts.args.loss_weighting == "exact",
-        label_names=parts.label_names,
-        shifted=choice.shifted,
-        item_sum=_item_sum(parts, choice.normalises),
-        layout=layout_of(parts),
-        inner=parts.model,
-        restore_modes=modes.restore,
-    )
+    if parts.args.reproduce is not None:
+        trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
+    else:
+        trainable = TorchTrainable(
+            wrapped,
+            parts.optimizer,
+            choice.compute,
+            normalises=choice.normalises,
+            exact=parts.args.loss_weighting == "exact",
+            label_names=parts.label_names,
+            shifted=choice.shifted,
+            item_sum=_item_sum(parts, choice.normalises),
+            layout=layout_of(parts),
+            inner=parts.model,
+            restore_modes=modes.restore,
+        )
     before = _before_optimizer_step(parts)
     standard: Learner[Any, Any]
     if parallelism.capabilities.owns_update:
@@ -106,8 +110,23 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     return RunLearner(standard, learner, group, window, modes)
 
 
+def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> TransformersTrainable:
+    items, has_function = window_items(parts), parts.compute_loss_func is not None
+
+    def scaled(count: Any) -> bool:
+        if parts.loss_is_scaled_for_ga is not None:
+            return parts.loss_is_scaled_for_ga
+        return has_function or (parts.model_accepts_loss_kwargs and count is not None)
+
+    return TransformersTrainable(wrapped, parts.optimizer, compute, inner=parts.model, items=items, scaled=scaled)
+
+
 def make_losses(parts: TrainerParts) -> Losses[Any]:
     """Return what sums the losses of steps until they are logged."""
+    if parts.args.reproduce is not None:
+        several = parts.adapters.collectives if parts.adapters.collectives.world_size > 1 else None
+        device, filters, state = parts.adapters.device.name, parts.args.logging_nan_inf_filter, parts.state
+        return RunningLoss(device, filters, lambda: state.global_step, several)
     own = TorchLosses(parts.adapters.device.name, parts.args.logging_nan_inf_filter)
     collectives = parts.adapters.collectives
     return own if collectives.world_size == 1 else SharedLosses(own, collectives)
@@ -299,7 +318,7 @@ def make_counters(
     operations = hook.method if hook.overridden else counters.operations_in(parts.model)
     if operations is not None:
         each_batch.append(OperationCounter(run, operations, total))
-    elif not parts.args.torch_compile:
+    elif not parts.args.torch_compile and parts.args.reproduce is None:
         meter = OperationMeter(run, total)
         meter.measure(learner)
         pending.append(meter)

@@ -180,6 +180,15 @@ def shielded(loader: Any) -> Any:
     return loader
 
 
+def stop_shielded_workers(loader: Any) -> None:
+    """End the persistent workers of a loader that `shielded` returned. No-op for any other loader."""
+    base = getattr(loader, "base_dataloader", None)
+    if type(base) is ShieldedLoader:
+        kept, base._iterator = base._iterator, None
+        if isinstance(kept, ShieldedIterator):
+            kept._shutdown_workers()
+
+
 def _is_table(dataset: Any) -> bool:
     """Return whether the dataset is a `datasets.Dataset`."""
     module = sys.modules.get("datasets")
