@@ -90,7 +90,11 @@ class RunningLoss:
 
     A loss that is not finite counts, with `filter_nan`, as a running average of the sum, which makes the device wait.
     step: returns the number of optimizer steps done. collectives: of several processes, whose sums are averaged.
+    total: the sum over the whole run as transformers reports it at the end: the averages that were drained before the
+    last drain, and this process's own sum since then.
     """
+
+    total: float = 0.0
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class RunningLoss:
         self._filter_nan, self._step, self._collectives = filter_nan, step, collectives
         self._sum = torch.tensor(0.0, device=device)
         self._drained_at = step()
+        self._drained = 0.0
 
     def add(self, loss: Tensor) -> None:
         """Add one loss; see `Losses.add`."""
@@ -117,13 +122,16 @@ class RunningLoss:
             sums = self._collectives.gather(repr(float(total)))  # as text, because JSON has no NaN
             total = torch.tensor([float(str(each)) for each in sums])
         value = total.mean().item()
+        self.total = self._drained + float(self._sum)
+        self._drained += value
         self._sum -= self._sum
         self._drained_at = self._step()
         return value
 
     def export(self) -> Iterator[Part]:
-        """Export this process's sum, and the step at which it was last drained."""
-        yield json_part("undrained", {"sum": repr(float(self._sum)), "drained_at": self._drained_at})
+        """Export this process's sum, the step at which it was last drained, and the sum of what was drained."""
+        sums = {"sum": repr(float(self._sum)), "drained": repr(self._drained)}  # as text, because JSON has no NaN
+        yield json_part("undrained", {**sums, "drained_at": self._drained_at})
 
     def load(self, parts: Iterable[Part]) -> None:
         """Load an exported sum. Raises ValueError if it is of a run without `reproduce`."""
@@ -131,4 +139,4 @@ class RunningLoss:
         if "drained_at" not in saved:
             raise ValueError("the run was not one with reproduce='transformers', which sums losses in another way")
         self._sum.fill_(float(saved["sum"]))
-        self._drained_at = saved["drained_at"]
+        self._drained_at, self._drained = saved["drained_at"], float(saved["drained"])

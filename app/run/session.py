@@ -25,6 +25,7 @@ from hexloop.app.wiring.learner import (
     AfterStep,
     RunCounters,
     RunLearner,
+    loss_figures,
     make_counters,
     make_learner,
     make_losses,
@@ -350,9 +351,10 @@ def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Call
 
 
 def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
-    """Complete the counts at the end of the run, and return the figures of its memory."""
+    """Complete the counts at the end of the run, and return the figures of its memory and further ones."""
     session.counters.settle()
-    return host.memory.end("train")
+    run = session.run
+    return {**host.memory.end("train"), **loss_figures(session.parts, run.losses, run.state.step)}
 
 
 def set_log_level(args: TrainingArguments) -> None:

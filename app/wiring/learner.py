@@ -132,6 +132,13 @@ def make_losses(parts: TrainerParts) -> Losses[Any]:
     return own if collectives.world_size == 1 else SharedLosses(own, collectives)
 
 
+def loss_figures(parts: TrainerParts, losses: Losses[Any], steps: int) -> dict[str, float]:
+    """Return the mean loss of a run that has ended, if it is not that of all processes."""
+    if parts.args.reproduce is None:
+        return {}
+    return {"train_loss": cast(RunningLoss, losses).total / max(steps, 1)}
+
+
 def _before_optimizer_step(parts: TrainerParts) -> Callable[[], None]:
     """Return what calls the callbacks, and with `torch_empty_cache_steps` also empties the device's cache."""
     every, release = parts.args.torch_empty_cache_steps, parts.adapters.device.release_memory

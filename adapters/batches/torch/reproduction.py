@@ -45,12 +45,14 @@ class AccelerateSettings:
 
     def prepare(self, loader: DataLoader[Any]) -> Any:
         """Return the loader of this process. Initializes accelerate's global state if nothing has."""
+        from accelerate import Accelerator, PartialState
         from accelerate.data_loader import prepare_data_loader
-        from accelerate.state import AcceleratorState, PartialState
+        from accelerate.state import AcceleratorState
 
-        PartialState(cpu=self.device == "cpu")
-        if self.world_size > 1 and not AcceleratorState._shared_state:  # it synchronizes generators by this state
-            AcceleratorState(mixed_precision=self.mixed_precision, cpu=self.device == "cpu")
+        on_cpu = self.device == "cpu"
+        PartialState(cpu=on_cpu)
+        if self.world_size > 1 and not AcceleratorState._shared_state:  # by which it synchronizes generators
+            Accelerator(cpu=on_cpu, mixed_precision=self.mixed_precision)
         prepared = prepare_data_loader(
             loader,
             torch.device(self.device),

@@ -242,7 +242,7 @@ def digest(tensor: Tensor) -> str:
 def without_times(log: dict[str, Any]) -> dict[str, str]:
     """Return the numbers of a log, every bit of them, without measurements of time and work."""
     left_out = ("runtime", "per_second", "total_flos", "preparation_time")
-    return {name: repr(value) for name, value in log.items() if not name.endswith(left_out)}
+    return {name: repr(float(value)) for name, value in log.items() if not name.endswith(left_out)}
 
 
 def in_child(library: str, name: str, folder: str, changes: dict[str, Any], rank: int) -> None:
