@@ -24,7 +24,7 @@ from hexloop.app.wiring.model import (
     returns_loss_by_default,
     takes_any_keyword,
 )
-from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import Requests
@@ -85,8 +85,8 @@ class TrainerBase:
     _session: Session | None
     """The live run; None between runs."""
 
-    _kept_loaders: dict[str, Any]
-    """Evaluation loaders whose workers persist, by the name of their data set; only with `reproduce`."""
+    _kept_loaders: KeptLoaders
+    """Evaluation loaders whose workers persist; only with `reproduce`."""
 
     _asks_for_each: bool = False
     """Whether an overridden `evaluate` is being called for each of several data sets."""

@@ -142,10 +142,8 @@ class TrainerHooks(TrainerBase):
             raise ConfigurationError("The Trainer has no data to evaluate on; pass eval_dataset.")
         if self.args.reproduce is None or not self.args.dataloader_persistent_workers:
             return self._evaluation_loader(dataset)
-        kept, name = self._kept_loaders, eval_dataset if isinstance(eval_dataset, str) else "eval"
-        if name not in kept:
-            kept[name] = self._evaluation_loader(dataset)
-        return kept[name]
+        name = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        return self._kept_loaders.get(name, partial(self._evaluation_loader, dataset))
 
     @standard
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -313,6 +311,7 @@ class TrainerHooks(TrainerBase):
             control=self.control,
             requests=self._requests,
             preparation=self._preparation,
+            kept_loaders=self._kept_loaders,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,
         )

@@ -24,7 +24,7 @@ from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
 from hexloop.app.wiring.model import default_label_names
-from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
@@ -90,7 +90,7 @@ class Trainer(TrainerHooks, LegacyNames):
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
-        self._kept_loaders = {}
+        self._kept_loaders = KeptLoaders()
         self._memory.start("init")
         self.model_init = model_init
         set_log_level(self.args)

@@ -169,7 +169,12 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
     """
     world, progress = parts.args.world_size, _skip_progress(parts.args)
     if parts.args.reproduce is not None:
-        return ReplayedBatches(loader, transfer, inspect, progress, world)
+        evaluation_loader = parts.hooks.get_eval_dataloader
+
+        def kept_loader(name: str) -> Any:
+            return evaluation_loader(None if name == "eval" else name)
+
+        return ReplayedBatches(loader, transfer, inspect, progress, world, (parts.kept_loaders, kept_loader))
     if world == 1 and isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
     if world == 1:
@@ -189,7 +194,9 @@ def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
 
     With `reproduce` they are the loader's own, as in transformers, in which the last one may repeat rows.
     """
-    if parts.args.world_size == 1 or parts.args.reproduce is not None:
+    if parts.args.reproduce is not None:
+        return parts.kept_loaders.reading(loader)
+    if parts.args.world_size == 1:
         return cast(Iterable[Any], loader)
     shared = _shares(parts, loader, lambda batch: batch, lambda _batch: None, no_progress, unsharded_batches(loader))
     return _batches_of_shares(shared)

@@ -8,19 +8,15 @@ samples that it has read, so with workers everything is read again that the pres
 
 from __future__ import annotations
 
-import random
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from attrs import define, field
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler
 
 from hexloop.adapters.batches.torch import order
 from hexloop.adapters.batches.torch.batches import Inspect, accept_any, length_of
-from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
 from hexloop.adapters.batches.torch.data_state import (
     DataState,
     Progress,
@@ -30,12 +26,21 @@ from hexloop.adapters.batches.torch.data_state import (
     state_from_parts,
     state_parts,
 )
+from hexloop.adapters.batches.torch.passes import (
+    KeptLoaders,
+    Pass,
+    Streams,
+    are_equal,
+    as_document,
+    is_read_by_index,
+    own_generators,
+    pass_from,
+    runs_no_user_code,
+    streams,
+)
 from hexloop.adapters.batches.torch.reproduction import shielded
 from hexloop.adapters.batches.torch.structure import Transfer, row_count
 from hexloop.ports.state import Part
-
-Streams = tuple[Any, Any, torch.Tensor]
-"""The states of the streams of Python, numpy and torch's CPU generator, as these return them."""
 
 END = object()
 
@@ -43,62 +48,12 @@ NAME = "replay"
 """The name of the document in a checkpoint."""
 
 
-def streams() -> Streams:
-    """Return the present states."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def are_equal(one: Streams, other: Streams) -> bool:
-    """Return whether two states are the same."""
-    return (
-        torch.equal(one[2], other[2])
-        and one[0] == other[0]
-        and one[1][2:] == other[1][2:]
-        and bool((one[1][1] == other[1][1]).all())
-    )
-
-
-def _as_document(states: Streams | None) -> list[Any] | None:
-    """Return the states in the form of `order.rng_states`."""
-    if states is None:
-        return None
-    (version, words, gauss), numpys, torchs = states
-    return [[version, np.array(words, dtype=np.uint32), gauss], list(numpys), torchs]
-
-
-@define
-class Pass:
-    """One pass over the loader.
-
-    start, generators: the streams, and the loader's own generators, before it. read: batches taken from it.
-    last: the streams before the last batch was taken. interludes: the streams before each batch, by its number, before
-    which training had drawn random numbers and for which reading drew some as well.
-    """
-
-    epoch: int
-    start: Streams
-    generators: list[torch.Tensor]
-    read: int = 0
-    last: Streams | None = None
-    interludes: dict[int, Streams] = field(factory=dict)
-
-    def document(self) -> dict[str, Any]:
-        """Return the fields as values that a checkpoint can hold."""
-        return {
-            "epoch": self.epoch,
-            "start": _as_document(self.start),
-            "generators": self.generators,
-            "read": self.read,
-            "last": _as_document(self.last),
-            "interludes": [[number, _as_document(states)] for number, states in self.interludes.items()],
-        }
-
-
 class ReplayedBatches:
     """Implements the Batches port for any loader, read as transformers' training loop reads it.
 
-    world_size: each of this many ranks has such a loader. Raises ValueError in `load` if the checkpoint's run read its
-    data in another way, because then it cannot be resumed exactly.
+    world_size: each of this many ranks has such a loader. kept: the evaluation loaders whose workers persist, with what
+    returns one of them by name. Raises ValueError in `load` if the checkpoint's run read its data in another way,
+    because then it cannot be resumed exactly.
     """
 
     def __init__(
@@ -108,8 +63,10 @@ class ReplayedBatches:
         inspect: Inspect = accept_any,
         progress: Progress = no_progress,
         world_size: int = 1,
+        kept: tuple[KeptLoaders, Callable[[str], Any]] | None = None,
     ) -> None:
         self.loader: Any = loader
+        self._kept, self._kept_loader = kept or (KeptLoaders(), str)
         self._transfer, self._inspect, self._progress = transfer, inspect, progress
         self._world_size = world_size
         self._workers = int(getattr(loader, "num_workers", 0))
@@ -185,6 +142,7 @@ class ReplayedBatches:
                     order.refuse_invalid_rng_states(states)
         for generator, state in zip(self._generators, document["generators"], strict=True):
             generator.set_state(state)
+        self._kept.restore(document["kept"], self._kept_loader)
         self._saved = saved
 
     # Reading
@@ -219,6 +177,7 @@ class ReplayedBatches:
             "reading": self._reading(),
             "generators": self._generator_states(),
             "passes": [each.document() for each in self._passes],
+            "kept": self._kept.document(),
         }
 
     def _reading(self) -> list[Any]:
@@ -239,7 +198,7 @@ class ReplayedBatches:
         if saved is None:
             return None
         document = decode_state(saved)
-        passes = [_pass_from(each) for each in document["passes"]]
+        passes = [pass_from(each) for each in document["passes"]]
         continues = position > 0 and passes[-1].epoch == epoch
         if not continues and not self._persistent:
             return None
@@ -259,7 +218,7 @@ class ReplayedBatches:
 
     def _again(self, earlier: Pass) -> Iterator[Any]:
         """Return the batches of a pass after those that were read in it."""
-        order.restore_rng_states(_as_document(earlier.start) or [])
+        order.restore_rng_states(as_document(earlier.start) or [])
         for generator, state in zip(self._generators, earlier.generators, strict=True):
             generator.set_state(state)
         set_epoch(self.loader, earlier.epoch)
@@ -268,7 +227,7 @@ class ReplayedBatches:
         batches = iter(self.loader)
         for number in range(earlier.read):
             if (states := earlier.interludes.get(number)) is not None:
-                order.restore_rng_states(_as_document(states) or [])
+                order.restore_rng_states(as_document(states) or [])
             next(batches, END)
             self._progress(number + 1, earlier.read)
         return batches
@@ -293,7 +252,9 @@ class ReplayedBatches:
         if self._workers:
             why = "the random streams of loader workers follow from all samples that they have read"
             instead = ", or set dataloader_num_workers=0"
-            instead = f" (without dataloader_persistent_workers, those of one epoch{instead})" if self._persistent else ""
+            instead = (
+                f" (without dataloader_persistent_workers, those of one epoch{instead})" if self._persistent else ""
+            )
         else:
             why, instead = "the data can only be read from the start", ""
         warnings.warn(
@@ -314,7 +275,7 @@ class RestoringSampler(BatchSampler):
         number = 0
         while True:
             if number == self._at:
-                order.restore_rng_states(_as_document(self._states) or [])
+                order.restore_rng_states(as_document(self._states) or [])
             batch = next(batches, END)
             if batch is END:
                 return
@@ -332,61 +293,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
     wrapped = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
     if hasattr(wrapped, "set_epoch"):
         wrapped.set_epoch(epoch)
-
-
-def runs_no_user_code(loader: Any) -> bool:
-    """Return whether reading runs no code of the user's, which might draw random numbers."""
-    collate = getattr(loader, "collate_fn", None)
-    inner = getattr(collate, "args", (collate,))[0]  # of a partial that leaves columns out
-    known = inner is default_data_collator or type(inner) is DataCollatorWithPadding
-    return known and order.only_stored(getattr(loader, "dataset", None))
-
-
-def is_read_by_index(loader: Any) -> bool:
-    """Return whether a loader is accelerate's, each process reads for itself, and its samplers draw before a pass."""
-    from accelerate.data_loader import DataLoaderShard
-
-    if type(loader) is not DataLoaderShard or isinstance(loader.dataset, IterableDataset):
-        return False
-    return all(type(each).__module__.startswith(KNOWN) for each in samplers_of(loader))
-
-
-KNOWN = ("torch.utils.data.", "accelerate.", "transformers.")
-"""The packages whose samplers draw all their random numbers, from torch's generator, before the first sample."""
-
-
-def samplers_of(loader: Any) -> list[Any]:
-    """Return the batch sampler of a loader and everything that it wraps, each once."""
-    waiting, found = [getattr(loader, "batch_sampler", None)], list[Any]()
-    while waiting:
-        each = waiting.pop()
-        if each is not None and all(each is not known for known in found):
-            found.append(each)
-            waiting += [getattr(each, "batch_sampler", None), getattr(each, "sampler", None)]
-    return found
-
-
-def own_generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators of a loader, its samplers and its dataset that are not seeded anew for each epoch."""
-    from accelerate.data_loader import SeedableRandomSampler
-
-    holders = [loader, *samplers_of(loader), getattr(loader, "dataset", None)]
-    found = [getattr(each, "generator", None) for each in holders if not isinstance(each, SeedableRandomSampler)]
-    own = [each for each in found if isinstance(each, torch.Generator) and each is not torch.default_generator]
-    return list(dict.fromkeys(own))
-
-
-def _pass_from(document: dict[str, Any]) -> Pass:
-    """Return the pass that a document describes."""
-    interludes = {number: _from_document(states) for number, states in document["interludes"]}
-    last = None if document["last"] is None else _from_document(document["last"])
-    start, generators = _from_document(document["start"]), document["generators"]
-    return Pass(document["epoch"], start, generators, document["read"], last, interludes)
-
-
-def _from_document(document: list[Any]) -> Streams:
-    (version, words, gauss), numpys, torchs = document
-    return (version, tuple(words.tolist()), gauss), tuple(numpys), torchs
 
 
 def _described(reading: list[Any]) -> str:

@@ -97,7 +97,7 @@ class ReproducingFactory:
     def loader(
         self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any], trains: bool = False
     ) -> DataLoader[Any]:
-        """Return a loader in the order of the sampler that `sampler_for` makes; in the dataset's own if it returns None.
+        """Return a loader in the order of the sampler that `sampler_for` makes, in the dataset's own if that is None.
 
         trains: the workers are seeded again after torch has seeded them, as transformers does in training.
         """

@@ -166,7 +166,13 @@ CASES: dict[str, dict[str, Any]] = {
         **{"data": "tokens", "model": "language", "train_sampling_strategy": "group_by_length"},
         **{"eval_data": "tokens", **EVALUATES},
     },
-    "tokens": {"data": "tokens", "model": "language", "gradient_accumulation_steps": 3, "eval_data": "tokens", **EVALUATES},
+    "tokens": {
+        "data": "tokens",
+        "model": "language",
+        "gradient_accumulation_steps": 3,
+        "eval_data": "tokens",
+        **EVALUATES,
+    },
     "several evaluations": {"model": "dropout", "eval_data": {"one": "augmented", "two": "row"}, **EVALUATES},
     "tokens on two ranks": {
         **{"ranks": 2, "data": "tokens", "model": "language", "gradient_accumulation_steps": 3, "logging_steps": 3},
