@@ -78,9 +78,8 @@ class JournalArguments(ArgumentGroup):
 class HexloopArguments(JournalArguments, PreemptionArguments):
     """hexloop's own.
 
-    reproduce: `transformers` makes a run draw the same random numbers as transformers' Trainer, at the same moments, and
-        weight, sum and evaluate in the same way, so that on the same machine both are bit-identical. It costs what
-        hexloop's own order and streams save: see the guide.
+    reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and
+        weight, sum and evaluate in the same way, so that on the same machine both are bit-identical.
     loss_weighting: how the losses of the micro-batches of one optimizer step are combined. `exact` weights each by its
         number of items (labels that count, else rows), so that accumulating 4 batches equals one batch four times as
         large. `reference` takes the mean of the micro-batches' means, as transformers does for models that do not take

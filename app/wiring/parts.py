@@ -15,6 +15,9 @@ from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
 
+__all__ = ["KeptLoaders"]
+"""Adapters' names that the rest of the app gets from here."""
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

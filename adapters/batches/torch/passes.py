@@ -33,10 +33,8 @@ def are_equal(one: Streams, other: Streams) -> bool:
     )
 
 
-def as_document(states: Streams | None) -> list[Any] | None:
+def as_document(states: Streams) -> list[Any]:
     """Return the states in the form of `order.rng_states`."""
-    if states is None:
-        return None
     (version, words, gauss), numpys, torchs = states
     return [[version, np.array(words, dtype=np.uint32), gauss], list(numpys), torchs]
 
@@ -64,7 +62,7 @@ class Pass:
             "start": as_document(self.start),
             "generators": self.generators,
             "read": self.read,
-            "last": as_document(self.last),
+            "last": None if self.last is None else as_document(self.last),
             "interludes": [[number, as_document(states)] for number, states in self.interludes.items()],
         }
 

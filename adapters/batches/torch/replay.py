@@ -66,7 +66,8 @@ class ReplayedBatches:
         kept: tuple[KeptLoaders, Callable[[str], Any]] | None = None,
     ) -> None:
         self.loader: Any = loader
-        self._kept, self._kept_loader = kept or (KeptLoaders(), str)
+        nothing: tuple[KeptLoaders, Callable[[str], Any]] = KeptLoaders(), str
+        self._kept, self._kept_loader = kept or nothing
         self._transfer, self._inspect, self._progress = transfer, inspect, progress
         self._world_size = world_size
         self._workers = int(getattr(loader, "num_workers", 0))
@@ -218,16 +219,16 @@ class ReplayedBatches:
 
     def _again(self, earlier: Pass) -> Iterator[Any]:
         """Return the batches of a pass after those that were read in it."""
-        order.restore_rng_states(as_document(earlier.start) or [])
+        order.restore_rng_states(as_document(earlier.start))
         for generator, state in zip(self._generators, earlier.generators, strict=True):
             generator.set_state(state)
         set_epoch(self.loader, earlier.epoch)
         if self._indexed and not self._persistent and (self._workers == 0 or self._pure):
             return self._skipping(earlier)
-        batches = iter(self.loader)
+        batches: Iterator[Any] = iter(self.loader)
         for number in range(earlier.read):
             if (states := earlier.interludes.get(number)) is not None:
-                order.restore_rng_states(as_document(states) or [])
+                order.restore_rng_states(as_document(states))
             next(batches, END)
             self._progress(number + 1, earlier.read)
         return batches
@@ -240,7 +241,7 @@ class ReplayedBatches:
         sampler = skipped.batch_sampler
         if earlier.last is not None and earlier.read > 1:
             sampler.batch_sampler = RestoringSampler(sampler.batch_sampler, earlier.read, earlier.last)
-        batches = iter(skipped)
+        batches: Iterator[Any] = iter(skipped)
         next(batches, END)
         return batches
 
@@ -275,9 +276,10 @@ class RestoringSampler(BatchSampler):
         number = 0
         while True:
             if number == self._at:
-                order.restore_rng_states(as_document(self._states) or [])
-            batch = next(batches, END)
-            if batch is END:
+                order.restore_rng_states(as_document(self._states))
+            try:
+                batch = next(batches)
+            except StopIteration:
                 return
             yield batch
             number += 1
@@ -291,7 +293,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
     wrapped = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
-    if hasattr(wrapped, "set_epoch"):
+    if wrapped is not None and hasattr(wrapped, "set_epoch"):
         wrapped.set_epoch(epoch)
 
 

@@ -127,7 +127,7 @@ class ReproducingFactory:
             return self._grouped(dataset, self.eval_group_size, torch.Generator().manual_seed(self.seed))
         return SequentialSampler(dataset) if self.accelerate.world_size == 1 else None
 
-    def _grouped(self, dataset: Any, size: int, generator: torch.Generator | None) -> Any:
+    def _grouped(self, dataset: Any, size: int, generator: torch.Generator | None) -> Sampler[int]:
         """Return transformers' own sampler by length."""
         if importlib.util.find_spec("transformers") is None:
             raise ConfigurationError(
@@ -139,9 +139,10 @@ class ReproducingFactory:
         lengths = None
         if _is_table(dataset) and self.length_column in dataset.column_names:
             lengths = dataset[self.length_column]
-        return LengthGroupedSampler(
+        sampler: Sampler[int] = LengthGroupedSampler(
             size, dataset=dataset, lengths=lengths, model_input_name=self.main_input, generator=generator
         )
+        return sampler
 
     def _fitted(self, dataset: Any) -> tuple[Any, Collate]:
         """Return the dataset and the collate function without the columns that the model does not take."""

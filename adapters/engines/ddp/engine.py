@@ -72,9 +72,8 @@ class Ddp:
         if self.options.hook is not None:
             wrapped.register_comm_hook(*self.options.hook)
         self._wrapped[:] = [wrapped]
-        if not (
-            looks or self.options.static_graph or self.averages
-        ):  # otherwise torch does not rebuild them, or by the graph
+        keeps = looks or self.options.static_graph  # torch does not rebuild its buckets, or by the graph
+        if not (keeps or self.averages):
             rebuild_buckets(wrapped)
         return wrapped, make_optimizer(wrapped)
 

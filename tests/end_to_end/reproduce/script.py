@@ -126,7 +126,15 @@ def metrics(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((logits.argmax(-1) == labels).mean()), "sum": float(logits.sum()), "drawn": drawn}
 
 
-EVALUATES = {"eval_strategy": "steps", "eval_steps": 9, "per_device_eval_batch_size": 5}
+AUGMENTED = {"data": "augmented", "model": "dropout"}
+TOKENIZED = {"data": "tokens", "model": "language"}
+EVALUATES = {
+    "eval_data": "augmented",
+    "eval_strategy": "steps",
+    "eval_steps": 9,
+    "per_device_eval_batch_size": 5,
+}
+EPOCHS = {"max_steps": -1, "num_train_epochs": 3}
 WORKERS = {"dataloader_num_workers": 2}
 LENGTH = 57
 
@@ -135,52 +143,55 @@ CASES: dict[str, dict[str, Any]] = {
     "random": {},
     "dropout": {"model": "dropout"},
     "accumulation": {"model": "dropout", "gradient_accumulation_steps": 3, "logging_steps": 4},
-    "augmentation": {"data": "augmented", "model": "dropout"},
-    "augmentation with workers": {"data": "augmented", "model": "dropout", **WORKERS},
-    "evaluation": {"data": "augmented", "model": "dropout", "eval_data": "augmented", "metrics": True, **EVALUATES},
-    "two ranks": {"ranks": 2, "data": "augmented", "model": "dropout", "eval_data": "augmented", **EVALUATES},
+    "augmentation": {**AUGMENTED},
+    "augmentation with workers": {**AUGMENTED, **WORKERS},
+    "evaluation": {**AUGMENTED, **EVALUATES, "metrics": True},
+    "two ranks": {**AUGMENTED, **EVALUATES, "ranks": 2},
     # More of the same
     "label smoothing": {"model": "configured", "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
-    "epochs": {"model": "dropout", "max_steps": -1, "num_train_epochs": 3, "gradient_accumulation_steps": 4},
+    "epochs": {"model": "dropout", **EPOCHS, "gradient_accumulation_steps": 4},
     "evaluation by epoch": {
-        **{"model": "dropout", "max_steps": -1, "num_train_epochs": 4, "eval_strategy": "epoch", "eval_on_start": True},
-        **{"eval_data": "row", "metrics": True, "per_device_eval_batch_size": 6, **WORKERS},
+        "model": "dropout",
+        **EPOCHS,
+        **EVALUATES,
+        **WORKERS,
+        "eval_data": "row",
+        "eval_strategy": "epoch",
+        "eval_on_start": True,
+        "metrics": True,
     },
     "clipping": {"max_grad_norm": 0.05},
     "no clipping": {"max_grad_norm": 0},
-    "bf16": {"model": "dropout", "bf16": True, "eval_data": "row", **EVALUATES},
-    "stream": {"data": "augmented", "stream": True, "model": "dropout", "eval_data": "augmented", **EVALUATES},
-    "stream with workers": {"data": "augmented", "stream": True, "model": "dropout", **WORKERS},
+    "bf16": {"model": "dropout", "bf16": True, **EVALUATES},
+    "stream": {**AUGMENTED, **EVALUATES, "stream": True},
+    "stream with workers": {**AUGMENTED, **WORKERS, "stream": True},
     "model_init": {"model": "dropout", "model_init": True},
-    "unseeded sampler": {
-        **{"model": "dropout", "data": "augmented", "accelerator_config": {"use_seedable_sampler": False}},
-        **{"eval_data": "augmented", **EVALUATES},
-    },
+    "unseeded sampler": {**AUGMENTED, **EVALUATES, "accelerator_config": {"use_seedable_sampler": False}},
     "data_seed": {"model": "dropout", "data_seed": 7, "seed": 3},
     "full determinism": {"model": "dropout", "full_determinism": True},
-    "persistent workers": {
-        **{"data": "augmented", "model": "dropout", "dataloader_persistent_workers": True, **WORKERS},
-        **{"eval_data": "augmented", **EVALUATES},
-    },
+    "persistent workers": {**AUGMENTED, **EVALUATES, **WORKERS, "dataloader_persistent_workers": True},
     "grouped by length": {
-        **{"data": "tokens", "model": "language", "train_sampling_strategy": "group_by_length"},
-        **{"eval_data": "tokens", **EVALUATES},
-    },
-    "tokens": {
-        "data": "tokens",
-        "model": "language",
-        "gradient_accumulation_steps": 3,
-        "eval_data": "tokens",
+        **TOKENIZED,
         **EVALUATES,
+        "eval_data": "tokens",
+        "train_sampling_strategy": "group_by_length",
     },
-    "several evaluations": {"model": "dropout", "eval_data": {"one": "augmented", "two": "row"}, **EVALUATES},
+    "tokens": {**TOKENIZED, **EVALUATES, "eval_data": "tokens", "gradient_accumulation_steps": 3},
+    "several evaluations": {"model": "dropout", **EVALUATES, "eval_data": {"one": "augmented", "two": "row"}},
     "tokens on two ranks": {
-        **{"ranks": 2, "data": "tokens", "model": "language", "gradient_accumulation_steps": 3, "logging_steps": 3},
-        **{"eval_data": "tokens", **EVALUATES},
+        **TOKENIZED,
+        **EVALUATES,
+        "eval_data": "tokens",
+        "ranks": 2,
+        "gradient_accumulation_steps": 3,
+        "logging_steps": 3,
     },
-    "stream on two ranks": {"ranks": 2, "data": "augmented", "stream": True, "model": "dropout"},
+    "stream on two ranks": {**AUGMENTED, "stream": True, "ranks": 2},
     "split batches on two ranks": {
-        **{"ranks": 2, "model": "dropout", "eval_data": "row", **EVALUATES, "per_device_eval_batch_size": 6},
+        "model": "dropout",
+        **EVALUATES,
+        "per_device_eval_batch_size": 6,
+        "ranks": 2,
         "accelerator_config": {"split_batches": True, "use_seedable_sampler": False},
     },
 }
@@ -206,8 +217,15 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
     given = {**case, **changes}
     own = {name: given.pop(name) for name in OWN if name in given}
     arguments: dict[str, Any] = {
-        **{"output_dir": str(folder), "per_device_train_batch_size": 4, "max_steps": 40, "logging_steps": 1},
-        **{"learning_rate": 0.01, "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True},
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "max_steps": 40,
+        "logging_steps": 1,
+        "learning_rate": 0.01,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
         **given,
     }
     if library == "hexloop":
@@ -227,7 +245,7 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         evaluation = None if evaluated is None else dataset(evaluated, 13)
     starts = {"model_init": lambda: Net(0.3)} if own.get("model_init") else {"model": make_model(model)}
     trainer: Any = Trainer(
-        **starts,  # type: ignore[arg-type]
+        **starts,
         args=TrainingArguments(**arguments),
         train_dataset=dataset(kind, length),
         eval_dataset=evaluation,
@@ -276,7 +294,7 @@ def main(request: dict[str, Any]) -> int:
     else:
         import transformers
 
-        _ = transformers.Trainer, transformers.TrainingArguments  # type: ignore[assignment]
+        _ = transformers.Trainer, transformers.TrainingArguments
     failed = 0
     for number, (name, folder, changes) in enumerate(request["runs"]):
         Path(folder).mkdir(parents=True, exist_ok=True)
