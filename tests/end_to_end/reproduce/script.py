@@ -177,6 +177,24 @@ CASES: dict[str, dict[str, Any]] = {
         "train_sampling_strategy": "group_by_length",
     },
     "tokens": {**TOKENIZED, **EVALUATES, "eval_data": "tokens", "gradient_accumulation_steps": 3},
+    "stored rows with workers": {"data": "stored", "model": "dropout", **WORKERS},
+    "language model": {
+        "data": "table",
+        "model": "decoder",
+        "gradient_accumulation_steps": 2,
+        **EVALUATES,
+        "eval_data": "table",
+        "label_smoothing_factor": 0.1,
+        "bf16": True,
+    },
+    "language model on two ranks": {
+        "data": "table",
+        "model": "decoder",
+        "gradient_accumulation_steps": 2,
+        "ranks": 2,
+        **EVALUATES,
+        "eval_data": "table",
+    },
     "several evaluations": {"model": "dropout", **EVALUATES, "eval_data": {"one": "augmented", "two": "row"}},
     "tokens on two ranks": {
         **TOKENIZED,
@@ -204,6 +222,11 @@ def make_model(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "language":
         return Language(0.2)
+    if kind == "decoder":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=TOKENS, attention_dropout=0.2, **sizes))  # type: ignore[arg-type]
     return Net(0.0 if kind == "plain" else 0.3, configured=kind == "configured")
 
 
@@ -213,7 +236,7 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         from hexloop import Trainer, TrainingArguments
     else:
         from transformers import Trainer, TrainingArguments  # type: ignore[assignment]
-    resume = changes.pop("resume", None)
+    resume, reproduce = changes.pop("resume", None), changes.pop("reproduce", "transformers")
     given = {**case, **changes}
     own = {name: given.pop(name) for name in OWN if name in given}
     arguments: dict[str, Any] = {
@@ -229,13 +252,19 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         **given,
     }
     if library == "hexloop":
-        arguments["reproduce"] = "transformers"
+        arguments["reproduce"] = reproduce
     if own.get("ranks"):
         arguments["ddp_backend"] = "gloo"
     kind, length = own.get("data", "row"), LENGTH
     stream, model = own.get("stream", False), own.get("model", "plain")
 
     def dataset(kind: str, rows: int) -> Any:
+        if kind == "table":
+            from datasets import Dataset as Table
+
+            return Table.from_list([{**tokens(index), "unused": index} for index in range(rows)])
+        if kind == "stored":
+            return [row(index) for index in range(rows)]
         return Stream(kind, rows) if stream else Rows(kind, rows)
 
     evaluated = own.get("eval_data")
@@ -249,7 +278,7 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
         args=TrainingArguments(**arguments),
         train_dataset=dataset(kind, length),
         eval_dataset=evaluation,
-        data_collator=pad if kind == "tokens" else None,
+        data_collator=pad if kind in ("tokens", "table") else None,
         compute_metrics=metrics if own.get("metrics") else None,
     )
     trainer.train(**({"resume_from_checkpoint": resume} if resume else {}))
