@@ -30,6 +30,7 @@ from hexloop.app.wiring.learner import (
     make_learner,
     make_losses,
     reduced_precision,
+    whole_windows,
 )
 from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
@@ -273,7 +274,7 @@ def _make_run(
         report=parts.hooks.log.method,
         evaluate=_evaluation(parts),
         best=best_metric(args),
-        windows=learner.windows,
+        windows=learner.windows if args.reproduce is None or plan.batches_per_epoch else whole_windows(learner.windows),
         evaluate_first=args.eval_on_start,
     )
 

@@ -28,6 +28,7 @@ from hexloop.adapters.trainable.torch.trainable import (
 from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss, takes_argument, window_items
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
+from hexloop.domain.errors import DataError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses
 from hexloop.domain.run import Run, windows
@@ -119,6 +120,24 @@ def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> 
         return has_function or (parts.model_accepts_loss_kwargs and count is not None)
 
     return TransformersTrainable(wrapped, parts.optimizer, compute, inner=parts.model, items=items, scaled=scaled)
+
+
+def whole_windows(group: Windows) -> Windows:
+    """Return `group`, which raises DataError where transformers would keep gradients for the next epoch."""
+
+    def checked(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        with closing(group(batches, accumulation)) as found:
+            for window in found:
+                if len(window) < accumulation:
+                    raise DataError(
+                        f"The data, which have no length, ended after {len(window)} of the {accumulation} micro-batches "
+                        "of a step. transformers adds their gradients to the first step of the next epoch, which "
+                        "reproduce='transformers' does not do; give the data set a length, let its batches fill whole "
+                        "steps, or leave reproduce out."
+                    )
+                yield window
+
+    return checked
 
 
 def make_losses(parts: TrainerParts) -> Losses[Any]:
