@@ -130,8 +130,8 @@ def whole_windows(group: Windows) -> Windows:
             for window in found:
                 if len(window) < accumulation:
                     raise DataError(
-                        f"The data, which have no length, ended after {len(window)} of the {accumulation} micro-batches "
-                        "of a step. transformers adds their gradients to the first step of the next epoch, which "
+                        f"The data, which have no length, ended after {len(window)} of the {accumulation} "
+                        "micro-batches of a step. transformers adds their gradients to the first step of the next epoch, which "
                         "reproduce='transformers' does not do; give the data set a length, let its batches fill whole "
                         "steps, or leave reproduce out."
                     )

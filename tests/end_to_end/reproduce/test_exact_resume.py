@@ -20,7 +20,7 @@ FURTHER = (
     "stream on two ranks",
 )
 STEPS = {"accumulation": (9, 39)}
-"""Of the checkpoints; by default in the first epoch of 15 batches, at an evaluation in the second, at an epoch's end."""
+"""Of the checkpoints; by default in an epoch, which has 15 batches, at an evaluation, and at the end of an epoch."""
 
 pytestmark = pytest.mark.timeout(2 * SLOW)
 
