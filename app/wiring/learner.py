@@ -130,9 +130,9 @@ def whole_windows(group: Windows) -> Windows:
             for window in found:
                 if len(window) < accumulation:
                     raise DataError(
-                        f"The data, which have no length, ended after {len(window)} of the {accumulation} "
-                        "micro-batches of a step. transformers adds their gradients to the first step of the next epoch, which "
-                        "reproduce='transformers' does not do; give the data set a length, let its batches fill whole "
+                        f"The data have no length and ended after {len(window)} of the {accumulation} micro-batches "
+                        "of a step, whose gradients transformers adds to the next epoch's first step and "
+                        "reproduce='transformers' does not; give the data set a length, let its batches fill whole "
                         "steps, or leave reproduce out."
                     )
                 yield window
