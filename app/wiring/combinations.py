@@ -177,13 +177,13 @@ REFUSALS = (
     ),
     Refusal(
         lambda setting: setting.args.reproduce is not None and setting.parallelism.name not in ("single", "ddp"),
-        "reproduce={args.reproduce!r} with the parallelism {parallelism.name}",
+        "reproduce='transformers' with the parallelism {parallelism.name}",
         "the sums of this engine are in another order than those of transformers",
         "leave reproduce out, or train in one process on one device or with one process per device",
     ),
     Refusal(
         lambda setting: setting.args.reproduce is not None and setting.args.auto_find_batch_size,
-        "auto_find_batch_size=True with reproduce={args.reproduce!r}",
+        "auto_find_batch_size=True with reproduce='transformers'",
         "hexloop starts again with the first weights and random streams, and transformers with those that the failed "
         "attempt left",
         "set per_device_train_batch_size to one that fits",
