@@ -117,7 +117,7 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def own_generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators of a loader, its samplers and its dataset that are not seeded anew for each epoch."""
+    """Return the generators of a loader, its samplers and its dataset that are not seeded again for each epoch."""
     from accelerate.data_loader import SeedableRandomSampler
 
     holders = [loader, *samplers_of(loader), getattr(loader, "dataset", None)]

@@ -252,10 +252,9 @@ class ReplayedBatches:
             return
         if self._workers:
             why = "the random streams of loader workers follow from all samples that they have read"
-            instead = ", or set dataloader_num_workers=0"
-            instead = (
-                f" (without dataloader_persistent_workers, those of one epoch{instead})" if self._persistent else ""
-            )
+            instead = " (a run with dataloader_num_workers=0 reads none again)"
+            if self._persistent:
+                instead = " (a run with dataloader_persistent_workers=False reads only those of one epoch again)"
         else:
             why, instead = "the data can only be read from the start", ""
         warnings.warn(
