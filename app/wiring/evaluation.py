@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -94,7 +95,6 @@ def _transformers_loss(parts: TrainerParts) -> LossChoice:
         parts.label_smoother,
         is_causal_language_model(parts.model),
         args.world_size if args.average_tokens_across_devices else 1,
-        parts.adapters.precision.name in HALF_FORMATS,
     )
     return LossChoice(loss, takes_count or parts.compute_loss_func is not None, shifts_by_loss_type(parts.model))
 
@@ -137,6 +137,8 @@ def run_loss(parts: TrainerParts) -> LossChoice:
     hooks, choice = parts.hooks, standard_loss(parts)
     if hooks.compute_loss.overridden:
         choice = _overridden_loss(parts, choice)
+    if is_only_forward_in_half(parts):
+        choice = evolve(choice, compute=_with_forward_in_half(parts, choice.compute))
     if not (hooks.compute_loss_context_manager.overridden or hooks.autocast_smart_context_manager.overridden):
         return choice
 
@@ -145,6 +147,33 @@ def run_loss(parts: TrainerParts) -> LossChoice:
             return choice.compute(*values, **named)
 
     return evolve(choice, compute=compute)
+
+
+def is_only_forward_in_half(parts: TrainerParts) -> bool:
+    """Return whether the model alone computes in half precision, and not a loss that is computed from its outputs."""
+    return parts.args.reproduce is not None and parts.adapters.precision.name in HALF_FORMATS
+
+
+def _with_forward_in_half(parts: TrainerParts, compute: ComputeLoss) -> ComputeLoss:
+    """Return a loss during which the model's forward computes in half precision and returns float32."""
+    inner = parts.unwrapped_model
+    forward = parts.adapters.precision.wrap(inner.forward)
+
+    @wraps(inner.forward)
+    def in_half(*values: Any, **named: Any) -> Any:
+        return in_full_precision(forward(*values, **named))
+
+    def compute_loss(*values: Any, **named: Any) -> Any:
+        own = vars(inner).get("forward")
+        inner.forward = in_half
+        try:
+            return compute(*values, **named)
+        finally:
+            del inner.forward
+            if own is not None:
+                inner.forward = own
+
+    return compute_loss
 
 
 def _overridden_loss(parts: TrainerParts, standard: LossChoice) -> LossChoice:
@@ -210,13 +239,20 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
         wrapped = precision.wrap(forward)
         return lambda *args, **kwargs: in_full_precision(wrapped(*args, **kwargs))
 
+    def wrap_model_alone(forward: Any) -> Any:
+        return forward if forward is compute else wrap_in_full_precision(forward)
+
+    wrap = precision.wrap
+    if precision.name in HALF_FORMATS:
+        wrap = wrap_model_alone if is_only_forward_in_half(parts) else wrap_in_full_precision
+
     def prepare(inputs: Any) -> Any:
         return parts.hooks.prepare_inputs(shallow_copy(inputs))
 
     config = getattr(parts.model, "config", None)
     step = PredictionStep(
         compute,
-        wrap_in_full_precision if precision.name in HALF_FORMATS else precision.wrap,
+        wrap,
         parts.label_names,
         () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",)),
         not parts.label_names and parts.can_return_loss,

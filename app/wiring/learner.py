@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
+from hexloop.adapters.precision.plain import ForwardAlone
 from hexloop.adapters.trainable.torch import counters
 from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter
 from hexloop.adapters.trainable.torch.loss import in_full_precision
@@ -25,7 +26,14 @@ from hexloop.adapters.trainable.torch.trainable import (
     exact_item_sum,
     resolved_count,
 )
-from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss, takes_argument, window_items
+from hexloop.app.wiring.evaluation import (
+    HALF_FORMATS,
+    is_only_forward_in_half,
+    prepared_loss,
+    run_loss,
+    takes_argument,
+    window_items,
+)
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
 from hexloop.domain.errors import DataError
@@ -100,7 +108,10 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     else:
         accumulation = getattr(parts.args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
         kind = SynchronisingLearner if accumulation.get("sync_each_batch") else StandardLearner
-        standard = kind(trainable, parts.adapters.precision, parallelism, before, after)
+        precision = parts.adapters.precision
+        if is_only_forward_in_half(parts):
+            precision = ForwardAlone(precision)
+        standard = kind(trainable, precision, parallelism, before, after)
     learner: Learner[Any, Any] = standard
     group: Windows = windows
     window = WindowState()

@@ -13,7 +13,6 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.adapters.trainable.torch.trainable import (
     IGNORED_LABEL,
     LOCAL_ITEM_SUM,
@@ -62,8 +61,7 @@ class TransformersLoss:
 
     passes_count: the model is called with `num_items_in_batch`. function: the user's, from outputs, labels and count.
     smoother: of the labels, and whether it shifts them. factor: by what a loss that was divided by the count is
-    multiplied, if the model or the function takes the count. in_half: the model computes in half precision under
-    autocast, and returns float32.
+    multiplied, if the model or the function takes the count.
     """
 
     passes_count: bool
@@ -71,7 +69,6 @@ class TransformersLoss:
     smoother: Callable[..., Tensor] | None = None
     shifts: bool = False
     factor: int = 1
-    in_half: bool = False
 
     def __call__(
         self, model: nn.Module, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count | None = None
@@ -84,8 +81,6 @@ class TransformersLoss:
             outputs = model(**features, num_items_in_batch=count)
         else:
             outputs = model(**features)
-        if self.in_half and (self.function is not None or labels is not None):
-            outputs = in_full_precision(outputs)
         if self.function is not None:
             loss = self.function(outputs, labels, num_items_in_batch=count)
         elif labels is not None and self.smoother is not None:

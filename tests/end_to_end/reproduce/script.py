@@ -163,6 +163,8 @@ CASES: dict[str, dict[str, Any]] = {
     "clipping": {"max_grad_norm": 0.05},
     "no clipping": {"max_grad_norm": 0},
     "bf16": {"model": "dropout", "bf16": True, **EVALUATES},
+    "bf16 with an own loss": {"model": "dropout", "bf16": True, "own_loss": True, **EVALUATES},
+    "bf16 on two ranks": {"model": "dropout", "bf16": True, "own_loss": True, "ranks": 2, **EVALUATES},
     "stream": {**AUGMENTED, **EVALUATES, "stream": True},
     "stream with workers": {**AUGMENTED, **WORKERS, "stream": True},
     "model_init": {"model": "dropout", "model_init": True},
@@ -215,7 +217,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """What is special about each case: arguments, and what is not one of them."""
 
-OWN = ("data", "model", "stream", "eval_data", "metrics", "model_init", "ranks")
+OWN = ("own_loss", "data", "model", "stream", "eval_data", "metrics", "model_init", "ranks")
 
 
 def make_model(kind: str) -> nn.Module:
@@ -273,7 +275,17 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
     else:
         evaluation = None if evaluated is None else dataset(evaluated, 13)
     starts = {"model_init": lambda: Net(0.3)} if own.get("model_init") else {"model": make_model(model)}
-    trainer: Any = Trainer(
+
+    class OwnLoss(Trainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(**inputs)
+            logits = outputs["logits"]
+            loss = outputs["loss"] + 0.1 * (logits @ logits.T).square().mean()
+            return (loss, outputs) if return_outputs else loss
+
+    trainer: Any = (OwnLoss if own.get("own_loss") else Trainer)(
         **starts,
         args=TrainingArguments(**arguments),
         train_dataset=dataset(kind, length),
