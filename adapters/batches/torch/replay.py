@@ -256,7 +256,7 @@ class ReplayedBatches:
             if self._persistent:
                 instead = " (a run with dataloader_persistent_workers=False reads only those of one epoch again)"
         else:
-            why, instead = "the data can only be read from the start", ""
+            why, instead = "this loader can only be read from its start", ""
         warnings.warn(
             f"To resume exactly with reproduce='transformers', {count} batches that were trained on are read once more "
             f"before the first step, because {why}{instead}.",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler, get_worker_info
 
 FEATURES, CLASSES, TOKENS = 6, 4, 11
 
@@ -165,6 +165,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"model": "dropout", "bf16": True, **EVALUATES},
     "bf16 with an own loss": {"model": "dropout", "bf16": True, "own_loss": True, **EVALUATES},
     "bf16 on two ranks": {"model": "dropout", "bf16": True, "own_loss": True, "ranks": 2, **EVALUATES},
+    "own loaders": {**AUGMENTED, **EVALUATES, "loaders": "own", "gradient_accumulation_steps": 2},
+    "own sampler": {**AUGMENTED, **WORKERS, "loaders": "sampler"},
     "stream": {**AUGMENTED, **EVALUATES, "stream": True},
     "stream with workers": {**AUGMENTED, **WORKERS, "stream": True},
     "model_init": {"model": "dropout", "model_init": True},
@@ -217,7 +219,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """What is special about each case: arguments, and what is not one of them."""
 
-OWN = ("own_loss", "data", "model", "stream", "eval_data", "metrics", "model_init", "ranks")
+OWN = ("own_loss", "loaders", "data", "model", "stream", "eval_data", "metrics", "model_init", "ranks")
 
 
 def make_model(kind: str) -> nn.Module:
@@ -285,7 +287,20 @@ def run(library: str, case: dict[str, Any], folder: Path, changes: dict[str, Any
             loss = outputs["loss"] + 0.1 * (logits @ logits.T).square().mean()
             return (loss, outputs) if return_outputs else loss
 
-    trainer: Any = (OwnLoss if own.get("own_loss") else Trainer)(
+    class OwnLoaders(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, batch_size=4, shuffle=True)
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return DataLoader(self.eval_dataset, batch_size=5)
+
+    class OwnSampler(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return WeightedRandomSampler([1.0 + index % 3 for index in range(LENGTH)], LENGTH)
+
+    kinds = {"own": OwnLoaders, "sampler": OwnSampler}
+    trainer_class = OwnLoss if own.get("own_loss") else kinds.get(own.get("loaders", ""), Trainer)
+    trainer: Any = trainer_class(
         **starts,
         args=TrainingArguments(**arguments),
         train_dataset=dataset(kind, length),

@@ -10,6 +10,8 @@ SAVES = {"save_strategy": "steps", "save_steps": 3}
 QUICK = ("augmentation", "augmentation with workers", "evaluation")
 FURTHER = (
     "accumulation",
+    "own loaders",
+    "own sampler",
     "stream",
     "stream with workers",
     "unseeded sampler",
