@@ -28,8 +28,9 @@ class EngineArguments(Protocol):
     gradient_accumulation_steps: int
     label_names: list[str] | None
     learning_rate: float
-    loss_weighting: str
+    loss_weighting: str | None
     max_grad_norm: float
+    reproduce: str | None
     tf32: bool | None
     weight_decay: float
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from attrs import frozen
 
+from hexloop.ports.precision import Precision
 from hexloop.ports.state import Part
 from hexloop.ports.trainable import Optimizer
 
@@ -43,3 +44,16 @@ class PlainPrecision:
 
     def load(self, parts: Iterable[Part]) -> None:
         """No-op: there is no state."""
+
+
+class ForwardAlone(Generic[Loss]):
+    """Precision adapter that leaves the loss as it is, because the model's forward applies the precision itself."""
+
+    def __init__(self, precision: Precision[Loss]) -> None:
+        self.name = precision.name
+        self.scale, self.unscale, self.step = precision.scale, precision.unscale, precision.step
+        self.export, self.load = precision.export, precision.load
+
+    def wrap(self, forward: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """Return the forward pass unchanged."""
+        return forward

@@ -78,10 +78,12 @@ class JournalArguments(ArgumentGroup):
 class HexloopArguments(JournalArguments, PreemptionArguments):
     """hexloop's own.
 
+    reproduce: `transformers` makes a run draw the random numbers of transformers' Trainer, at the same moments, and
+        weight, sum and evaluate in the same way, so that on the same machine both are bit-identical.
     loss_weighting: how the losses of the micro-batches of one optimizer step are combined. `exact` weights each by its
         number of items (labels that count, else rows), so that accumulating 4 batches equals one batch four times as
         large. `reference` takes the mean of the micro-batches' means, as transformers does for models that do not take
-        the number of items.
+        the number of items; it is the default with `reproduce`.
     keyed_data_randomness: with loader workers or several processes, the random streams of each sample are keyed by its
         position. True does so in a single process without workers as well, so that any number of workers produces the
         same samples, at a cost of a few microseconds per sample.
@@ -98,10 +100,16 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
         continues at the same sample, and a schedule of its own is stretched over the remaining steps.
     """
 
-    loss_weighting: str = argument(
-        default="exact",
+    reproduce: str | None = argument(
+        default=None,
+        check=one_of("transformers"),
+        help="transformers: sample order, random draws, losses and evaluation bit-identical to transformers' Trainer",
+    )
+    loss_weighting: str | None = argument(
+        default=None,
         check=one_of("exact", "reference"),
-        help="how accumulated losses are weighted: exact (by the number of items), or reference (mean of means)",
+        help="how accumulated losses are weighted: exact (by the number of items), or reference (mean of means, the "
+        "default with reproduce); exact if unset",
     )
     keyed_data_randomness: bool = argument(
         default=False, help="key each sample's random streams by its position even without loader workers"
@@ -118,3 +126,28 @@ class HexloopArguments(JournalArguments, PreemptionArguments):
         check=each_one_of("precision", "optimizer", "data_length", "batch_size"),
         help="accepted differences from the checkpoint when resuming: precision, optimizer, data_length, batch_size",
     )
+
+    def _derive(self) -> None:
+        super()._derive()
+        if self.loss_weighting is None:
+            self.loss_weighting = "exact" if self.reproduce is None else "reference"
+
+    @rule("reproduce", "loss_weighting")
+    def _weights_that_can_be_reproduced(self) -> None:
+        if self.reproduce is not None and self.loss_weighting == "exact":
+            raise RefusalError("transformers does not weight losses exactly", "leave loss_weighting out")
+
+    @rule("reproduce", "keyed_data_randomness")
+    def _streams_that_can_be_reproduced(self) -> None:
+        if self.reproduce is not None and self.keyed_data_randomness:
+            raise RefusalError(
+                "transformers does not key random streams by the position of a sample", "leave one of them out"
+            )
+
+    @rule("reproduce", "resume_despite")
+    def _positions_that_can_be_reproduced(self) -> None:
+        if self.reproduce is not None and {"data_length", "batch_size"} & {*self.resume_despite}:
+            raise RefusalError(
+                "the order of transformers' samples cannot be resumed with other batches or other data",
+                "resume with the settings of the checkpoint",
+            )

@@ -182,6 +182,12 @@ class RunSetup:
             kind = f", a {saved['model']}," if "model" in saved else ""
             different = "; ".join(tensors)
             yield f"its model{kind} differs from this run's: {different}. Resume with the model of the checkpoint."
+        if "imported_from" not in saved and saved.get("reproduce") != self._document["reproduce"]:
+            then, now = saved.get("reproduce"), self._document["reproduce"]
+            yield (
+                f"it was written with reproduce={then!r}, and this run has reproduce={now!r}, so that its samples come "
+                f"in another order. Resume with reproduce={then!r}."
+            )
         for name, difference in self._named_differences(saved, state):
             if name not in self._accepted:
                 yield (
@@ -222,6 +228,7 @@ class RunSetup:
         return {
             "model": own_class(parts.unwrapped_model).__qualname__,
             "precision": parts.adapters.precision.name,
+            "reproduce": parts.args.reproduce,
             "samples_per_epoch": self._run.batches.samples_per_epoch(),
             "global_batch_size": self._run.state.global_batch_size,
             "batch_size": global_batch_size(parts.args, parts.train_batch_size),

@@ -115,9 +115,13 @@ def take_global_state(device: Device, flags: Sequence[Flag]) -> GlobalState:
 
 @define
 class IsolatedRandomness:
-    """A context whose random draws do not affect the random streams of a live run. No-op if no run is live."""
+    """A context whose random draws do not affect the random streams of a live run. No-op if no run is live.
+
+    leaks: they do affect them, as in transformers, but a checkpoint that is saved in between has the earlier streams.
+    """
 
     device: Device
+    leaks: bool = False
     _holder: GlobalState | None = field(default=None, init=False)
     _streams: list[Part] | None = field(default=None, init=False)
 
@@ -127,7 +131,7 @@ class IsolatedRandomness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._streams is not None and _live.holder is self._holder:
+        if self._streams is not None and _live.holder is self._holder and not self.leaks:
             self.device.load(self._streams)
 
     @contextmanager

@@ -222,10 +222,15 @@ class OpaquelyEvaluated(Evaluated):
     """An evaluation by an overridden `evaluate` is complete; the method itself has called the callbacks."""
 
 
+def _randomness(parts: TrainerParts) -> IsolatedRandomness:
+    """Return the context for the random draws of an evaluation."""
+    return IsolatedRandomness(parts.adapters.device, leaks=parts.args.reproduce is not None)
+
+
 def evaluation_in_training(parts: TrainerParts) -> Evaluation:
     """Yield the events of an evaluation that is due in a run; an overridden `evaluate` is one opaque action."""
     if parts.hooks.evaluate.overridden:
-        with IsolatedRandomness(parts.adapters.device):
+        with _randomness(parts):
             metrics: dict[str, float] = parts.hooks.evaluate(ignore_keys=parts.ignore_keys_for_eval)
         yield OpaquelyEvaluated(parts.state.global_step, metrics)
         return metrics
@@ -242,7 +247,7 @@ def evaluation_events(
     given = dataset is not None
     dataset = dataset if given else parts.eval_dataset
     if not isinstance(dataset, dict):
-        with IsolatedRandomness(parts.adapters.device) as draws:
+        with _randomness(parts) as draws:
             return (yield from _evaluate_one(parts, dataset if given else None, ignore_keys, prefix, within_run, draws))
     together: dict[str, float] = {}
     for name, one in dataset.items():
@@ -318,7 +323,7 @@ def evaluation_loop(
     prefix: str,
 ) -> EvalLoopOutput:
     """Predict every batch of `loader`, and call the callbacks. The outputs of a "Prediction" are always kept."""
-    with IsolatedRandomness(parts.adapters.device):
+    with _randomness(parts):
         evaluator = make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
         for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):
             parts.dispatcher.dispatch(event)
@@ -329,7 +334,7 @@ def evaluation_loop(
 def predict(parts: TrainerParts, dataset: Any, ignore_keys: list[str] | None, prefix: str) -> PredictionOutput:
     """Predict a data set, and call the callbacks."""
     clock = parts.adapters.clock
-    with IsolatedRandomness(parts.adapters.device):
+    with _randomness(parts):
         loader = parts.hooks.get_test_dataloader(dataset)
         began = clock.monotonic()
         output = parts.hooks.evaluation_loop(loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=prefix)

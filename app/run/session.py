@@ -25,10 +25,12 @@ from hexloop.app.wiring.learner import (
     AfterStep,
     RunCounters,
     RunLearner,
+    loss_figures,
     make_counters,
     make_learner,
     make_losses,
     reduced_precision,
+    whole_windows,
 )
 from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
@@ -223,7 +225,8 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
         undo.enter_context(same_global_batch(parts, resume_from))
     global_state = take_global_state(adapters.device, flags_for(args))
     undo.callback(global_state.release)
-    adapters.device.seed(args.seed + adapters.collectives.rank)
+    if args.reproduce is None:
+        adapters.device.seed(args.seed + adapters.collectives.rank)
     with refusals:
         model = parts.hooks.place_model(moves=not adapters.parallelism.capabilities.sharded)
         observers = undo.enter_context(patched(model, args, parts.processing_class))
@@ -273,7 +276,7 @@ def _make_run(
         report=parts.hooks.log.method,
         evaluate=_evaluation(parts),
         best=best_metric(args),
-        windows=learner.windows,
+        windows=learner.windows if args.reproduce is None or plan.batches_per_epoch else whole_windows(learner.windows),
         evaluate_first=args.eval_on_start,
     )
 
@@ -351,9 +354,10 @@ def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Call
 
 
 def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
-    """Complete the counts at the end of the run, and return the figures of its memory."""
+    """Complete the counts at the end of the run, and return the figures of its memory and further ones."""
     session.counters.settle()
-    return host.memory.end("train")
+    run = session.run
+    return {**host.memory.end("train"), **loss_figures(session.parts, run.losses, run.state.step)}
 
 
 def set_log_level(args: TrainingArguments) -> None:

@@ -24,7 +24,7 @@ from hexloop.app.wiring.model import (
     returns_loss_by_default,
     takes_any_keyword,
 )
-from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.requests import Requests
@@ -84,6 +84,9 @@ class TrainerBase:
 
     _session: Session | None
     """The live run; None between runs."""
+
+    _kept_loaders: KeptLoaders
+    """Evaluation loaders whose workers persist; only with `reproduce`."""
 
     _asks_for_each: bool = False
     """Whether an overridden `evaluate` is being called for each of several data sets."""
@@ -159,8 +162,8 @@ class TrainerBase:
         self.can_return_loss = returns_loss_by_default(self.model)
 
     def _renew_model(self) -> None:
-        """Rebuild the model if there is a `model_init` and the current one was trained."""
-        if self.model_init is not None and self.state.global_step > 0:
+        """Rebuild the model if there is a `model_init` and the current one was trained; with `reproduce` always."""
+        if self.model_init is not None and (self.state.global_step > 0 or self.args.reproduce is not None):
             with seeded(self.adapters.device, self.args.seed):
                 self.model = self.model_wrapped = self.call_model_init()
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model

@@ -123,6 +123,8 @@ class TrainerHooks(TrainerBase):
         """Return the batches of the training data."""
         if self.train_dataset is None:
             raise ConfigurationError("The Trainer has no data to train on; pass train_dataset.")
+        if self.args.reproduce is not None:
+            return self._reproduced_loader(self.train_dataset, self._train_batch_size, trains=True)
         loaders, size = self._loader_factory(), self._train_batch_size
         total = data.global_batch_size(self.args, size)
         if is_overridden(self, "_get_train_sampler"):
@@ -139,7 +141,10 @@ class TrainerHooks(TrainerBase):
             dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ConfigurationError("The Trainer has no data to evaluate on; pass eval_dataset.")
-        return self._evaluation_loader(dataset)
+        if self.args.reproduce is None or not self.args.dataloader_persistent_workers:
+            return self._evaluation_loader(dataset)
+        name = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        return self._kept_loaders.get(name, partial(self._evaluation_loader, dataset))
 
     @standard
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -165,6 +170,8 @@ class TrainerHooks(TrainerBase):
         return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
 
     def _evaluation_loader(self, dataset: Any) -> Any:
+        if self.args.reproduce is not None:
+            return self._reproduced_loader(dataset, self.args.eval_batch_size)
         loaders, size = self._loader_factory(), self.args.eval_batch_size
         sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
         if sampler is None:
@@ -172,7 +179,13 @@ class TrainerHooks(TrainerBase):
         return loaders.sampled(dataset, size, sampler, data.global_batch_size(self.args, size))
 
     def _loader_factory(self) -> Any:
-        return data.loader_factory(self._collect_parts())
+        parts = self._collect_parts()
+        return data.loader_factory(parts) if parts.args.reproduce is None else data.reproducing_factory(parts)
+
+    def _reproduced_loader(self, dataset: Any, batch_size: int, trains: bool = False) -> Any:
+        """Return the loader that transformers would make."""
+        method = self._get_train_sampler if trains else self._get_eval_sampler
+        return self._loader_factory().loader(dataset, batch_size, partial(data.sampler_from, method), trains)
 
     # Sizes of a run, by the names of transformers
 
@@ -300,6 +313,7 @@ class TrainerHooks(TrainerBase):
             control=self.control,
             requests=self._requests,
             preparation=self._preparation,
+            kept_loaders=self._kept_loaders,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,
         )

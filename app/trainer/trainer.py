@@ -14,7 +14,7 @@ from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerContr
 from hexloop.app.callbacks.flow import all_callbacks
 from hexloop.app.run import driving, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
-from hexloop.app.run.determinism import seeded
+from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.session import Session, set_log_level
 from hexloop.app.trainer.compatibility import LegacyNames, old_model_path, refuse_overridden_internals
@@ -24,7 +24,7 @@ from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refuse_metrics
 from hexloop.app.wiring.model import default_label_names
-from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
+from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
@@ -90,10 +90,13 @@ class Trainer(TrainerHooks, LegacyNames):
             refuse_metrics(self.args, compute_metrics)
         refusals.settle()
         self._session, self._requests, self._preparation = None, Requests(), PreparationTime()
+        self._kept_loaders = KeptLoaders()
         self._memory.start("init")
         self.model_init = model_init
         set_log_level(self.args)
         log_ineffective_arguments(self.args)
+        if self.args.reproduce is not None and self.args.full_determinism:
+            enable_full_determinism(self.args.seed)
         with seeded(self.adapters.device, self.args.seed):
             self.model = self.call_model_init() if model_init is not None else model
         refuse_untrainable_model(self.model)
@@ -108,6 +111,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.data_collator = data_collator or default_collator(processing_class)
         smoothed, overridden = bool(self.args.label_smoothing_factor), is_overridden(self, "compute_loss")
         has_own_loss = compute_loss_func is not None or smoothed or overridden
+        has_own_loss = has_own_loss and self.args.reproduce is None  # transformers does not look for such labels
         given_names = self.args.label_names
         self.label_names = default_label_names(self.model, has_own_loss) if given_names is None else given_names
         self.main_input_name: str = getattr(self.model, "main_input_name", "input_ids")

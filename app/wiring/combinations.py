@@ -176,6 +176,19 @@ REFUSALS = (
         "start the script with torchrun or hexloop launch, which set RANK and WORLD_SIZE",
     ),
     Refusal(
+        lambda setting: setting.args.reproduce is not None and setting.parallelism.name not in ("single", "ddp"),
+        "reproduce='transformers' with the parallelism {parallelism.name}",
+        "the sums of this engine are in another order than those of transformers",
+        "leave reproduce out, or train in one process on one device or with one process per device",
+    ),
+    Refusal(
+        lambda setting: setting.args.reproduce is not None and setting.args.auto_find_batch_size,
+        "auto_find_batch_size=True with reproduce='transformers'",
+        "hexloop starts again with the first weights and random streams, and transformers with those that the failed "
+        "attempt left",
+        "set per_device_train_batch_size to one that fits",
+    ),
+    Refusal(
         lambda setting: setting.args.push_to_hub,
         "push_to_hub=True",
         "hexloop does not upload to the Hub yet",
@@ -235,7 +248,7 @@ INEFFECTIVE = (
     ),
     Ineffective(
         ("even_batches",),
-        lambda args: args.world_size > 1,
+        lambda args: args.world_size > 1 and args.reproduce is None,
         "every sample is used once and every process takes the same number of steps, whatever the length of the data",
     ),
     Ineffective(
@@ -244,9 +257,15 @@ INEFFECTIVE = (
         "only its key num_steps is used, and sync_each_batch in runs with several processes",
     ),
     Ineffective(
-        ("use_seedable_sampler",), lambda args: True, "the order of samples always follows from the seed and the epoch"
+        ("use_seedable_sampler",),
+        lambda args: args.reproduce is None,
+        "the order of samples always follows from the seed and the epoch",
     ),
-    Ineffective(("non_blocking",), lambda args: True, "batches in pinned memory are always copied without waiting"),
+    Ineffective(
+        ("non_blocking",),
+        lambda args: args.reproduce is None,
+        "batches in pinned memory are always copied without waiting",
+    ),
     *(
         Ineffective(row.options, partial(_unrequested, row), f"it configures the engine {row.name}, which is not used")
         for row in ENGINES

@@ -21,6 +21,13 @@ from hexloop.adapters.batches.torch.data_state import Progress, no_progress
 from hexloop.adapters.batches.torch.external import ExternalBatches, ExternalShares, SampledShares
 from hexloop.adapters.batches.torch.loader import OrderedLoader, is_sharded_already, reads_by_index, unsharded_batches
 from hexloop.adapters.batches.torch.order import random_fingerprint
+from hexloop.adapters.batches.torch.replay import ReplayedBatches
+from hexloop.adapters.batches.torch.reproduction import (
+    AccelerateSettings,
+    ReproducingFactory,
+    rows_to_keep,
+    stop_shielded_workers,
+)
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, row_count, shallow_copy, transfer_to
@@ -32,7 +39,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
 
-__all__ = ["batch_fingerprint", "example_count", "length_of", "random_fingerprint"]
+__all__ = ["batch_fingerprint", "example_count", "length_of", "random_fingerprint", "rows_to_keep"]
 """Adapters' names that the rest of the app gets from here."""
 
 Inspect = Callable[[Any], None]
@@ -45,15 +52,8 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
     args = parts.args
     return LoaderFactory(
         collate=parts.data_collator,
-        columns=used_columns(parts.model, parts.label_names) if args.remove_unused_columns else None,
-        torch_options={
-            "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory and parts.adapters.device.capabilities.pins_memory,
-            "persistent_workers": args.dataloader_persistent_workers,
-            "multiprocessing_context": args.dataloader_multiprocessing_context,
-            "prefetch_factor": args.dataloader_prefetch_factor,
-            "in_order": args.dataloader_in_order,
-        },
+        columns=_columns(parts),
+        torch_options=_torch_options(parts),
         seed=args.seed,
         data_seed=_data_seed(args),
         rank=args.process_index,
@@ -61,12 +61,62 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
         dispatches=_dispatches(args),
         keyed=args.keyed_data_randomness,
         drop_last=args.dataloader_drop_last,
-        sampling=str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy)),
+        sampling=_sampling(args),
         samples_per_step=lambda: global_batch_size(args, args.train_batch_size) * args.gradient_accumulation_steps,
         length_column=args.length_column_name,
         main_input=parts.main_input_name,
         progress=_skip_progress(args),
     )
+
+
+def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
+    """Return what makes the loaders of this process as transformers makes them."""
+    args, settings = parts.args, _sharing_settings(parts.args)
+    inputs = getattr(parts.processing_class, "model_input_names", None)
+    return ReproducingFactory(
+        collate=parts.data_collator,
+        columns=_columns(parts),
+        torch_options=_torch_options(parts),
+        accelerate=AccelerateSettings(
+            device=parts.adapters.device.name,
+            rank=args.process_index,
+            world_size=args.world_size,
+            mixed_precision=str(args.mixed_precision),
+            split_batches=settings.split_batches,
+            dispatch_batches=settings.dispatch_batches,
+            even_batches=settings.even_batches,
+            use_seedable_sampler=settings.use_seedable_sampler,
+            non_blocking=settings.non_blocking,
+            data_seed=args.data_seed,
+        ),
+        seed=_data_seed(args),
+        drop_last=args.dataloader_drop_last,
+        sampling=_sampling(args),
+        group_size=args.train_batch_size * args.gradient_accumulation_steps,
+        eval_group_size=args.eval_batch_size,
+        length_column=args.length_column_name,
+        main_input=inputs[0] if inputs else None,
+    )
+
+
+def _columns(parts: TrainerParts) -> frozenset[str] | None:
+    return used_columns(parts.model, parts.label_names) if parts.args.remove_unused_columns else None
+
+
+def _torch_options(parts: TrainerParts) -> dict[str, Any]:
+    args = parts.args
+    return {
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": args.dataloader_pin_memory and parts.adapters.device.capabilities.pins_memory,
+        "persistent_workers": args.dataloader_persistent_workers,
+        "multiprocessing_context": args.dataloader_multiprocessing_context,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "in_order": args.dataloader_in_order,
+    }
+
+
+def _sampling(args: TrainingArguments) -> str:
+    return str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy))
 
 
 def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
@@ -104,6 +154,8 @@ def stop_workers(loader: Any) -> None:
     """Stop the persistent workers of one of hexloop's loaders; the user stops those of other loaders."""
     if isinstance(loader, OrderedLoader | StreamLoader):
         loader.stop_workers()
+    else:
+        stop_shielded_workers(loader)
 
 
 # Batches
@@ -116,6 +168,13 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
     because the last batch of an epoch is known to have fewer.
     """
     world, progress = parts.args.world_size, _skip_progress(parts.args)
+    if parts.args.reproduce is not None:
+        evaluation_loader = parts.hooks.get_eval_dataloader
+
+        def kept_loader(name: str) -> Any:
+            return evaluation_loader(None if name == "eval" else name)
+
+        return ReplayedBatches(loader, transfer, inspect, progress, world, (parts.kept_loaders, kept_loader))
     if world == 1 and isinstance(loader, OrderedLoader | StreamLoader):
         return LoaderBatches(loader, transfer, inspect)
     if world == 1:
@@ -131,7 +190,12 @@ def training_data(parts: TrainerParts, loader: Any, transfer: Transfer, inspect:
 
 
 def evaluation_batches(parts: TrainerParts, loader: Any) -> Iterable[Any]:
-    """Return this process's batches of an evaluation loader: over all processes each row once, in order."""
+    """Return this process's batches of an evaluation loader: over all processes each row once, in order.
+
+    With `reproduce` they are the loader's own, as in transformers, in which the last one may repeat rows.
+    """
+    if parts.args.reproduce is not None:
+        return parts.kept_loaders.reading(loader)
     if parts.args.world_size == 1:
         return cast(Iterable[Any], loader)
     shared = _shares(parts, loader, lambda batch: batch, lambda _batch: None, no_progress, unsharded_batches(loader))

@@ -8,14 +8,17 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
 
-from hexloop.adapters.batches.torch.batches import expected_rows
+from hexloop.adapters.batches.torch.batches import example_count, expected_rows
+from hexloop.adapters.batches.torch.reproduction import rows_to_keep
 from hexloop.adapters.batches.torch.structure import row_count, shallow_copy
-from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, SingleRank, TorchEvaluator
+from hexloop.adapters.evaluator.torch.evaluator import EvaluationOptions, PredictionStep, TorchEvaluator
+from hexloop.adapters.evaluator.torch.gathering import SingleRank, TruncatedRanks
 from hexloop.adapters.evaluator.torch.predictions import EvalLoopOutput, PredictionOutput
 from hexloop.adapters.trainable.torch.forward import (
     is_causal_language_model,
@@ -25,7 +28,14 @@ from hexloop.adapters.trainable.torch.forward import (
     takes_item_count,
 )
 from hexloop.adapters.trainable.torch.loss import FunctionLoss, LabelSmoother, SmoothedLoss, in_full_precision
-from hexloop.adapters.trainable.torch.trainable import ComputeLoss, ModelLoss, item_count
+from hexloop.adapters.trainable.torch.reproduction import TransformersLoss, WindowItems
+from hexloop.adapters.trainable.torch.trainable import (
+    LOCAL_ITEM_SUM,
+    ComputeLoss,
+    ModelLoss,
+    exact_item_sum,
+    item_count,
+)
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.data import batch_transfer, evaluation_batches
 from hexloop.app.wiring.model import with_past
@@ -54,10 +64,13 @@ class LossChoice:
 def standard_loss(parts: TrainerParts) -> LossChoice:
     """Return the user's function, smoothed labels, or the loss that the model returns, in this order.
 
+    With `reproduce` it is transformers' own choice, and the count is that of `window_items`.
     With `loss_weighting="reference"` items are counted by transformers' rules. A model divides by the count if its
     forward takes any keyword argument and the labels are named "labels". The first label of a row, which a shifted loss
     never uses, is left out of the count depending on the type of the model's loss, whatever loss is computed.
     """
+    if parts.args.reproduce is not None:
+        return _transformers_loss(parts)
     model, label_names, exact = parts.model, parts.label_names, parts.args.loss_weighting == "exact"
     divides = parts.model_accepts_loss_kwargs
     if divides == takes_any_keyword(model):  # the user has not assigned another answer
@@ -72,6 +85,26 @@ def standard_loss(parts: TrainerParts) -> LossChoice:
         smoothed = SmoothedLoss(smoother, shifts, label_names)
         return LossChoice(smoothed, exact or divides, shifts if exact else shifted)
     return LossChoice(ModelLoss(divides), divides, shifted)
+
+
+def _transformers_loss(parts: TrainerParts) -> LossChoice:
+    args, takes_count = parts.args, parts.model_accepts_loss_kwargs
+    loss = TransformersLoss(
+        takes_count,
+        parts.compute_loss_func,
+        parts.label_smoother,
+        is_causal_language_model(parts.model),
+        args.world_size if args.average_tokens_across_devices else 1,
+    )
+    return LossChoice(loss, takes_count or parts.compute_loss_func is not None, shifts_by_loss_type(parts.model))
+
+
+def window_items(parts: TrainerParts) -> WindowItems:
+    """Return how transformers counts the items of a window."""
+    choice, collectives = standard_loss(parts), parts.adapters.collectives
+    several = collectives.world_size > 1 and parts.args.average_tokens_across_devices
+    total = exact_item_sum(collectives.world_size, parts.adapters.device.name, collectives) if several else None
+    return WindowItems(choice.normalises, choice.shifted, total or LOCAL_ITEM_SUM)
 
 
 def _can_be_smoothed(model: Any, label_names: list[str], factor: float) -> bool:
@@ -104,6 +137,8 @@ def run_loss(parts: TrainerParts) -> LossChoice:
     hooks, choice = parts.hooks, standard_loss(parts)
     if hooks.compute_loss.overridden:
         choice = _overridden_loss(parts, choice)
+    if is_only_forward_in_half(parts):
+        choice = evolve(choice, compute=_with_forward_in_half(parts, choice.compute))
     if not (hooks.compute_loss_context_manager.overridden or hooks.autocast_smart_context_manager.overridden):
         return choice
 
@@ -112,6 +147,33 @@ def run_loss(parts: TrainerParts) -> LossChoice:
             return choice.compute(*values, **named)
 
     return evolve(choice, compute=compute)
+
+
+def is_only_forward_in_half(parts: TrainerParts) -> bool:
+    """Return whether the model alone computes in half precision, and not a loss that is computed from its outputs."""
+    return parts.args.reproduce is not None and parts.adapters.precision.name in HALF_FORMATS
+
+
+def _with_forward_in_half(parts: TrainerParts, compute: ComputeLoss) -> ComputeLoss:
+    """Return a loss during which the model's forward computes in half precision and returns float32."""
+    inner = parts.unwrapped_model
+    forward = parts.adapters.precision.wrap(inner.forward)
+
+    @wraps(inner.forward)
+    def in_half(*values: Any, **named: Any) -> Any:
+        return in_full_precision(forward(*values, **named))
+
+    def compute_loss(*values: Any, **named: Any) -> Any:
+        own = vars(inner).get("forward")
+        inner.forward = in_half
+        try:
+            return compute(*values, **named)
+        finally:
+            del inner.forward
+            if own is not None:
+                inner.forward = own
+
+    return compute_loss
 
 
 def _overridden_loss(parts: TrainerParts, standard: LossChoice) -> LossChoice:
@@ -164,14 +226,25 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     precision are returned in float32. If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
     """
     loss, precision = run_loss(parts), parts.adapters.precision
+    count = window_items(parts) if parts.args.reproduce is not None else None
 
     def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
-        items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
+        if count is not None:
+            items: Any = count([inputs])
+        else:
+            items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
         return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
 
     def wrap_in_full_precision(forward: Any) -> Any:
         wrapped = precision.wrap(forward)
         return lambda *args, **kwargs: in_full_precision(wrapped(*args, **kwargs))
+
+    def wrap_model_alone(forward: Any) -> Any:
+        return forward if forward is compute else wrap_in_full_precision(forward)
+
+    wrap = precision.wrap
+    if precision.name in HALF_FORMATS:
+        wrap = wrap_model_alone if is_only_forward_in_half(parts) else wrap_in_full_precision
 
     def prepare(inputs: Any) -> Any:
         return parts.hooks.prepare_inputs(shallow_copy(inputs))
@@ -179,7 +252,7 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     config = getattr(parts.model, "config", None)
     step = PredictionStep(
         compute,
-        wrap_in_full_precision if precision.name in HALF_FORMATS else precision.wrap,
+        wrap,
         parts.label_names,
         () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",)),
         not parts.label_names and parts.can_return_loss,
@@ -200,7 +273,8 @@ def make_evaluator(
     refuse_metrics(args, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
-    rows = expected_rows(loader)
+    reproduces = args.reproduce is not None
+    rows = example_count(loader) if reproduces else expected_rows(loader)
     loader = evaluation_batches(parts, loader)
     options = EvaluationOptions(
         prefix=prefix,
@@ -222,6 +296,7 @@ def make_evaluator(
     logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
     overridden = parts.hooks.prediction_step.overridden
     takes_any = overridden or parts.hooks.compute_loss.overridden
+    ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)
     step = parts.hooks.prediction_step.method if overridden else standard_prediction_step(parts)
     return TorchEvaluator(
         model,
@@ -232,7 +307,7 @@ def make_evaluator(
         parts.compute_metrics,
         parts.preprocess_logits_for_metrics or (lambda logits, _labels: logits),
         options,
-        SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name),
+        TruncatedRanks(ranks, rows_to_keep, args.eval_batch_size) if reproduces else ranks,
         modes=parts.modes,
     )
 

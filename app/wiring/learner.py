@@ -12,10 +12,12 @@ from attrs import define, field, frozen
 
 from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import Modes
-from hexloop.adapters.losses.torch import TorchLosses
+from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
+from hexloop.adapters.precision.plain import ForwardAlone
 from hexloop.adapters.trainable.torch import counters
 from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter
 from hexloop.adapters.trainable.torch.loss import in_full_precision
+from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
 from hexloop.adapters.trainable.torch.trainable import (
     LOCAL_ITEM_SUM,
     ItemSum,
@@ -24,9 +26,17 @@ from hexloop.adapters.trainable.torch.trainable import (
     exact_item_sum,
     resolved_count,
 )
-from hexloop.app.wiring.evaluation import HALF_FORMATS, prepared_loss, run_loss, takes_argument
+from hexloop.app.wiring.evaluation import (
+    HALF_FORMATS,
+    is_only_forward_in_half,
+    prepared_loss,
+    run_loss,
+    takes_argument,
+    window_items,
+)
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
+from hexloop.domain.errors import DataError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses
 from hexloop.domain.run import Run, windows
@@ -75,19 +85,22 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     after: called after each optimizer step.
     """
     choice, modes, parallelism = prepared_loss(parts, run_loss(parts)), Modes(), parts.adapters.parallelism
-    trainable = TorchTrainable(
-        wrapped,
-        parts.optimizer,
-        choice.compute,
-        normalises=choice.normalises,
-        exact=parts.args.loss_weighting == "exact",
-        label_names=parts.label_names,
-        shifted=choice.shifted,
-        item_sum=_item_sum(parts, choice.normalises),
-        layout=layout_of(parts),
-        inner=parts.model,
-        restore_modes=modes.restore,
-    )
+    if parts.args.reproduce is not None:
+        trainable: TorchTrainable = _transformers_trainable(parts, wrapped, choice.compute)
+    else:
+        trainable = TorchTrainable(
+            wrapped,
+            parts.optimizer,
+            choice.compute,
+            normalises=choice.normalises,
+            exact=parts.args.loss_weighting == "exact",
+            label_names=parts.label_names,
+            shifted=choice.shifted,
+            item_sum=_item_sum(parts, choice.normalises),
+            layout=layout_of(parts),
+            inner=parts.model,
+            restore_modes=modes.restore,
+        )
     before = _before_optimizer_step(parts)
     standard: Learner[Any, Any]
     if parallelism.capabilities.owns_update:
@@ -95,7 +108,10 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     else:
         accumulation = getattr(parts.args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
         kind = SynchronisingLearner if accumulation.get("sync_each_batch") else StandardLearner
-        standard = kind(trainable, parts.adapters.precision, parallelism, before, after)
+        precision = parts.adapters.precision
+        if is_only_forward_in_half(parts):
+            precision = ForwardAlone(precision)
+        standard = kind(trainable, precision, parallelism, before, after)
     learner: Learner[Any, Any] = standard
     group: Windows = windows
     window = WindowState()
@@ -106,11 +122,51 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     return RunLearner(standard, learner, group, window, modes)
 
 
+def _transformers_trainable(parts: TrainerParts, wrapped: Any, compute: Any) -> TransformersTrainable:
+    items, has_function = window_items(parts), parts.compute_loss_func is not None
+
+    def scaled(count: Any) -> bool:
+        if parts.loss_is_scaled_for_ga is not None:
+            return parts.loss_is_scaled_for_ga
+        return has_function or (parts.model_accepts_loss_kwargs and count is not None)
+
+    return TransformersTrainable(wrapped, parts.optimizer, compute, inner=parts.model, items=items, scaled=scaled)
+
+
+def whole_windows(group: Windows) -> Windows:
+    """Return `group`, which raises DataError where transformers would keep gradients for the next epoch."""
+
+    def checked(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
+        with closing(group(batches, accumulation)) as found:
+            for window in found:
+                if len(window) < accumulation:
+                    raise DataError(
+                        f"The data have no length and ended after {len(window)} of the {accumulation} micro-batches "
+                        "of a step, whose gradients transformers adds to the next epoch's first step and "
+                        "reproduce='transformers' does not; give the data set a length, let its batches fill whole "
+                        "steps, or leave reproduce out."
+                    )
+                yield window
+
+    return checked
+
+
 def make_losses(parts: TrainerParts) -> Losses[Any]:
     """Return what sums the losses of steps until they are logged."""
+    if parts.args.reproduce is not None:
+        several = parts.adapters.collectives if parts.adapters.collectives.world_size > 1 else None
+        device, filters, state = parts.adapters.device.name, parts.args.logging_nan_inf_filter, parts.state
+        return RunningLoss(device, filters, lambda: state.global_step, several)
     own = TorchLosses(parts.adapters.device.name, parts.args.logging_nan_inf_filter)
     collectives = parts.adapters.collectives
     return own if collectives.world_size == 1 else SharedLosses(own, collectives)
+
+
+def loss_figures(parts: TrainerParts, losses: Losses[Any], steps: int) -> dict[str, float]:
+    """Return the mean loss of a run that has ended, if it is not that of all processes."""
+    if parts.args.reproduce is None:
+        return {}
+    return {"train_loss": cast(RunningLoss, losses).total / max(steps, 1)}
 
 
 def _before_optimizer_step(parts: TrainerParts) -> Callable[[], None]:
@@ -299,7 +355,7 @@ def make_counters(
     operations = hook.method if hook.overridden else counters.operations_in(parts.model)
     if operations is not None:
         each_batch.append(OperationCounter(run, operations, total))
-    elif not parts.args.torch_compile:
+    elif not parts.args.torch_compile and parts.args.reproduce is None:
         meter = OperationMeter(run, total)
         meter.measure(learner)
         pending.append(meter)

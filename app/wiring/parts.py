@@ -7,12 +7,16 @@ from typing import Any, TypeVar
 
 from attrs import define, fields, frozen
 
+from hexloop.adapters.batches.torch.passes import KeptLoaders
 from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.wiring.adapters import Adapters
 from hexloop.domain.requests import Requests
 from hexloop.domain.run import Run
+
+__all__ = ["KeptLoaders"]
+"""Adapters' names that the rest of the app gets from here."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -108,6 +112,7 @@ class TrainerParts:
     model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
+    kept_loaders: the evaluation loaders whose workers persist, with `reproduce`.
     train_batch_size: samples of a micro-batch of this process. run, modes: the run in progress, and the
     modes that its evaluations change; None between runs.
     """
@@ -145,6 +150,7 @@ class TrainerParts:
     control: TrainerControl
     requests: Requests
     preparation: PreparationTime
+    kept_loaders: KeptLoaders
     run: Run[Any, Any] | None
     modes: Modes | None
 

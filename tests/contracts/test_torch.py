@@ -22,7 +22,7 @@ from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.adapters.device.torch import CpuDevice
 from hexloop.adapters.engines.single.engine import SingleProcess
 from hexloop.adapters.evaluator.torch.evaluator import PredictionStep, TorchEvaluator
-from hexloop.adapters.losses.torch import TorchLosses
+from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
 from hexloop.adapters.precision.autocast import Bf16Precision, Fp16Precision
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.adapters.scheduler.torch import GreedyLR, TorchScheduler
@@ -179,6 +179,14 @@ class TestTorchLosses(LossesContract[Tensor]):
 class TestTorchLossesWithoutFilter(TestTorchLosses):
     def make(self) -> TorchLosses:
         return TorchLosses(filter_nan=False)
+
+
+class TestRunningLoss(LossesContract[Tensor]):
+    def make(self) -> RunningLoss:
+        return RunningLoss("cpu", True, lambda: 0)
+
+    def loss(self, value: float) -> Tensor:
+        return torch.tensor(value)
 
 
 class TestCpuDevice(DeviceContract):

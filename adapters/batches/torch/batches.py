@@ -168,7 +168,7 @@ class LoaderFactory:
         if self.columns is None:
             return dataset, self.collate
         if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
-            return _without_unused_columns(dataset, self.columns), self.collate
+            return without_unused_columns(dataset, self.columns), self.collate
         return dataset, partial(collate_columns, self.collate, self.columns)
 
     def _sample_length(self, dataset: Any, index: int) -> int:
@@ -184,7 +184,7 @@ class LoaderFactory:
         )
 
 
-def _without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
+def without_unused_columns(dataset: Any, columns: frozenset[str]) -> Any:
     """Return a `datasets.Dataset` with only the columns that the model takes. Raises ConfigurationError without one."""
     unused = [name for name in dataset.column_names if name not in columns]
     if len(unused) == len(dataset.column_names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +58,10 @@ class TensorRanks:
             everything = (next(numeric if isinstance(leaf, NUMERIC) else other) for leaf in leaves)
             found.append((_rebuilt(values, everything), count))
         return found
+
+    def loss_weights(self, rows: Sequence[int]) -> list[int]:
+        """Return the weight of each process's mean loss: its rows."""
+        return list(rows)
 
     def each(self, value: Tensor) -> list[Tensor]:
         """Return every process's tensor; all have the same shape."""

@@ -48,12 +48,14 @@ class Ddp:
     Each rank computes its share of the window's loss. torch averages the gradients over the ranks, so the shares are
     multiplied by the number of ranks first.
 
-    device: where the module is. world_size: the number of ranks.
+    device: where the module is. world_size: the number of ranks. averages: the mean of the ranks' gradients is wanted,
+    as in transformers, and torch's buckets stay as they are.
     """
 
     device: torch.device
     world_size: int
     options: DdpOptions = field(factory=DdpOptions)
+    averages: bool = False
     _wrapped: list[DistributedDataParallel] = field(factory=list, init=False)
 
     capabilities = ParallelismCapabilities("ddp", processes=True)
@@ -70,7 +72,8 @@ class Ddp:
         if self.options.hook is not None:
             wrapped.register_comm_hook(*self.options.hook)
         self._wrapped[:] = [wrapped]
-        if not looks and not self.options.static_graph:  # otherwise torch does not rebuild them, or by the graph
+        keeps = looks or self.options.static_graph  # torch does not rebuild its buckets, or by the graph
+        if not (keeps or self.averages):
             rebuild_buckets(wrapped)
         return wrapped, make_optimizer(wrapped)
 
@@ -81,7 +84,8 @@ class Ddp:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the sum over the ranks: the mean of `world_size` times their shares."""
-        (loss * self.world_size).backward()  # type: ignore[no-untyped-call]
+        share = loss if self.averages else loss * self.world_size
+        share.backward()  # type: ignore[no-untyped-call]
 
     def unwrap(self, model: Any) -> Any:
         """Return the wrapped module."""
@@ -141,7 +145,7 @@ def make_ddp(args: EngineArguments, device: Device) -> Ddp:
         broadcast_buffers=args.ddp_broadcast_buffers,
         static_graph=args.ddp_static_graph,
     )
-    return Ddp(torch.device(device.name), args.world_size, options)
+    return Ddp(torch.device(device.name), args.world_size, options, averages=args.reproduce is not None)
 
 
 ENGINE: Engine[EngineArguments, Tensor] = Engine("ddp", make_ddp)

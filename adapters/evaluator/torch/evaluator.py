@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from hexloop.adapters.evaluator.torch.arrays import Array, FileArrays, MemoryArrays
+from hexloop.adapters.evaluator.torch.gathering import RankGatherer, SingleRank
 from hexloop.adapters.evaluator.torch.predictions import (
     BatchCollector,
     Collector,
@@ -98,33 +99,6 @@ def _predictions(outputs: Any, ignored: set[str], skip_first: bool) -> tuple[Any
     return tuple(value for name, value in named.items() if name not in ignored)
 
 
-# Several ranks
-
-
-class RankGatherer(Protocol):
-    """Gathers what each rank has of a batch. All ranks call the same methods in the same order."""
-
-    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
-        """Return the nested tensors of every rank with their number of rows; `rows` is that of this rank."""
-        ...
-
-    def each(self, value: Tensor) -> list[Tensor]:
-        """Return the tensor of every rank; all have the same shape."""
-        ...
-
-
-class SingleRank:
-    """The gatherer of a single process."""
-
-    def parts(self, values: Any, rows: int) -> list[tuple[Any, int]]:
-        """Return this rank's values."""
-        return [(values, rows)]
-
-    def each(self, value: Tensor) -> list[Tensor]:
-        """Return this rank's tensor."""
-        return [value]
-
-
 # The evaluator
 
 
@@ -153,7 +127,7 @@ class Modes:
 
 
 class BatchLosses:
-    """The mean loss of each batch, weighted by its rows."""
+    """The mean loss of each batch, weighted by a number of rows."""
 
     def __init__(self) -> None:
         self._losses = JoinedCollector()
@@ -163,9 +137,9 @@ class BatchLosses:
         return len(self._rows) > 0
 
     def add(self, loss: Tensor, rows: int) -> None:
-        """Add a batch's mean loss, without moving it. A batch whose rows cannot be counted weighs as one row."""
+        """Add a batch's mean loss, without moving it."""
         self._losses.add(loss, 0)
-        self._rows.append(max(rows, 1))
+        self._rows.append(rows)
 
     def to_host(self) -> None:
         """Move to the host what is still on the device."""
@@ -282,7 +256,10 @@ class TorchEvaluator:
             logits = self.preprocess_logits(logits, labels)
         parts = self.ranks.parts((logits, labels, self._inputs_of(batch)), rows)
         losses = [None] * len(parts) if loss is None else self.ranks.each(loss)
-        for ((logits, labels, inputs), count), each in zip(parts, losses, strict=True):
+        weights = self.ranks.loss_weights([count for _, count in parts])
+        for ((logits, labels, inputs), count), each, weight in zip(parts, losses, weights, strict=True):
+            if each is not None and weight:
+                self._losses.add(each, weight)
             if count or len(parts) == 1:
                 self._take(logits, labels, inputs, each, count)
         rows = sum(count for _, count in parts)
@@ -330,9 +307,7 @@ class TorchEvaluator:
         return batch.get(self.options.main_input) if isinstance(batch, Mapping) else None
 
     def _take(self, logits: Any, labels: Any, inputs: Any, loss: Tensor | None, rows: int) -> None:
-        """Add what one rank has of a batch."""
-        if loss is not None:
-            self._losses.add(loss, rows)
+        """Add what one rank has of a batch besides its loss."""
         if self.options.by_batch:
             self._measure(inputs, loss, logits, labels, rows)
             inputs = inputs.get(self.options.main_input) if isinstance(inputs, Mapping) else inputs

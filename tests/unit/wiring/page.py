@@ -57,6 +57,7 @@ FEATURES: Mapping[str, Chosen] = {
     "AdamW, SGD and the like": {"optim": "adamw_torch"},
     "Adafactor": {"optim": "adafactor"},
     "StableAdamW": {"optim": "stable_adamw"},
+    "numbers of transformers": {"reproduce": "transformers"},
     "GaLore, APOLLO, LOMO": {"optim": "galore_adamw"},
     "optimizers of 4 or 8 bit": {"optim": "adamw_bnb_8bit"},
 }

@@ -1,0 +1,169 @@
+"""Passes over a loader that draws from the random streams of training: what is kept of each, to repeat it exactly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field
+from torch.utils.data import IterableDataset
+
+from hexloop.adapters.batches.torch import order
+from hexloop.adapters.batches.torch.collate import DataCollatorWithPadding, default_data_collator
+
+Streams = tuple[Any, Any, torch.Tensor]
+"""The states of the streams of Python, numpy and torch's CPU generator, as these return them."""
+
+
+def streams() -> Streams:
+    """Return the present states."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def are_equal(one: Streams, other: Streams) -> bool:
+    """Return whether two states are the same."""
+    return (
+        torch.equal(one[2], other[2])
+        and one[0] == other[0]
+        and one[1][2:] == other[1][2:]
+        and bool((one[1][1] == other[1][1]).all())
+    )
+
+
+def as_document(states: Streams) -> list[Any]:
+    """Return the states in the form of `order.rng_states`."""
+    (version, words, gauss), numpys, torchs = states
+    return [[version, np.array(words, dtype=np.uint32), gauss], list(numpys), torchs]
+
+
+@define
+class Pass:
+    """One pass over the loader.
+
+    start, generators: the streams, and the loader's own generators, before it. read: batches taken from it.
+    last: the streams before the last batch was taken. interludes: the streams before each batch, by its number, before
+    which training had drawn random numbers and for which reading drew some as well.
+    """
+
+    epoch: int
+    start: Streams
+    generators: list[torch.Tensor]
+    read: int = 0
+    last: Streams | None = None
+    interludes: dict[int, Streams] = field(factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return the fields as values that a checkpoint can hold."""
+        return {
+            "epoch": self.epoch,
+            "start": as_document(self.start),
+            "generators": self.generators,
+            "read": self.read,
+            "last": None if self.last is None else as_document(self.last),
+            "interludes": [[number, as_document(states)] for number, states in self.interludes.items()],
+        }
+
+
+def pass_from(document: dict[str, Any]) -> Pass:
+    """Return the pass that a document describes."""
+    interludes = {number: from_document(states) for number, states in document["interludes"]}
+    last = None if document["last"] is None else from_document(document["last"])
+    start, generators = from_document(document["start"]), document["generators"]
+    return Pass(document["epoch"], start, generators, document["read"], last, interludes)
+
+
+def from_document(document: list[Any]) -> Streams:
+    """Return the states that a document describes."""
+    (version, words, gauss), numpys, torchs = document
+    return (version, tuple(words.tolist()), gauss), tuple(numpys), torchs
+
+
+# What a loader draws
+
+
+def runs_no_user_code(loader: Any) -> bool:
+    """Return whether reading runs no code of the user's, which might draw random numbers."""
+    collate = getattr(loader, "collate_fn", None)
+    inner = getattr(collate, "args", (collate,))[0]  # of a partial that leaves columns out
+    known = inner is default_data_collator or type(inner) is DataCollatorWithPadding
+    return known and order.only_stored(getattr(loader, "dataset", None))
+
+
+def is_read_by_index(loader: Any) -> bool:
+    """Return whether a loader is accelerate's, each process reads for itself, and its samplers draw before a pass."""
+    from accelerate.data_loader import DataLoaderShard
+
+    if type(loader) is not DataLoaderShard or isinstance(loader.dataset, IterableDataset):
+        return False
+    return all(type(each).__module__.startswith(KNOWN) for each in samplers_of(loader))
+
+
+KNOWN = ("torch.utils.data.", "accelerate.", "transformers.")
+"""The packages whose samplers draw all their random numbers, from torch's generator, before the first sample."""
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return the batch sampler of a loader and everything that it wraps, each once."""
+    waiting, found = [getattr(loader, "batch_sampler", None)], list[Any]()
+    while waiting:
+        each = waiting.pop()
+        if each is not None and all(each is not known for known in found):
+            found.append(each)
+            waiting += [getattr(each, "batch_sampler", None), getattr(each, "sampler", None)]
+    return found
+
+
+def own_generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators of a loader, its samplers and its dataset that are not seeded again for each epoch."""
+    from accelerate.data_loader import SeedableRandomSampler
+
+    holders = [loader, *samplers_of(loader), getattr(loader, "dataset", None)]
+    found = [getattr(each, "generator", None) for each in holders if not isinstance(each, SeedableRandomSampler)]
+    own = [each for each in found if isinstance(each, torch.Generator) and each is not torch.default_generator]
+    return list(dict.fromkeys(own))
+
+
+# Evaluation loaders that are kept
+
+
+@define
+class KeptLoaders:
+    """Evaluation loaders whose workers persist, by the name of their data set, and how often each was read."""
+
+    _loaders: dict[str, Any] = field(factory=dict)
+    _starts: dict[str, Streams] = field(factory=dict)
+    _passes: dict[str, int] = field(factory=dict)
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the loader of that name; make it if there is none."""
+        if name not in self._loaders:
+            self._loaders[name] = make()
+        return self._loaders[name]
+
+    def reading(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader. If it is one of these, record the pass."""
+        name = next((name for name, each in self._loaders.items() if each is loader), None)
+        if name is not None:
+            self._starts.setdefault(name, streams())
+        yield from loader
+        if name is not None:
+            self._passes[name] = self._passes.get(name, 0) + 1
+
+    def document(self) -> dict[str, Any]:
+        """Return, for each loader that was read, the streams before its first pass and the number of passes."""
+        return {name: [as_document(self._starts[name]), count] for name, count in self._passes.items()}
+
+    def restore(self, document: dict[str, Any], loader_of: Callable[[str], Any]) -> None:
+        """Read the loaders as often as a document says. loader_of: returns the loader of a name, by `get`."""
+        self._loaders.clear()
+        with order.preserved_rng_states():
+            for name, (start, count) in document.items():
+                order.restore_rng_states(start)
+                loader = loader_of(name)
+                self._starts[name], self._passes[name] = from_document(start), 0
+                for _ in range(count):
+                    for _ in self.reading(loader):
+                        pass

@@ -1,0 +1,302 @@
+"""Batches of a loader that draws from the random streams of training, as transformers' loaders do, and exact resume.
+
+A run resumes in the middle of an epoch by reading the epoch again up to there, with the streams as they were at its
+start. Where samples are read by index in this process, those that were trained on are not read again: only the batch
+that the loader reads ahead, with the streams as they were when it was read. The streams of a worker follow from all
+samples that it has read, so with workers everything is read again that the present workers had read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from hexloop.adapters.batches.torch import order
+from hexloop.adapters.batches.torch.batches import Inspect, accept_any, length_of
+from hexloop.adapters.batches.torch.data_state import (
+    DataState,
+    Progress,
+    decode_state,
+    encode_state,
+    no_progress,
+    state_from_parts,
+    state_parts,
+)
+from hexloop.adapters.batches.torch.passes import (
+    KeptLoaders,
+    Pass,
+    Streams,
+    are_equal,
+    as_document,
+    is_read_by_index,
+    own_generators,
+    pass_from,
+    runs_no_user_code,
+    streams,
+)
+from hexloop.adapters.batches.torch.reproduction import shielded
+from hexloop.adapters.batches.torch.structure import Transfer, row_count
+from hexloop.ports.state import Part
+
+END = object()
+
+NAME = "replay"
+"""The name of the document in a checkpoint."""
+
+
+class ReplayedBatches:
+    """Implements the Batches port for any loader, read as transformers' training loop reads it.
+
+    world_size: each of this many ranks has such a loader. kept: the evaluation loaders whose workers persist, with what
+    returns one of them by name. Raises ValueError in `load` if the checkpoint's run read its data in another way,
+    because then it cannot be resumed exactly.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        transfer: Transfer,
+        inspect: Inspect = accept_any,
+        progress: Progress = no_progress,
+        world_size: int = 1,
+        kept: tuple[KeptLoaders, Callable[[str], Any]] | None = None,
+    ) -> None:
+        self.loader: Any = loader
+        nothing: tuple[KeptLoaders, Callable[[str], Any]] = KeptLoaders(), str
+        self._kept, self._kept_loader = kept or nothing
+        self._transfer, self._inspect, self._progress = transfer, inspect, progress
+        self._world_size = world_size
+        self._workers = int(getattr(loader, "num_workers", 0))
+        self._persistent = self._workers > 0 and bool(getattr(loader, "persistent_workers", False))
+        self._pure = runs_no_user_code(loader)
+        self._indexed = is_read_by_index(loader)
+        self._records = self._workers == 0 and not (self._pure and self._indexed)
+        self._generators = own_generators(loader)
+        self._passes: list[Pass] = []  # of the present workers, or only the current one
+        self._after: Streams | None = None
+        self._saved: DataState | None = None
+
+    # The port
+
+    def batches_per_epoch(self) -> int | None:
+        """Return the loader's length; None if it has none."""
+        return length_of(self.loader)
+
+    def samples_per_epoch(self) -> int | None:
+        """Return the length of the loader's dataset; None if it has none."""
+        return length_of(getattr(self.loader, "dataset", None))
+
+    def epoch(self, epoch: int, position: int) -> Generator[Any, None, None]:
+        """Yield the batches from where the run is, on the device, as many as the loader's length states."""
+        batches = self._resumed(epoch, position)
+        if batches is None:
+            batches = self._begin(epoch)
+        current, limit = self._passes[-1], self.batches_per_epoch()
+        first = True
+        while limit is None or current.read < limit:
+            batch = self._take(batches, current)
+            if batch is END:
+                return
+            if first:
+                self._inspect(batch)
+                first = False
+            yield self._transfer(batch)
+
+    def rows(self, batch: Any) -> int:
+        """Return the length of the batch's first tensor, over all ranks."""
+        return row_count(batch) * self._world_size
+
+    def export(self) -> Iterator[Part]:
+        """Export what has been read and the random streams that reading it again needs."""
+        if self._saved is not None:
+            return state_parts(NAME, self._saved)
+        if not self._passes:
+            return iter(())
+        return state_parts(NAME, encode_state(self.loader, self._document()))
+
+    def load(self, parts: Iterable[Part]) -> None:
+        """Resume from an export. Raises ValueError if it is not one, or of a run that read its data in another way."""
+        found = list(parts)
+        if found and all(part.name != NAME for part in found):
+            raise ValueError(
+                "the run was not one with reproduce='transformers', and reads its data in another order; resume it "
+                "with reproduce=None."
+            )
+        saved = state_from_parts(NAME, found)
+        if saved is None:
+            return
+        document = decode_state(saved)
+        then, now = document["reading"], self._reading()
+        if then != now:
+            raise ValueError(
+                f"the data were read with {_described(then)}, and this run reads with {_described(now)}; with "
+                "reproduce='transformers' both must be the same to resume exactly."
+            )
+        for each in document["passes"]:
+            order.refuse_invalid_rng_states(each["start"])
+            for states in [each["last"], *(states for _, states in each["interludes"])]:
+                if states is not None:
+                    order.refuse_invalid_rng_states(states)
+        for generator, state in zip(self._generators, document["generators"], strict=True):
+            generator.set_state(state)
+        self._kept.restore(document["kept"], self._kept_loader)
+        self._saved = saved
+
+    # Reading
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        """Start a pass, as transformers' loop does."""
+        current = Pass(epoch, streams(), self._generator_states())
+        if not self._persistent:
+            self._passes.clear()
+        self._passes.append(current)
+        self._after = None
+        set_epoch(self.loader, epoch)
+        return iter(self.loader)
+
+    def _take(self, batches: Iterator[Any], current: Pass) -> Any:
+        """Return the next batch, and record what reading it once more would need."""
+        if not self._records:
+            batch = next(batches, END)
+        else:
+            before = current.last = streams()
+            trained = self._after is not None and not self._indexed and not are_equal(self._after, before)
+            batch = next(batches, END)
+            if not self._indexed:
+                self._after = streams()
+                if trained and not are_equal(before, self._after):
+                    current.interludes[current.read] = before
+        current.read += batch is not END
+        return batch
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "reading": self._reading(),
+            "generators": self._generator_states(),
+            "passes": [each.document() for each in self._passes],
+            "kept": self._kept.document(),
+        }
+
+    def _reading(self) -> list[Any]:
+        """Return what must be the same in a run that resumes."""
+        return [self._world_size, self._workers, self._persistent, len(self._generators)]
+
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    # Resuming
+
+    def _resumed(self, epoch: int, position: int) -> Iterator[Any] | None:
+        """Return the batches after those that were trained on; None to start a pass.
+
+        If the workers persist, reads again what they had read, also if a pass is to be started.
+        """
+        saved, self._saved = self._saved, None
+        if saved is None:
+            return None
+        document = decode_state(saved)
+        passes = [pass_from(each) for each in document["passes"]]
+        continues = position > 0 and passes[-1].epoch == epoch
+        if not continues and not self._persistent:
+            return None
+        if self._persistent and self._pure:  # the workers only have to exist
+            del passes[:-1]
+            passes[-1].read = passes[-1].read if continues else 1
+        self._warn(passes)
+        batches: Iterator[Any] = iter(())
+        with order.preserved_rng_states():
+            for each in passes:
+                batches = self._again(each)
+            self._passes = passes
+            self._after = streams() if continues else None
+        for generator, state in zip(self._generators, document["generators"], strict=True):
+            generator.set_state(state)
+        return batches if continues else None
+
+    def _again(self, earlier: Pass) -> Iterator[Any]:
+        """Return the batches of a pass after those that were read in it."""
+        order.restore_rng_states(as_document(earlier.start))
+        for generator, state in zip(self._generators, earlier.generators, strict=True):
+            generator.set_state(state)
+        set_epoch(self.loader, earlier.epoch)
+        if self._indexed and not self._persistent and (self._workers == 0 or self._pure):
+            return self._skipping(earlier)
+        batches: Iterator[Any] = iter(self.loader)
+        for number in range(earlier.read):
+            if (states := earlier.interludes.get(number)) is not None:
+                order.restore_rng_states(as_document(states))
+            next(batches, END)
+            self._progress(number + 1, earlier.read)
+        return batches
+
+    def _skipping(self, earlier: Pass) -> Iterator[Any]:
+        """Return the batches after those that were read, which are not read again except for the last one."""
+        from accelerate.data_loader import skip_first_batches
+
+        skipped = shielded(skip_first_batches(self.loader, earlier.read - 1))
+        sampler = skipped.batch_sampler
+        if earlier.last is not None and earlier.read > 1:
+            sampler.batch_sampler = RestoringSampler(sampler.batch_sampler, earlier.read, earlier.last)
+        batches: Iterator[Any] = iter(skipped)
+        next(batches, END)
+        return batches
+
+    def _warn(self, passes: list[Pass]) -> None:
+        """Warn if batches have to be read again although they were trained on."""
+        count = sum(each.read for each in passes)
+        if count == 0 or (self._indexed and (self._pure or self._workers == 0)):
+            return
+        if self._workers:
+            why = "the random streams of loader workers follow from all samples that they have read"
+            instead = " (a run with dataloader_num_workers=0 reads none again)"
+            if self._persistent:
+                instead = " (a run with dataloader_persistent_workers=False reads only those of one epoch again)"
+        else:
+            why, instead = "this loader can only be read from its start", ""
+        warnings.warn(
+            f"To resume exactly with reproduce='transformers', {count} batches that were trained on are read once more "
+            f"before the first step, because {why}{instead}.",
+            stacklevel=2,
+        )
+
+
+class RestoringSampler(BatchSampler):
+    """A batch sampler that sets the random streams before the batch with the number `at`, from 0."""
+
+    def __init__(self, batch_sampler: Any, at: int, states: Streams) -> None:
+        self.batch_sampler, self._at, self._states = batch_sampler, at, states
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        batches = iter(self.batch_sampler)
+        number = 0
+        while True:
+            if number == self._at:
+                order.restore_rng_states(as_document(self._states))
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+            number += 1
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader and the batch sampler that accelerate has wrapped the epoch, as transformers' loop does."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+    wrapped = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
+    if wrapped is not None and hasattr(wrapped, "set_epoch"):
+        wrapped.set_epoch(epoch)
+
+
+def _described(reading: list[Any]) -> str:
+    world, workers, persistent, generators = reading
+    kind = "persistent loader workers" if persistent else "loader workers"
+    return f"{world} processes, {workers} {kind} and {generators} generators of the loader"

@@ -1,0 +1,198 @@
+"""Loaders as transformers makes them: torch's DataLoader, prepared by accelerate, with the same random draws.
+
+Everything that decides an order or a seed is done by torch, accelerate and transformers themselves, so that it is what
+the installed versions of them do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from hexloop.adapters.batches.torch.batches import length_of, without_unused_columns
+from hexloop.adapters.batches.torch.collate import Collate, collate_columns
+from hexloop.adapters.batches.torch.loader import ShieldedIterator
+from hexloop.domain.errors import ConfigurationError
+
+
+@frozen
+class AccelerateSettings:
+    """How accelerate prepares a loader. The names are those of its `DataLoaderConfiguration`.
+
+    device: where it puts batches. rank, world_size: this process. mixed_precision: that of the run, as accelerate names
+    it; accelerate keeps it in its global state.
+    """
+
+    device: str
+    rank: int = 0
+    world_size: int = 1
+    mixed_precision: str = "no"
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    data_seed: int | None = None
+
+    def prepare(self, loader: DataLoader[Any]) -> Any:
+        """Return the loader of this process. Initializes accelerate's global state if nothing has."""
+        from accelerate import Accelerator, PartialState
+        from accelerate.data_loader import prepare_data_loader
+        from accelerate.state import AcceleratorState
+
+        on_cpu = self.device == "cpu"
+        PartialState(cpu=on_cpu)
+        if self.world_size > 1 and not AcceleratorState._shared_state:  # by which it synchronizes generators
+            Accelerator(cpu=on_cpu, mixed_precision=self.mixed_precision)
+        prepared = prepare_data_loader(
+            loader,
+            torch.device(self.device),
+            num_processes=self.world_size,
+            process_index=self.rank,
+            split_batches=self.split_batches,
+            put_on_device=True,
+            rng_types=["generator"],
+            dispatch_batches=self.dispatch_batches,
+            even_batches=self.even_batches,
+            use_seedable_sampler=self.use_seedable_sampler,
+            data_seed=self.data_seed,
+            non_blocking=self.non_blocking,
+        )
+        return shielded(prepared)
+
+
+@frozen
+class ReproducingFactory:
+    """Makes the loaders of one process.
+
+    collate: puts samples together to a batch. columns: those that the model takes; None if it takes any.
+    torch_options: keywords of torch's DataLoader, apart from data, order and `collate_fn`.
+    seed: of the order of evaluation data that are grouped by length. sampling: "random", "sequential" or
+    "group_by_length". group_size, eval_group_size: samples of a group of similar lengths in training and evaluation.
+    length_column: the column with the length of a sample. main_input: the column whose length is the sample's if there
+    is no such column.
+    """
+
+    collate: Collate
+    columns: frozenset[str] | None
+    torch_options: Mapping[str, Any]
+    accelerate: AccelerateSettings
+    seed: int
+    drop_last: bool
+    sampling: str
+    group_size: int
+    eval_group_size: int
+    length_column: str
+    main_input: str | None
+
+    def loader(
+        self, dataset: Any, batch_size: int, sampler_for: Callable[[Any], Any], trains: bool = False
+    ) -> DataLoader[Any]:
+        """Return a loader in the order of the sampler that `sampler_for` makes, in the dataset's own if that is None.
+
+        trains: the workers are seeded again after torch has seeded them, as transformers does in training.
+        """
+        dataset, collate = self._fitted(dataset)
+        options: dict[str, Any] = {**self.torch_options, "batch_size": batch_size, "collate_fn": collate}
+        if not isinstance(dataset, IterableDataset):
+            options |= {"sampler": sampler_for(dataset), "drop_last": self.drop_last}
+            if trains:
+                workers = self.torch_options["num_workers"]
+                options["worker_init_fn"] = partial(seed_worker, workers=workers, rank=self.accelerate.rank)
+        prepared: DataLoader[Any] = self.accelerate.prepare(DataLoader(dataset, **options))
+        return prepared
+
+    def training_sampler(self, dataset: Any) -> Sampler[int] | None:
+        """Return the sampler of the training data; None if they have no length."""
+        if dataset is None or length_of(dataset) is None:
+            return None
+        if self.sampling == "group_by_length":
+            return self._grouped(dataset, self.group_size, None)
+        return SequentialSampler(dataset) if self.sampling == "sequential" else RandomSampler(dataset)
+
+    def evaluation_sampler(self, dataset: Any) -> Sampler[int] | None:
+        """Return the sampler of evaluation data; None if they have no length, or several processes share them."""
+        if dataset is None or length_of(dataset) is None:
+            return None
+        if self.sampling == "group_by_length":
+            return self._grouped(dataset, self.eval_group_size, torch.Generator().manual_seed(self.seed))
+        return SequentialSampler(dataset) if self.accelerate.world_size == 1 else None
+
+    def _grouped(self, dataset: Any, size: int, generator: torch.Generator | None) -> Sampler[int]:
+        """Return transformers' own sampler by length."""
+        if importlib.util.find_spec("transformers") is None:
+            raise ConfigurationError(
+                "train_sampling_strategy='group_by_length' with reproduce='transformers' uses the sampler of "
+                "transformers, which is not installed; pip install 'hexloop[transformers]'."
+            )
+        from transformers.trainer_pt_utils import LengthGroupedSampler
+
+        lengths = None
+        if _is_table(dataset) and self.length_column in dataset.column_names:
+            lengths = dataset[self.length_column]
+        sampler: Sampler[int] = LengthGroupedSampler(
+            size, dataset=dataset, lengths=lengths, model_input_name=self.main_input, generator=generator
+        )
+        return sampler
+
+    def _fitted(self, dataset: Any) -> tuple[Any, Collate]:
+        """Return the dataset and the collate function without the columns that the model does not take."""
+        if self.columns is None:
+            return dataset, self.collate
+        if _is_table(dataset):
+            return without_unused_columns(dataset, self.columns), self.collate
+        return dataset, partial(collate_columns, self.collate, self.columns)
+
+
+def seed_worker(worker: int, workers: int, rank: int) -> None:
+    """Seed the streams of a worker from the seed that torch gave it; called in the worker before its first sample."""
+    seed = (workers * rank + torch.initial_seed() % 2**32) % 2**32
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def rows_to_keep() -> int | None:
+    """Return how many rows of the current batch of all processes accelerate keeps for metrics; None for all."""
+    from accelerate.state import GradientState
+
+    state = GradientState()
+    return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
+
+
+class ShieldedLoader(DataLoader[Any]):
+    """A loader whose workers ignore the signals that stop a run."""
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator() if self.num_workers == 0 else ShieldedIterator(self)
+
+
+def shielded(loader: Any) -> Any:
+    """Return a loader of accelerate's, which from now on starts workers that ignore the signals that stop a run."""
+    if type(loader.base_dataloader) is DataLoader:
+        loader.base_dataloader.__class__ = ShieldedLoader
+    return loader
+
+
+def stop_shielded_workers(loader: Any) -> None:
+    """End the persistent workers of a loader that `shielded` returned. No-op for any other loader."""
+    base = getattr(loader, "base_dataloader", None)
+    if type(base) is ShieldedLoader:
+        kept, base._iterator = base._iterator, None
+        if isinstance(kept, ShieldedIterator):
+            kept._shutdown_workers()
+
+
+def _is_table(dataset: Any) -> bool:
+    """Return whether the dataset is a `datasets.Dataset`."""
+    module = sys.modules.get("datasets")
+    return module is not None and isinstance(dataset, module.Dataset)

@@ -1,0 +1,86 @@
+"""With reproduce="transformers" both libraries compute the same numbers, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.end_to_end.reproduce.runs import SLOW, Results, run_all
+from tests.end_to_end.reproduce.script import CASES
+
+REQUIRED = (
+    "sequential",
+    "random",
+    "dropout",
+    "accumulation",
+    "augmentation",
+    "augmentation with workers",
+    "evaluation",
+    "two ranks",
+)
+FURTHER = tuple(name for name in CASES if name not in REQUIRED)
+
+Pair = tuple[Results, Results]
+
+pytestmark = pytest.mark.timeout(2 * SLOW)
+
+
+def both(factory: pytest.TempPathFactory, names: Sequence[str]) -> Pair:
+    folder = factory.mktemp("both")
+    runs = [(name, name, dict[str, object]()) for name in names]
+    return run_all("hexloop", folder, runs), run_all("transformers", folder, runs)
+
+
+@pytest.fixture(scope="module")
+def required(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return both(tmp_path_factory, REQUIRED)
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return both(tmp_path_factory, FURTHER)
+
+
+def assert_same(name: str, pair: Pair) -> None:
+    ours, theirs = pair
+    for rank in range(CASES[name].get("ranks", 1)):
+        mine, reference = ours.of(name, rank), theirs.of(name, rank)
+        differing = [
+            {key: (log.get(key), other.get(key)) for key in log.keys() | other.keys() if log.get(key) != other.get(key)}
+            for log, other in zip(mine["logs"], reference["logs"], strict=True)
+            if log != other
+        ]
+        assert not differing, f"{len(differing)} logs differ, first {differing[0]}"
+        assert mine["weights"] == reference["weights"]
+        assert len(mine["logs"]) > 10
+        assert {"loss", "grad_norm", "learning_rate", "epoch"} <= mine["logs"][1].keys()
+        if "eval_data" in CASES[name]:
+            evaluations = [log for log in mine["logs"] if any(key.endswith("loss") and "eval" in key for key in log)]
+            assert len(evaluations) >= 3
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_forty_steps_are_identical(name: str, required: Pair) -> None:
+    """Losses, learning rates, gradient norms, evaluation metrics and final weights are bit-identical."""
+    assert_same(name, required)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_runs_are_identical(name: str, further: Pair) -> None:
+    """So they are with other arguments, data, models and processes."""
+    assert_same(name, further)
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    runs = [(name, name, {"reproduce": None}) for name in ("random", "dropout", "augmentation")]
+    return run_all("hexloop", tmp_path_factory.mktemp("without"), runs)
+
+
+@pytest.mark.parametrize("name", ["random", "dropout", "augmentation"])
+def test_without_it_they_differ(name: str, without: Results, required: Pair) -> None:
+    """Without the argument, hexloop's own order and streams give other numbers."""
+    assert without.of(name)["weights"] != required[1].of(name)["weights"]
+    assert without.of(name)["logs"] != required[1].of(name)["logs"]
