@@ -26,6 +26,7 @@ from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refu
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
+from hexloop.app.wiring.storage import as_location, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest
@@ -121,6 +122,8 @@ class Trainer(TrainerHooks, LegacyNames):
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
+        if is_overridden(self, "_validate_args"):
+            self._validate_args()
         self._dispatcher.call("on_init_end")
         self._memory.end("init")
 
@@ -161,11 +164,20 @@ class Trainer(TrainerHooks, LegacyNames):
         The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
         driving.refuse_second_run(None if self._session is None else self._session.run)
+        if is_overridden(self, "_get_output_dir"):
+            self._use_folder(str(self._get_output_dir(self._trial)))
         self.ignore_keys_for_eval = ignore_keys_for_eval
         host = self._run_host()
         if self.args.auto_find_batch_size:
             return driving.closed_at_exit(driving.find_batch_size(host, resume_from_checkpoint))
         return driving.closed_at_exit(driving.drive(host, resume_from_checkpoint))
+
+    def _use_folder(self, folder: str) -> None:
+        """Let the next run save to `folder`."""
+        current = self.adapters.storage.capabilities
+        if as_location(folder) != as_location(current.local_folder or current.location):
+            self.adapters.storage = storage_for(folder)
+            self.state.checkpoints_folder = folder
 
     # Requests to a live run, from any thread
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, cast
 
+from attrs import evolve
+
 from hexloop.adapters.batches.torch.batches import (
     LoaderBatches,
     LoaderFactory,
@@ -24,7 +26,7 @@ from hexloop.adapters.batches.torch.order import random_fingerprint
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, row_count, shallow_copy, transfer_to
-from hexloop.adapters.trainable.torch.forward import named_by_position, used_columns
+from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
@@ -45,7 +47,7 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
     args = parts.args
     return LoaderFactory(
         collate=parts.data_collator,
-        columns=used_columns(parts.model, parts.label_names) if args.remove_unused_columns else None,
+        columns=_columns(parts) if args.remove_unused_columns else None,
         torch_options={
             "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and parts.adapters.device.capabilities.pins_memory,
@@ -67,6 +69,33 @@ def loader_factory(parts: TrainerParts) -> LoaderFactory:
         main_input=parts.main_input_name,
         progress=_skip_progress(args),
     )
+
+
+def _columns(parts: TrainerParts) -> frozenset[str] | None:
+    """Return the columns that are kept: those that the user assigned to `_signature_columns`, or that forward takes."""
+    if parts.signature_columns is not None:
+        return frozenset(parts.signature_columns)
+    return used_columns(parts.model, parts.label_names)
+
+
+def without_columns(loaders: LoaderFactory, collate: Callable[[list[Any]], Any] | None = None) -> LoaderFactory:
+    """Return loaders that leave no column out, because the user selects them; `collate` replaces theirs."""
+    return evolve(loaders, columns=None, collate=loaders.collate if collate is None else collate)
+
+
+def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
+    """Return the parameters of the model's forward, "label", "label_ids" and the label names, each once."""
+    return list(dict.fromkeys([*forward_parameters(model), "label", "label_ids", *label_names]))
+
+
+def selected_columns(loaders: LoaderFactory, dataset: Any) -> Any:
+    """Return the dataset with only the columns that the loaders keep."""
+    return loaders.fitted(dataset)[0]
+
+
+def selecting_collator(loaders: LoaderFactory, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Return `collate` without the columns that the loaders leave out."""
+    return evolve(loaders, collate=collate).fitted(())[1]
 
 
 def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:

@@ -145,7 +145,7 @@ def takes_argument(function: Callable[..., Any], name: str) -> bool:
 
 def prepared_loss(parts: TrainerParts, choice: LossChoice) -> LossChoice:
     """Return the loss of the inputs that an overridden `_prepare_inputs` returns."""
-    if not parts.hooks.prepare_inputs.overridden:
+    if not parts.hooks.prepares_inputs:
         return choice
 
     def compute(model: Any, inputs: Any, *values: Any, **named: Any) -> Any:
@@ -184,7 +184,7 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
         () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",)),
         not parts.label_names and parts.can_return_loss,
     )
-    if not parts.hooks.prepare_inputs.overridden:
+    if not parts.hooks.prepares_inputs:
         return step
     return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
 
