@@ -211,21 +211,6 @@ class LegacyNames(TrainerBase):
         """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("init_hf_repo", "hexloop does not publish models yet", PUBLISH)
 
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: Any = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: Any = None,
-        dataset_tags: Any = None,
-        dataset: Any = None,
-        dataset_args: Any = None,
-    ) -> Any:
-        """Raise ConfigurationError: publishing is not supported yet."""
-        _refuse("create_model_card", "hexloop does not write model cards yet", PUBLISH)
-
     def push_to_hub(
         self,
         commit_message: str | None = "End of training",
@@ -260,7 +245,8 @@ class LegacyNames(TrainerBase):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for an internal method of transformers the error states what to use."""
-            known = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            instead = INSTEAD.get(name) or ATTRIBUTES_INSTEAD.get(name)
+            known = f": {instead}" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
 
 
@@ -325,6 +311,15 @@ INSTEAD = {
     "_get_decay_parameter_names": "override get_decay_parameter_names",
 }
 """What to use instead of overriding each of the other internal methods."""
+
+
+ATTRIBUTES_INSTEAD = {
+    "_loggers_initialized": "read is_in_train",
+    "_memory_tracker": "set skip_memory_metrics=False, and read the memory figures of the metrics",
+    "_mixed_mesh_grads": CLIP,
+    "_tr_loss": "read loss in a callback's on_log, or the losses of the StepEnded events of stream()",
+}
+"""What to read instead of the internal attributes that do not exist."""
 
 
 def refuse_overridden_internals(kind: type[Any], standard: type[Any]) -> None:

@@ -13,6 +13,7 @@ from hexloop.app.run.session import Session
 from hexloop.app.trainer.data import TrainerData
 from hexloop.app.wiring import checkpoint_files
 from hexloop.app.wiring.data import prepared_inputs
+from hexloop.app.wiring.evaluation import standard_loss
 from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import RunStateError
 
@@ -284,3 +285,8 @@ class TrainerInternals(TrainerData):
     def _initial_num_input_tokens_seen(self) -> int:
         """The input tokens at which the live run started."""
         return 0 if self._session is None else int(self._session.run.start.tokens)
+
+    @property
+    def _loss_shifts_labels(self) -> bool:
+        """Whether the loss compares each position with the next label."""
+        return standard_loss(self._collect_parts()).shifted

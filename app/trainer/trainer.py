@@ -12,7 +12,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
-from hexloop.app.run import driving, saving
+from hexloop.app.run import driving, model_card, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
@@ -337,6 +337,30 @@ class Trainer(TrainerHooks, LegacyNames):
         """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
         if found := saving.differences(training_args, trainer_state):
             logging.getLogger("hexloop").warning("The resumed run differs from the checkpoint: %s.", "; ".join(found))
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write a model card to README.md in the output folder: metadata, hyperparameters, results and versions.
+
+        The first of several processes writes. Tags of a card that is there already are kept.
+        """
+        if self.is_world_process_zero():
+            lists = map(model_card.as_list, (language, tags, tasks, dataset_tags, dataset, dataset_args))
+            languages, all_tags, all_tasks, all_dataset_tags, names, arguments = lists
+            facts = model_card.CardFacts(
+                languages, license, all_tags, model_name, finetuned_from, all_tasks, all_dataset_tags, names, arguments
+            )
+            model_card.write_model_card(self._collect_parts(), facts)
 
     def is_world_process_zero(self) -> bool:
         """Return whether this process is the first of the run."""
