@@ -630,7 +630,7 @@ def test_replacing_call_event_routes_every_event(tmp_path: Path) -> None:
         assert set(extras) <= {"logs", "metrics"}
         return call_event(event, args, state, control, **extras)
 
-    trainer.callback_handler.call_event = listening  # type: ignore[method-assign]
+    trainer.callback_handler.call_event = listening
     trainer.train()
     trainer.evaluate()
 

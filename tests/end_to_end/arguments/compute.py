@@ -238,8 +238,6 @@ def _(bench: Bench) -> None:
     accumulating = {"gradient_accumulation_kwargs": {"num_steps": 2}}
     assert bench.trained(accelerator_config=accumulating).state.global_step == 2
     assert "for runs with several processes" in bench.remark(accelerator_config={"even_batches": False})
-    with pytest.raises(ConfigurationError, match="use_configured_state out"):
-        bench.arguments(accelerator_config={"use_configured_state": True})
 
 
 @shows("fsdp", "fsdp_config")
