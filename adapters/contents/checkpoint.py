@@ -30,6 +30,8 @@ from hexloop.ports.snapshots import Snapshots
 from hexloop.ports.state import JSON, Exportable, Part
 from hexloop.ports.storage import File
 
+OPTIMIZER = "optimizer"
+
 
 class Setup(Protocol):
     """How a run is set up, and what of it may differ from the checkpoint that it resumes: by default, everything."""
@@ -50,6 +52,10 @@ class Setup(Protocol):
     def not_loaded(self, saved: Mapping[str, Any]) -> Collection[str]:
         """Return the names of the components that must not be loaded from the checkpoint."""
         return ()
+
+    def keep_options(self, saved: Mapping[str, Any]) -> None:
+        """Give the loaded optimizer the options of this run. Called after the optimizer is loaded."""
+        return
 
     def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
         """Adapt what was loaded, and `state`, to the differences. Called after everything is loaded."""
@@ -167,8 +173,23 @@ class CheckpointContents:
         for name in sorted(found, key=lambda name: name == MODEL):
             if name not in not_loaded and (found[name] or name not in RANKS_OWN):
                 self._load(name, found[name])
+        if OPTIMIZER in found and OPTIMIZER not in not_loaded:
+            self._setup.keep_options(setup)
         self._setup.adapt(setup, state)
         return state
+
+    def restore_components(self, components: Collection[str], names: Collection[str], open_file: OpenFile) -> None:
+        """Load some components of a checkpoint that `restore` has compared with the run and left out.
+
+        Raises CheckpointError if the state does not fit.
+        """
+        documents = RunDocuments(names, open_file)
+        for name in components:
+            parts = self._parts_of(name, names, open_file, documents)
+            if parts or name not in RANKS_OWN:
+                self._load(name, parts)
+            if name == OPTIMIZER:
+                self._setup.keep_options(documents.read(SETUP))
 
     def restore_weights(self, names: Collection[str], open_file: OpenFile) -> None:
         """Load only the model; see `Contents.restore_weights`."""

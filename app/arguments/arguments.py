@@ -10,9 +10,9 @@ import logging
 import math
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS, problems_of, unknown_argument
+from hexloop.app.arguments.base import SEQ2SEQ_ARGUMENTS, plain, problems_of, unknown_argument
 from hexloop.app.arguments.choices import ParallelMode
 from hexloop.app.arguments.data import AcceleratorArguments, BatchArguments
 from hexloop.app.arguments.declaration import arguments_class, default_of, takes
@@ -76,6 +76,31 @@ class TrainingArguments(
             Values that are invalid only in combination are found by `check`, which is called again before training.
     """
 
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+    ]
+    """The fields that may be given as JSON text; a subclass may extend the list by fields of its own."""
+
+    default_optim: ClassVar[str] = "adamw_torch_fused"
+    is_torch_greater_or_equal_than_2_8: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check everything. A subclass that has its own `__post_init__` calls this one from it."""
+        for name in self._VALID_DICT_FIELDS:
+            value = getattr(self, name, None)
+            if name not in TrainingArguments._VALID_DICT_FIELDS and isinstance(value, str) and value.startswith("{"):
+                setattr(self, name, _parsed(name, value))
+        super().__post_init__()
+        self._validate_args()
+
+    def _validate_args(self) -> None:
+        """No-op: everything is checked. A subclass may override it; it is called at the end of `__post_init__`."""
+
     @property
     def surroundings(self) -> Surroundings:
         """This process's rank, world size and device. Not a field; another value may be assigned."""
@@ -125,6 +150,30 @@ class TrainingArguments(
         if self.surroundings.n_gpu is not None:
             return self.surroundings.n_gpu
         return count_gpus(self.device, self.world_size)
+
+    @property
+    def _n_gpu(self) -> int:
+        """See `n_gpu`."""
+        return self.n_gpu
+
+    @property
+    def _setup_devices(self) -> torch.device:
+        """See `device`."""
+        return self.device
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """Accelerate's plugin for the configuration of DeepSpeed; None without one."""
+        if not self.deepspeed:
+            return None
+        from accelerate.utils import DeepSpeedPlugin
+
+        return DeepSpeedPlugin(hf_ds_config=self.deepspeed)
+
+    @property
+    def _no_sync_in_gradient_accumulation(self) -> bool:
+        """Whether the processes may accumulate gradients without exchanging them."""
+        return not self.deepspeed
 
     @property
     def _on_cpu(self) -> bool:
@@ -199,6 +248,15 @@ class TrainingArguments(
             if first:
                 self.surroundings.barrier()
 
+    @staticmethod
+    def _dict_dtype_to_str(d: dict[str, Any]) -> None:
+        """Replace each torch dtype in a dictionary, and in those within it, by its name, in place."""
+        for name, value in d.items():
+            if isinstance(value, dict):
+                TrainingArguments._dict_dtype_to_str(value)
+            else:
+                d[name] = plain(value)
+
     def to_json_string(self) -> str:
         """Return `to_dict` as JSON; values without a JSON form, such as a path or a torch dtype, as text."""
         return json.dumps(self.to_dict(), indent=2, default=lambda value: str(value).removeprefix("torch."))
@@ -207,6 +265,28 @@ class TrainingArguments(
         """Return `to_dict` and the batch sizes for trackers; values that are not bool, int, float or str as text."""
         values = {**self.to_dict(), "train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return the value of JSON text, with strings that spell a truth value or a number converted."""
+    try:
+        return _without_texts(json.loads(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{name}={text!r} is not valid JSON ({error}); correct it.") from error
+
+
+def _without_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_texts(each) for key, each in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    with contextlib.suppress(ValueError):
+        return int(value)
+    with contextlib.suppress(ValueError):
+        return float(value)
+    return value
 
 
 T = TypeVar("T", bound=TrainingArguments)

@@ -35,6 +35,14 @@ SEQ2SEQ_ARGUMENTS = frozenset(
 """The arguments that only `Seq2SeqTrainingArguments` has."""
 
 
+INSTEAD = {
+    "_apply_legacy_fsdp_to_config": "read fsdp and fsdp_config",
+    "_process_fsdp_args": "read fsdp and fsdp_config",
+    "fsdp_plugin_args": "read fsdp and fsdp_config",
+}
+"""What to read instead of internal attributes of transformers' class that do not exist."""
+
+
 def unknown_argument(name: str, value: object, known: Iterable[str]) -> Problem:
     """Return the problem that `name` is not among the arguments `known`."""
     return problem({name: value}, unknown_name(name, known, "argument"))
@@ -151,7 +159,8 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         def __getattr__(self, name: str) -> Any:
             if name in LEGACY_ARGUMENTS:
                 return LEGACY_ARGUMENTS[name].reads(self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}")
 
     def _set_legacy(self, name: str, value: object) -> None:
         """Apply a legacy name that a subclass's own `__post_init__` assigns before it calls this class's."""
@@ -164,7 +173,7 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments by name, with enumerations as their values and tokens hidden."""
         names = [field.name for field in self.__dataclass_fields__.values() if field.init]
-        return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(getattr(self, name)) for name in names}
+        return {name: f"<{name.upper()}>" if name.endswith("_token") else plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:
         """Return every argument and its value, one per line."""
@@ -202,11 +211,15 @@ class Arguments(ArgumentGroup, metaclass=ArgumentsMeta):
         cls.__attrs_own_setattr__ = False  # type: ignore[attr-defined]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value for a document: an enumeration's value, the name of a torch dtype, what `to_dict` returns."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     for method in ("to_dict", "to_json"):
         if hasattr(value, method):
             return getattr(value, method)()

@@ -70,7 +70,7 @@ class AcceleratorConfig:
     non_blocking: copies batches to the device asynchronously, as hexloop always does from pinned memory.
     gradient_accumulation_kwargs: `num_steps` sets gradient_accumulation_steps if that is 1; with `sync_each_batch`
         processes exchange gradients at every micro-batch. Other keys have no effect.
-    use_configured_state: uses the accelerate state that the script has set up; not supported.
+    use_configured_state: uses the accelerate state that the script has set up.
     """
 
     split_batches: bool = False
@@ -115,7 +115,7 @@ def _converted_settings(values: dict[str, Any]) -> dict[str, Any]:
 def _to_accelerator_config(value: Any) -> Any:
     """Convert None, a mapping, its JSON text or file, or transformers' class of the same name."""
     if isinstance(value, type):
-        raise RefusalError("it takes an object, not a class", f"make one: {value.__name__}()")
+        raise NotImplementedError(f"accelerator_config takes an object, not a class; make one: {value.__name__}().")
     if value is None:
         value = {}
     if isinstance(value, AcceleratorConfig) or (
@@ -123,8 +123,8 @@ def _to_accelerator_config(value: Any) -> Any:
     ):
         value = value.to_dict()
     made = AcceleratorConfig(**_converted_settings(converter.structure(mapping_or_file(value), dict[str, Any])))
-    if made.pop("use_configured_state"):  # transformers removes it as well
-        raise RefusalError("hexloop does not use accelerate's state", "leave its key use_configured_state out")
+    if not made.use_configured_state:  # transformers removes it as well
+        made.pop("use_configured_state")
     return made
 
 

@@ -160,8 +160,6 @@ _MIXED_PRECISION_BACKEND = LegacyArgument(
     str, "leave it out: mixed precision is torch's own, turned on by fp16 or bf16", _backend_becomes, lambda _: "auto"
 )
 
-_SAFETENSORS = "leave it out: weights are written as safetensors"
-
 LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "evaluation_strategy": _renamed("eval_strategy", str),
     "per_gpu_train_batch_size": _renamed("per_device_train_batch_size", int, unset=0),
@@ -203,7 +201,7 @@ LEGACY_ARGUMENTS: dict[str, LegacyArgument] = {
     "fp16_opt_level": LegacyArgument(
         str, "leave it out: it was for Apex, which called fp16=True O1", _apex_level_becomes, lambda _: "O1"
     ),
-    "save_safetensors": _removed(bool, True, "loading a pickle can run any code", _SAFETENSORS, write=_SAFETENSORS),
+    "save_safetensors": _without_effect(bool, "leave it out: weights are always written as safetensors", True),
     "push_to_hub_token": _renamed("hub_token", str),
     "push_to_hub_model_id": LegacyArgument(
         str,

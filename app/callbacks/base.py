@@ -24,6 +24,18 @@ class TrainerControl(ControlFlags, ExportableState):
         """Return the current switches."""
         return {"args": asdict(self), "attributes": {}}
 
+    def _new_training(self) -> None:
+        """Clear the switch that a new run clears."""
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        """Clear the switch that a new epoch clears."""
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        """Clear the switches that a new step clears."""
+        self.should_save = self.should_evaluate = self.should_log = False
+
     def take_over(self, other: object) -> None:
         """Copy the five switches of another object. Raises TypeError if one is missing."""
         for switch in fields(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -41,6 +41,9 @@ for _name in (*_CHANGES, "__delitem__", "__iadd__", "__imul__", "__setitem__"):
 
 
 Listener = Callable[..., object]
+
+KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+"""The attributes of a handler that every event passes to the callbacks as keywords."""
 
 
 def _event(name: str, *cleared: str, positional: tuple[str, ...] = ()) -> Callable[..., TrainerControl]:
@@ -132,13 +135,21 @@ class CallbackHandler:
         if self.pop_callback(callback) is None and not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not among the callbacks: {', '.join(self.callback_list.splitlines())}.")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "call_event":  # set on this instance: every event goes through it
+            self.refresh()
+
     def overriding(self, event: str) -> tuple[Listener, ...]:
         """Return the callbacks' methods for `event` that are overridden."""
         return self._overriding[event]
 
     def refresh(self) -> None:
         """Update which events are overridden, when the list of callbacks changes and when a run starts."""
-        self._overriding = {event: tuple(_listeners(self._callbacks, event)) for event in EVENTS}
+        if "call_event" in vars(self) or type(self).call_event is not CallbackHandler.call_event:
+            self._overriding = {event: (partial(self._announce, event),) for event in EVENTS}
+        else:
+            self._overriding = self._listeners()
         for dispatcher in self._dispatchers:
             dispatcher.refresh()
 
@@ -150,22 +161,22 @@ class CallbackHandler:
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> TrainerControl:
         """Call the callbacks for `event`; return `control`, with the switches of every control that they returned."""
-        self.call(self.overriding(event), args, state, control, **extras)
+        self.call(self._listeners()[event], args, state, control, **extras)
         return control
+
+    def _listeners(self) -> dict[str, tuple[Listener, ...]]:
+        return {event: tuple(_listeners(self._callbacks, event)) for event in EVENTS}
+
+    def _announce(self, event: str, args: Any, state: TrainerState, control: TrainerControl, **named: Any) -> object:
+        """Call a replaced `call_event`, without the keywords of every event, which it adds itself."""
+        extras = {name: value for name, value in named.items() if name not in KEYWORDS}
+        return self.call_event(event, args, state, control, **extras)
 
     def call(
         self, listeners: Iterable[Listener], args: Any, state: TrainerState, control: TrainerControl, **extras: Any
     ) -> None:
         """Call each of `listeners` with the keywords of every event and `extras`."""
-        keywords = {
-            "model": self.model,
-            "processing_class": self.processing_class,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "train_dataloader": self.train_dataloader,
-            "eval_dataloader": self.eval_dataloader,
-            **extras,
-        }
+        keywords = {**{name: getattr(self, name) for name in KEYWORDS}, **extras}
         for listener in listeners:
             returned = listener(args, state, control, **keywords)
             if returned is not None and returned is not control:

@@ -233,6 +233,21 @@ class TrainerState(RunView):
         """Return the fields, sorted by name, as a JSON document."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
+    def compute_steps(self, args: Any, max_steps: int) -> None:
+        """Set the intervals of the arguments; one below 1 is a fraction of `max_steps`, rounded up."""
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            steps = getattr(args, name)
+            if steps is not None:
+                setattr(self, name, whole_steps(steps, max_steps))
+
+    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+        """Set the lengths of the run, its trial, and which process this is."""
+        if trainer.hp_name is not None and trial is not None:
+            self.trial_name = trainer.hp_name(trial)
+        self.max_steps, self.num_train_epochs = max_steps, num_train_epochs
+        self.is_local_process_zero = trainer.is_local_process_zero()
+        self.is_world_process_zero = trainer.is_world_process_zero()
+
     def save_to_json(self, json_path: str) -> None:
         """Write the fields to a JSON file."""
         Path(json_path).write_text(self.to_json_string(), encoding="utf-8")

@@ -7,7 +7,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -21,8 +21,8 @@ from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
-from hexloop.app.wiring.state import contents_for
-from hexloop.app.wiring.storage import is_elsewhere, refuse_unreachable
+from hexloop.app.wiring.state import CheckpointContents, contents_for
+from hexloop.app.wiring.storage import is_elsewhere, joined, refuse_unreachable
 from hexloop.domain.checkpoints.commit import CheckpointPolicy
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.checkpoints.reading import checkpoint_steps, read_manifest, verify
@@ -73,6 +73,37 @@ class RunCheckpoints(CheckpointStore):
         self._settle_counters = settle_counters
         self._required = True
         self._events: list[AnyEvent] = []
+        self._resuming: tuple[Storage, str] | None = None
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the run is being restored from a checkpoint."""
+        return self._resuming is not None
+
+    def call_loading_hooks(self, storage: Storage, name: str) -> None:
+        """Call the overridden methods that load a part of the checkpoint `name`, in the order of transformers."""
+        hooks, folder = self._parts.hooks, storage.capabilities.local_folder
+        location = joined(folder or storage.capabilities.location, name)
+        self._resuming = storage, name
+        try:
+            for hook in (
+                hooks.load_from_checkpoint,
+                hooks.load_optimizer_and_scheduler,
+                hooks.load_scaler,
+                hooks.load_rng_state,
+            ):
+                if hook.overridden:
+                    hook(location)
+        finally:
+            self._resuming = None
+
+    def load_components(self, components: Collection[str]) -> None:
+        """Load components of the checkpoint that the run resumes from, on behalf of an overridden method."""
+        assert self._resuming is not None
+        storage, name = self._resuming
+        files = read_manifest(storage, name).files
+        contents = cast(CheckpointContents, self.contents)
+        contents.restore_components(components, files, lambda path, start=0: storage.read(f"{name}/{path}", start))
 
     def prepare(self) -> None:
         """Allocate the snapshots, if the run saves."""
@@ -172,7 +203,7 @@ def refuse_unwritable(args: TrainingArguments, storage: Storage) -> None:
 # Resuming
 
 
-def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, resume_from: str | bool | None) -> None:
+def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resume_from: str | bool | None) -> None:
     """Restore a new run from a checkpoint: a folder by its path, or with True the run's newest good one.
 
     "auto" is True if there is one, and otherwise leaves the run at its start; a finished run has no step left.
@@ -185,8 +216,10 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     if resume_from is not True:
         refuse_transformers_checkpoint(str(resume_from))
     store.exclusive = resume_from == AUTO
+    storage, name = store.storage, store.latest
     if resume_from in (True, AUTO):
         state = store.resume()
+        name = store.latest
     else:
         storage, name = named_checkpoint(store.storage, str(resume_from))
         state = store.resume(name, None if storage is store.storage else storage)
@@ -213,8 +246,9 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
     if resume_from == AUTO and finished_at(parts.adapters.storage, parts.args, store.latest) is not None:
         state.due = []
         run.control.should_training_stop = True
-    rebuild = parts.args.restore_callback_states_from_checkpoint
-    restore_callbacks(parts.callback_handler, parts.control, state.callbacks, rebuild)
+    assert name is not None
+    parts.hooks.load_callback_state()
+    store.call_loading_hooks(storage, name)
 
 
 # Completion of a run

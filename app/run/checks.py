@@ -45,7 +45,12 @@ def refuse_evaluation_without_data(parts: TrainerParts) -> None:
     """Raise ConfigurationError if evaluations are due in the run and there is no data for them."""
     strategy = str(getattr(parts.args.eval_strategy, "value", parts.args.eval_strategy))
     due = strategy != "no" or parts.args.eval_on_start
-    if not due or parts.hooks.evaluate.overridden or parts.hooks.get_eval_dataloader.overridden:
+    if (
+        not due
+        or parts.hooks.evaluate.overridden
+        or parts.hooks.evaluate_in_run.overridden
+        or parts.hooks.get_eval_dataloader.overridden
+    ):
         return
     if parts.eval_dataset is None:
         raise ConfigurationError(

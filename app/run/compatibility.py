@@ -27,6 +27,14 @@ from hexloop.ports.collectives import Json
 from hexloop.ports.state import Part
 from hexloop.ports.storage import Storage
 
+LOADED_BY_HOOKS = {
+    "load_from_checkpoint": frozenset({"model"}),
+    "load_optimizer_and_scheduler": frozenset({"optimizer", "scheduler"}),
+    "load_scaler": frozenset({"scaler"}),
+    "load_rng_state": frozenset({"random"}),
+}
+"""The components that an overridden method loads on resume, if it calls the method that it overrides."""
+
 AUTO = "auto"
 """Resume if there is a checkpoint, and start a new run otherwise."""
 
@@ -208,12 +216,13 @@ class RunSetup:
             not_loaded.add("scaler")
         if "imported_from" in saved:
             not_loaded.add("data")
+        for hook, components in LOADED_BY_HOOKS.items():
+            if getattr(self._parts.hooks, hook).overridden:
+                not_loaded |= components
         return not_loaded
 
     def adapt(self, saved: Mapping[str, Any], state: RunState) -> None:
-        """Apply this run's optimizer options, and continue at the same sample if the batch size differs."""
-        if not self._other_optimizer(saved):
-            self._keep_own_options(saved)
+        """Continue at the same sample if the batch size differs."""
         own = self._document["global_batch_size"]
         if state.global_batch_size != own:
             state.global_batch_size = own
@@ -265,7 +274,8 @@ class RunSetup:
         then, now = saved.get("optimizer"), self._document["optimizer"]
         return then is not None and (then["class"] != now["class"] or _in_groups_of(then, now) is None)
 
-    def _keep_own_options(self, saved: Mapping[str, Any]) -> None:
+    def keep_options(self, saved: Mapping[str, Any]) -> None:
+        """Give the loaded optimizer this run's options, learning rates apart."""
         then, now = saved.get("optimizer"), self._document["optimizer"]
         groups = None if then is None else _in_groups_of(then, now)
         if groups is None:

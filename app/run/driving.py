@@ -229,12 +229,13 @@ def _randomness(parts: TrainerParts) -> IsolatedRandomness:
 
 def evaluation_in_training(parts: TrainerParts) -> Evaluation:
     """Yield the events of an evaluation that is due in a run; an overridden `evaluate` is one opaque action."""
-    if parts.hooks.evaluate.overridden:
+    hooks, ignored = parts.hooks, parts.ignore_keys_for_eval
+    if hooks.evaluate_in_run.overridden or hooks.evaluate.overridden:
         with _randomness(parts):
-            metrics: dict[str, float] = parts.hooks.evaluate(ignore_keys=parts.ignore_keys_for_eval)
+            metrics: dict[str, float] = hooks.evaluate_in_run(None, ignored)
         yield OpaquelyEvaluated(parts.state.global_step, metrics)
         return metrics
-    return (yield from evaluation_events(parts, None, parts.ignore_keys_for_eval, "eval", within_run=True))
+    return (yield from evaluation_events(parts, None, ignored, "eval", within_run=True))
 
 
 def evaluation_events(

@@ -184,10 +184,11 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         checks.refuse_separate_folders(parts)
         wrapped = host.prepare(prepared.model, prepared.plan.total_steps)
         parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
-        after_step = AfterStep(partial(parts.dispatcher.call, "on_optimizer_step"))
+        each_step, report = _after_each_step(parts)
+        after_step = AfterStep(each_step)
         learner = make_learner(parts, wrapped, after_step)
         undo.enter_context(reduced_precision(parts, wrapped))
-        run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name)
+        run = _make_run(parts, prepared.plan, prepared.batches, learner, run_name, report)
         totals = totals_over_ranks(parts.adapters.collectives)
         counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
         run.counters = counters.each_batch
@@ -248,8 +249,36 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     return Preparation(global_state, model, loader, batches, plan, journal, observers, asked_accumulation)
 
 
+Report = Callable[[dict[str, float]], None]
+
+
+def _after_each_step(parts: TrainerParts) -> tuple[Callable[[], None], Report]:
+    """Return what is called after each optimizer step, and `log`.
+
+    An overridden `_get_learning_rate` is called there, before the schedule advances; its rate is logged.
+    """
+    call = partial(parts.dispatcher.call, "on_optimizer_step")
+    log: Report = parts.hooks.log.method
+    get_learning_rate = parts.hooks.get_learning_rate
+    if not get_learning_rate.overridden:
+        return call, log
+    rate: float | None = None
+
+    def call_and_ask() -> None:
+        nonlocal rate
+        call()
+        rate = get_learning_rate()
+
+    def log_with_rate(values: dict[str, float]) -> None:
+        if "learning_rate" in values and rate is not None:
+            values["learning_rate"] = rate
+        log(values)
+
+    return call_and_ask, log_with_rate
+
+
 def _make_run(
-    parts: TrainerParts, plan: Plan, batches: Batches[Any], learner: RunLearner, name: str | None
+    parts: TrainerParts, plan: Plan, batches: Batches[Any], learner: RunLearner, name: str | None, report: Report
 ) -> Run[Any, Any]:
     """Return the run at its first step, under one name on all processes."""
     args = parts.args
@@ -273,7 +302,7 @@ def _make_run(
         control=parts.control,
         requests=parts.requests,
         max_norm=args.max_grad_norm,
-        report=parts.hooks.log.method,
+        report=report,
         evaluate=_evaluation(parts),
         best=best_metric(args),
         windows=learner.windows if args.reproduce is None or plan.batches_per_epoch else whole_windows(learner.windows),

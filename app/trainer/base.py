@@ -99,6 +99,12 @@ class TrainerBase:
     _standard_scheduler: Any = None
     """What the standard `create_optimizer` and `create_scheduler` made from the arguments."""
 
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        raise NotImplementedError
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        raise NotImplementedError
+
     @property
     def is_in_train(self) -> bool:
         """Whether a run is live."""
@@ -153,7 +159,8 @@ class TrainerBase:
     def note_model(self) -> None:
         """Set the attributes that depend on the model; subclasses may assign others after the constructor."""
         devices = {each for each in (getattr(self.model, "hf_device_map", None) or {}).values() if each != "disk"}
-        self.is_model_parallel = len(devices - {"cpu"}) > 1
+        parallelized = getattr(self.model, "is_parallelizable", False) and getattr(self.model, "model_parallel", False)
+        self.is_model_parallel = len(devices - {"cpu"}) > 1 or bool(parallelized)
         if self.is_model_parallel or getattr(self.model, "is_loaded_in_8bit", False):
             disable_replication(self.adapters, self.args)
         asked = self.args.place_model_on_device
@@ -173,6 +180,9 @@ class TrainerBase:
         """Move the model to its device, with the memory options of the arguments. A sharded model stays where it is."""
         sharded = is_sharded(self.adapters.parallelism, self.model)
         moves = moves and self.place_model_on_device and not sharded
+        if moves and is_overridden(self, "_move_model_to_device"):
+            self._move_model_to_device(self.model, self.args.device)
+            moves = False
         return place_model(self.model, self.args, self.adapters.device, moves)
 
     @standard
@@ -269,6 +279,8 @@ class TrainerBase:
 
         args = self.args
         self._forget_own_optimizer()
+        if is_overridden(self, "_wrap_model"):
+            model = self._wrap_model(model)
         makes_optimizer, makes_scheduler = self.optimizer is None, self.lr_scheduler is None
         try:
             wrapped, self.optimizer = self.adapters.parallelism.prepare(model, build_optimizer)

@@ -205,27 +205,11 @@ class LegacyNames(TrainerBase):
         **kwargs: Any,
     ) -> Any:
         """Raise ConfigurationError: there is no hyperparameter search yet."""
-        search = "make a Trainer with model_init for each trial of a search library of your choice, and call train"
-        _refuse("hyperparameter_search", "hexloop has no search yet", search)
+        _refuse("hyperparameter_search", "hexloop has no search yet", SEARCH_YOURSELF)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> Any:
         """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("init_hf_repo", "hexloop does not publish models yet", PUBLISH)
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: Any = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: Any = None,
-        dataset_tags: Any = None,
-        dataset: Any = None,
-        dataset_args: Any = None,
-    ) -> Any:
-        """Raise ConfigurationError: publishing is not supported yet."""
-        _refuse("create_model_card", "hexloop does not write model cards yet", PUBLISH)
 
     def push_to_hub(
         self,
@@ -239,14 +223,34 @@ class LegacyNames(TrainerBase):
         """Raise ConfigurationError: publishing is not supported yet."""
         _refuse("push_to_hub", "hexloop does not publish models yet", PUBLISH)
 
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> Any:
+        """Raise ConfigurationError: publishing is not supported yet, and `push_to_hub=True` is refused."""
+        _refuse("_push_from_checkpoint", "hexloop does not publish models yet", PUBLISH)
+
+    def _finish_current_push(self) -> None:
+        """No-op: no push is in progress."""
+
+    def _hp_search_setup(self, trial: Any) -> Any:
+        """Raise ConfigurationError: there is no hyperparameter search yet."""
+        _refuse("_hp_search_setup", "hexloop has no search yet", SEARCH_YOURSELF)
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        """No-op: no hyperparameter search is in progress."""
+
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> Any:
+        """Raise ConfigurationError: there is no hyperparameter search yet."""
+        _refuse("_tune_save_checkpoint", "hexloop has no search yet", SEARCH_YOURSELF)
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for an internal method of transformers the error states what to use."""
-            known = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            instead = INSTEAD.get(name) or ATTRIBUTES_INSTEAD.get(name)
+            known = f": {instead}" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
 
 
+SEARCH_YOURSELF = "make a Trainer with model_init for each trial of a search library of your choice, and call train"
 PUBLISH = "save_model to a folder, and publish that with huggingface_hub.upload_folder"
 
 
@@ -269,60 +273,29 @@ def _refuse(method: str, because: str, instead: str) -> NoReturn:
 
 # Internal methods of transformers' Trainer
 
-COLLATE = "pass a data_collator, or set remove_unused_columns=False"
 WRAP = "pass parallelism=..., an adapter whose prepare wraps the model"
 CLIP = "set max_grad_norm, or clip in a callback's on_pre_optimizer_step"
 LOAD = "change the model before train, or in a callback's on_train_begin, which comes after a checkpoint is loaded"
-STREAMS = "remove it: checkpoints contain every random stream, and resuming restores them"
 ROTATION = "set save_total_limit"
 HUB = "override push_to_hub"
-SEARCH = "override hyperparameter_search"
 GATHER = "use accelerator.gather_for_metrics"
 
 INSTEAD = {
     # Methods of release 5
     "_build_accelerator_args": "pass adapters to the constructor (device=..., precision=..., parallelism=...)",
-    "_clip_grad_norm": CLIP,
     "_defer_fsdp_gradient_reduction": WRAP,
     "_determine_best_metric": "set metric_for_best_model and greater_is_better, or override evaluate",
-    "_evaluate": "override evaluate",
     "_finalize_training": "override train, or use a callback's on_train_end",
-    "_finish_current_push": HUB,
-    "_get_collator_with_removed_columns": COLLATE,
-    "_get_dataloader": "override get_train_dataloader, get_eval_dataloader or get_test_dataloader",
-    "_get_grad_norm": "read grad_norm in a callback's on_log",
-    "_get_learning_rate": "override create_scheduler; a callback reads lr_scheduler.get_last_lr()",
-    "_get_num_items_in_batch": "override get_batch_samples, which also returns the count",
-    "_get_output_dir": "set output_dir",
     "_has_mixed_mesh_grads": CLIP,
-    "_hp_search_setup": SEARCH,
     "_init_training_state": "use a callback's on_train_begin, which may write into the state",
     "_inner_training_loop": "override train, or drive the run yourself with stream",
-    "_issue_warnings_after_load": LOAD,
-    "_load_callback_state": "define state() and from_state() on a callback, which then is part of every checkpoint",
-    "_load_from_checkpoint": LOAD,
-    "_load_optimizer_and_scheduler": "override create_optimizer or create_scheduler; what they return is loaded",
-    "_load_rng_state": STREAMS,
-    "_load_scaler": "pass precision=..., an adapter that loads its state",
     "_mixed_mesh_grad_norm": CLIP,
-    "_move_model_to_device": "set place_model_on_device=False and move the model yourself, or pass device=...",
     "_prepare_context_parallel_inputs": "override _prepare_inputs",
     "_prepare_for_training": "override create_optimizer_and_scheduler, or use a callback's on_train_begin",
-    "_prepare_input": "override _prepare_inputs",
-    "_push_from_checkpoint": HUB,
-    "_remove_unused_columns": COLLATE,
-    "_report_to_hp_search": SEARCH,
     "_run_epoch": "override train, or drive the run yourself with stream",
-    "_save_optimizer_and_scheduler": "return all state from the optimizer's state_dict, or override _save_checkpoint",
-    "_save_rng_state": STREAMS,
-    "_save_scaler": "pass precision=..., an adapter that exports its state",
-    "_set_signature_columns_if_needed": COLLATE,
     "_sync_replicated_trainable_parameters": WRAP,
     "_track_num_input_tokens": "set include_num_input_tokens_seen, or count in a callback",
-    "_tune_save_checkpoint": SEARCH,
     "_update_auto_batch_size": "use a callback's on_train_begin and read state.train_batch_size",
-    "_validate_args": "check the arguments before the constructor, or in TrainingArguments.__post_init__",
-    "_wrap_model": WRAP,
     # Methods that only releases 4 had
     "_activate_neftune": "set neftune_noise_alpha",
     "_add_sm_patterns_to_gitignore": HUB,
@@ -338,6 +311,15 @@ INSTEAD = {
     "_get_decay_parameter_names": "override get_decay_parameter_names",
 }
 """What to use instead of overriding each of the other internal methods."""
+
+
+ATTRIBUTES_INSTEAD = {
+    "_loggers_initialized": "read is_in_train",
+    "_memory_tracker": "set skip_memory_metrics=False, and read the memory figures of the metrics",
+    "_mixed_mesh_grads": CLIP,
+    "_tr_loss": "read loss in a callback's on_log, or the losses of the StepEnded events of stream()",
+}
+"""What to read instead of the internal attributes that do not exist."""
 
 
 def refuse_overridden_internals(kind: type[Any], standard: type[Any]) -> None:

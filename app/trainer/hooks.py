@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -12,21 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from hexloop.app.arguments import TrainingArguments
 from hexloop.app.run import saving
-from hexloop.app.run.session import RunHost, Session
-from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.run.session import RunHost
 from hexloop.app.trainer.compatibility import Accelerator
+from hexloop.app.trainer.internal import TrainerInternals
 from hexloop.app.wiring import data
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
 from hexloop.app.wiring.learner import floating_point_operations
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
-from hexloop.domain.errors import ConfigurationError, RunStateError
 from hexloop.domain.loop import log_evaluate_save
-from hexloop.domain.triggers import make_plan
 
 
-class TrainerHooks(TrainerBase):
+class TrainerHooks(TrainerInternals):
     """What each hook does unless it is overridden; an override may call it."""
 
     # A step
@@ -60,9 +55,7 @@ class TrainerHooks(TrainerBase):
         The count is None if the loss needs none, and if no run is live. If overridden, it provides every window.
         """
         samples = list(islice(epoch_iterator, num_batches))
-        if not samples or self._session is None:
-            return samples, None
-        return samples, self._session.learner.count_items(samples)
+        return samples, self._get_num_items_in_batch(samples, device)
 
     @property
     def current_gradient_accumulation_steps(self) -> int:
@@ -105,6 +98,8 @@ class TrainerHooks(TrainerBase):
 
         If overridden, it is called for every micro-batch of a step and of an evaluation.
         """
+        if is_overridden(self, "_prepare_input"):
+            return self._prepare_input(inputs)
         return data.prepared_inputs(inputs, self.adapters.device.name)
 
     @standard
@@ -115,118 +110,6 @@ class TrainerHooks(TrainerBase):
         step = standard_prediction_step(self._collect_parts())
         predicted: tuple[Tensor | None, Any, Any] = step(model, inputs, prediction_loss_only, ignore_keys)
         return predicted
-
-    # Data
-
-    @standard
-    def get_train_dataloader(self) -> Any:
-        """Return the batches of the training data."""
-        if self.train_dataset is None:
-            raise ConfigurationError("The Trainer has no data to train on; pass train_dataset.")
-        if self.args.reproduce is not None:
-            return self._reproduced_loader(self.train_dataset, self._train_batch_size, trains=True)
-        loaders, size = self._loader_factory(), self._train_batch_size
-        total = data.global_batch_size(self.args, size)
-        if is_overridden(self, "_get_train_sampler"):
-            sampler = data.sampler_from(self._get_train_sampler, self.train_dataset)
-            if sampler is not None:
-                return loaders.sampled(self.train_dataset, size, sampler, total)
-        return loaders.training(self.train_dataset, total)
-
-    @standard
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the batches of `eval_dataset`: a data set, the name of one of several, or None for the Trainer's."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]
-        if dataset is None:
-            raise ConfigurationError("The Trainer has no data to evaluate on; pass eval_dataset.")
-        if self.args.reproduce is None or not self.args.dataloader_persistent_workers:
-            return self._evaluation_loader(dataset)
-        name = eval_dataset if isinstance(eval_dataset, str) else "eval"
-        return self._kept_loaders.get(name, partial(self._evaluation_loader, dataset))
-
-    @standard
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the batches of `test_dataset`."""
-        return self._evaluation_loader(test_dataset)
-
-    @standard
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Return a sampler of the training data's indices in the run's order; None for data without indices.
-
-        If overridden, its sampler decides the order, unless it returns None.
-        """
-        return self._loader_factory().training_sampler(self.train_dataset if train_dataset is None else train_dataset)
-
-    @standard
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        """Return a sampler of the data set's indices in order; None for data without indices."""
-        return self._loader_factory().evaluation_sampler(eval_dataset)
-
-    def num_examples(self, dataloader: Any) -> int:
-        """Return the samples of a loader; its length times the batch size if its data set has no length."""
-        count = data.example_count(dataloader)
-        return len(dataloader) * self.args.per_device_train_batch_size if count is None else count
-
-    def _evaluation_loader(self, dataset: Any) -> Any:
-        if self.args.reproduce is not None:
-            return self._reproduced_loader(dataset, self.args.eval_batch_size)
-        loaders, size = self._loader_factory(), self.args.eval_batch_size
-        sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
-        if sampler is None:
-            return loaders.evaluation(dataset, data.global_batch_size(self.args, size))
-        return loaders.sampled(dataset, size, sampler, data.global_batch_size(self.args, size))
-
-    def _loader_factory(self) -> Any:
-        parts = self._collect_parts()
-        return data.loader_factory(parts) if parts.args.reproduce is None else data.reproducing_factory(parts)
-
-    def _reproduced_loader(self, dataset: Any, batch_size: int, trains: bool = False) -> Any:
-        """Return the loader that transformers would make."""
-        method = self._get_train_sampler if trains else self._get_eval_sampler
-        return self._loader_factory().loader(dataset, batch_size, partial(data.sampler_from, method), trains)
-
-    # Sizes of a run, by the names of transformers
-
-    def set_initial_training_values(
-        self, args: TrainingArguments, dataloader: Any
-    ) -> tuple[int, int, int, float, int, int | None, int]:
-        """Return the sizes of a run with `args` over `dataloader`, in the order of transformers.
-
-        Epochs; optimizer steps of an epoch; samples; samples trained on; samples of an optimizer step; batches of an
-        epoch; optimizer steps of the run. Epochs are `sys.maxsize` if the data have no length.
-        Raises ConfigurationError if neither data nor arguments define the length of the run.
-        """
-        batches, accumulation = data.length_of(dataloader), args.gradient_accumulation_steps
-        plan = make_plan(batches, accumulation, args.num_train_epochs, args.max_steps)
-        total, size = plan.total_steps, self.get_total_train_batch_size(args)
-        if batches is None:
-            return sys.maxsize, total, total * size, total * size, size, total * accumulation, total
-        steps_per_epoch = max(1, math.ceil(batches / accumulation))
-        samples = self.num_examples(dataloader)
-        if args.max_steps > 0:
-            return math.ceil(total / steps_per_epoch), steps_per_epoch, samples, total * size, size, batches, total
-        epochs = math.ceil(args.num_train_epochs)
-        return epochs, steps_per_epoch, samples, samples * args.num_train_epochs, size, batches, total
-
-    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the samples in an optimizer step of all processes together."""
-        model_parallel_size = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
-        samples = data.global_batch_size(args, self._train_batch_size) * args.gradient_accumulation_steps
-        return samples // model_parallel_size
-
-    def get_sp_size(self) -> int:
-        """Return the size of sequence parallelism by heads."""
-        return 1
-
-    def get_cp_size(self) -> int:
-        """Return the size of context parallelism."""
-        return 1
-
-    def get_tp_size(self) -> int:
-        """Return the size of tensor parallelism, as a model of transformers that was loaded with it states."""
-        return int(getattr(self.model, "_tp_size", None) or 1)
 
     # Checkpoints and boundaries
 
@@ -243,12 +126,6 @@ class TrainerHooks(TrainerBase):
         """
         session = self._live("_save_checkpoint")
         session.checkpoints.take(session.run.state)
-
-    @standard
-    def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint. Raises RunStateError if no run is live."""
-        session = self._live("_load_best_model")
-        session.checkpoints.load_best_now(session.run.state)
 
     @standard
     def _maybe_log_save_evaluate(
@@ -271,11 +148,6 @@ class TrainerHooks(TrainerBase):
             self._dispatcher.dispatch(event)
 
     # What a run receives
-
-    def _live(self, method: str) -> Session:
-        if self._session is None:
-            raise RunStateError(f"{method} needs a live run; call train() or stream() instead.")
-        return self._session
 
     def _collect_parts(self) -> TrainerParts:
         """Collect the attributes and hooks as they are now."""
@@ -304,6 +176,7 @@ class TrainerHooks(TrainerBase):
             model_accepts_loss_kwargs=self.model_accepts_loss_kwargs,
             loss_is_scaled_for_ga=self.loss_is_scaled_for_ga,
             main_input_name=self.main_input_name,
+            signature_columns=self._signature_columns,
             can_return_loss=self.can_return_loss,
             train_batch_size=self._train_batch_size,
             ignore_keys_for_eval=self.ignore_keys_for_eval,

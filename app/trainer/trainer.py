@@ -12,7 +12,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
 from hexloop.app.callbacks import CallbackHandler, EventDispatcher, TrainerControl, TrainerState
 from hexloop.app.callbacks.flow import all_callbacks
-from hexloop.app.run import driving, saving
+from hexloop.app.run import driving, model_card, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
@@ -26,6 +26,7 @@ from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refu
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
+from hexloop.app.wiring.storage import as_location, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest
@@ -125,6 +126,8 @@ class Trainer(TrainerHooks, LegacyNames):
         handled = self.model, processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler = CallbackHandler(listeners, *handled)
         self._dispatcher = EventDispatcher(self.callback_handler, self.args, self.state, self.control)
+        if is_overridden(self, "_validate_args"):
+            self._validate_args()
         self._dispatcher.call("on_init_end")
         self._memory.end("init")
 
@@ -165,11 +168,20 @@ class Trainer(TrainerHooks, LegacyNames):
         The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
         driving.refuse_second_run(None if self._session is None else self._session.run)
+        if is_overridden(self, "_get_output_dir"):
+            self._use_folder(str(self._get_output_dir(self._trial)))
         self.ignore_keys_for_eval = ignore_keys_for_eval
         host = self._run_host()
         if self.args.auto_find_batch_size:
             return driving.closed_at_exit(driving.find_batch_size(host, resume_from_checkpoint))
         return driving.closed_at_exit(driving.drive(host, resume_from_checkpoint))
+
+    def _use_folder(self, folder: str) -> None:
+        """Let the next run save to `folder`."""
+        current = self.adapters.storage.capabilities
+        if as_location(folder) != as_location(current.local_folder or current.location):
+            self.adapters.storage = storage_for(folder)
+            self.state.checkpoints_folder = folder
 
     # Requests to a live run, from any thread
 
@@ -329,6 +341,30 @@ class Trainer(TrainerHooks, LegacyNames):
         """Log a warning for each interval or batch size that differs from the state of a checkpoint."""
         if found := saving.differences(training_args, trainer_state):
             logging.getLogger("hexloop").warning("The resumed run differs from the checkpoint: %s.", "; ".join(found))
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write a model card to README.md in the output folder: metadata, hyperparameters, results and versions.
+
+        The first of several processes writes. Tags of a card that is there already are kept.
+        """
+        if self.is_world_process_zero():
+            lists = map(model_card.as_list, (language, tags, tasks, dataset_tags, dataset, dataset_args))
+            languages, all_tags, all_tasks, all_dataset_tags, names, arguments = lists
+            facts = model_card.CardFacts(
+                languages, license, all_tags, model_name, finetuned_from, all_tasks, all_dataset_tags, names, arguments
+            )
+            model_card.write_model_card(self._collect_parts(), facts)
 
     def is_world_process_zero(self) -> bool:
         """Return whether this process is the first of the run."""

@@ -47,6 +47,14 @@ _RUN_FILE = re.compile(rf"({PREFIX})?({'|'.join(RUN_COMPONENTS)}){_PARTS}|{PREFI
 
 
 @frozen
+class LoadedKeys:
+    """The keys of a model that loaded weights lack, and the loaded ones that the model does not have."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+@frozen
 class CheckpointFiles:
     """The files of a checkpoint in a storage. files: the size and digest of each, by path.
 
@@ -147,6 +155,28 @@ def load_model_weights(model: torch.nn.Module, checkpoint: CheckpointFiles) -> N
     CheckpointContents({MODEL: ModelState(model)}).restore_weights(checkpoint.files, checkpoint.read)
 
 
+def load_folder_weights(model: torch.nn.Module, folder: str) -> LoadedKeys:
+    """Load the weights in a folder into a model; return the keys that were missing or unexpected.
+
+    The folder is a checkpoint, or what `save_model` or `save_pretrained` wrote: safetensors, in one file or with an
+    index. Raises CheckpointError if there are none, or if a shape differs.
+    """
+    from hexloop.adapters.trainable.torch.model_state import ModelState
+
+    paths = files_below(Path(folder))
+    if not any(map(is_weights, paths)):
+        raise CheckpointError(f"{folder} has no weights: it needs model.safetensors, or shards with an index.")
+
+    def open_file(path: str, start: int = 0, /) -> Iterator[memoryview]:
+        return chunks_of(paths[path], start)
+
+    saved = {part.name: part for part in parts_of(MODEL, paths, open_file)}
+    state = ModelState(model)
+    present = state.named_tensors().keys()
+    state.load(part for name, part in saved.items() if name in present)
+    return LoadedKeys(sorted(present - saved.keys()), sorted(saved.keys() - present))
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype for a dtype name of safetensors, such as "BF16"."""
     from hexloop.adapters.trainable.torch.serialization import TYPES
@@ -243,12 +273,17 @@ def user_files(parts: TrainerParts, override: CheckpointOverride) -> UserFiles:
     found = override.written() if collectives.rank == 0 and earlier else {}
     names: frozenset[str] = frozenset()
     close = UserFiles().close
-    if parts.hooks.save_model.overridden or parts.hooks.save.overridden:
+    writes_model = parts.hooks.save_model.overridden or parts.hooks.save.overridden
+    saving_state = [hook for hook in parts.hooks.saving_state if hook.overridden]
+    if writes_model or saving_state:
         folder = tempfile.mkdtemp()
         close = partial(shutil.rmtree, folder, ignore_errors=True)
 
         def write() -> list[str]:
-            parts.hooks.save_model(folder, _internal_call=True)
+            if writes_model:
+                parts.hooks.save_model(folder, _internal_call=True)
+            for hook in saving_state:
+                hook(folder)
             return sorted(files_below(Path(folder)).keys() - {TRAINER_STATE})
 
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from attrs import evolve
 
 from hexloop.adapters.batches.torch.batches import (
     LoaderBatches,
@@ -31,7 +33,7 @@ from hexloop.adapters.batches.torch.reproduction import (
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
 from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, row_count, shallow_copy, transfer_to
-from hexloop.adapters.trainable.torch.forward import named_by_position, used_columns
+from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
@@ -43,6 +45,8 @@ __all__ = ["batch_fingerprint", "example_count", "length_of", "random_fingerprin
 """Adapters' names that the rest of the app gets from here."""
 
 Inspect = Callable[[Any], None]
+
+Loaders = TypeVar("Loaders", LoaderFactory, ReproducingFactory)
 
 # Loaders
 
@@ -99,10 +103,6 @@ def reproducing_factory(parts: TrainerParts) -> ReproducingFactory:
     )
 
 
-def _columns(parts: TrainerParts) -> frozenset[str] | None:
-    return used_columns(parts.model, parts.label_names) if parts.args.remove_unused_columns else None
-
-
 def _torch_options(parts: TrainerParts) -> dict[str, Any]:
     args = parts.args
     return {
@@ -117,6 +117,37 @@ def _torch_options(parts: TrainerParts) -> dict[str, Any]:
 
 def _sampling(args: TrainingArguments) -> str:
     return str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy))
+
+
+def _columns(parts: TrainerParts) -> frozenset[str] | None:
+    """Return the columns that are kept: those that the user assigned to `_signature_columns`, or that forward takes."""
+    if not parts.args.remove_unused_columns:
+        return None
+    if parts.signature_columns is not None:
+        return frozenset(parts.signature_columns)
+    return used_columns(parts.model, parts.label_names)
+
+
+def without_columns(loaders: Loaders, collate: Callable[[list[Any]], Any] | None = None) -> Loaders:
+    """Return loaders that leave no column out, because the user selects them; `collate` replaces theirs."""
+    return evolve(loaders, columns=None, collate=loaders.collate if collate is None else collate)
+
+
+def signature_columns(model: Any, label_names: Iterable[str]) -> list[str]:
+    """Return the parameters of the model's forward, "label", "label_ids" and the label names, each once."""
+    return list(dict.fromkeys([*forward_parameters(model), "label", "label_ids", *label_names]))
+
+
+def selected_columns(loaders: LoaderFactory | ReproducingFactory, dataset: Any) -> Any:
+    """Return the dataset with only the columns that the loaders keep."""
+    return loaders.fitted(dataset)[0]
+
+
+def selecting_collator(
+    loaders: LoaderFactory | ReproducingFactory, collate: Callable[[list[Any]], Any]
+) -> Callable[[list[Any]], Any]:
+    """Return `collate` without the columns that the loaders leave out."""
+    return evolve(loaders, collate=collate).fitted(())[1]
 
 
 def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:

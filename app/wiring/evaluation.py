@@ -38,7 +38,7 @@ from hexloop.adapters.trainable.torch.trainable import (
 )
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.wiring.data import batch_transfer, evaluation_batches
-from hexloop.app.wiring.model import with_past
+from hexloop.app.wiring.model import default_label_names, with_past
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.domain.errors import ConfigurationError
@@ -207,7 +207,7 @@ def takes_argument(function: Callable[..., Any], name: str) -> bool:
 
 def prepared_loss(parts: TrainerParts, choice: LossChoice) -> LossChoice:
     """Return the loss of the inputs that an overridden `_prepare_inputs` returns."""
-    if not parts.hooks.prepare_inputs.overridden:
+    if not parts.hooks.prepares_inputs:
         return choice
 
     def compute(model: Any, inputs: Any, *values: Any, **named: Any) -> Any:
@@ -255,11 +255,16 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
         wrap,
         parts.label_names,
         () if config is None else getattr(config, "keys_to_ignore_at_inference", ("past_key_values",)),
-        not parts.label_names and parts.can_return_loss,
+        parts.can_return_loss and (not parts.label_names or _labels_are_assumed(parts)),
     )
-    if not parts.hooks.prepare_inputs.overridden:
+    if not parts.hooks.prepares_inputs:
         return step
     return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
+
+
+def _labels_are_assumed(parts: TrainerParts) -> bool:
+    """Return whether neither the user nor the model's forward names the labels."""
+    return parts.args.label_names is None and not default_label_names(parts.model, has_own_loss=False)
 
 
 def make_evaluator(

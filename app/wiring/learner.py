@@ -36,7 +36,7 @@ from hexloop.app.wiring.evaluation import (
 )
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import layout_of
-from hexloop.domain.errors import DataError
+from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses
 from hexloop.domain.run import Run, windows
@@ -101,6 +101,8 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
             inner=parts.model,
             restore_modes=modes.restore,
         )
+    if parts.hooks.clip_grad_norm.overridden or parts.hooks.get_grad_norm.overridden:
+        _clip_by_override(parts, trainable, wrapped)
     before = _before_optimizer_step(parts)
     standard: Learner[Any, Any]
     if parallelism.capabilities.owns_update:
@@ -117,7 +119,7 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     window = WindowState()
     if parts.hooks.training_step.overridden:
         learner = _with_training_step(parts, standard, trainable, wrapped, window)
-    if parts.hooks.get_batch_samples.overridden:
+    if parts.hooks.provides_windows:
         learner, group = _with_batch_samples(parts, learner, window)
     return RunLearner(standard, learner, group, window, modes)
 
@@ -230,6 +232,25 @@ class AfterStep:
 
 
 # Overridden hooks
+
+
+def _clip_by_override(parts: TrainerParts, trainable: TorchTrainable, model: Any) -> None:
+    """Let the user's `_clip_grad_norm` clip, if `max_grad_norm` is above 0, and `_get_grad_norm` return the norm.
+
+    Raises ConfigurationError if the engine clips by itself.
+    """
+    if parts.adapters.parallelism.capabilities.owns_update:
+        raise ConfigurationError(
+            "_clip_grad_norm and _get_grad_norm are overridden, but the engine of this run clips the gradients itself "
+            "and never calls them; remove the override, or train with another engine."
+        )
+    clip, norm_of = parts.hooks.clip_grad_norm, parts.hooks.get_grad_norm
+
+    def clip_and_measure(max_norm: float) -> Any:
+        norm = clip(model) if max_norm > 0 else None
+        return norm_of(model, grad_norm=norm)
+
+    trainable.clip = clip_and_measure
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Hook:
 
 @frozen
 class Hooks:
-    """The overridable methods of a Trainer, each bound. Private methods are listed without their underscore."""
+    """The overridable methods of a Trainer, each bound. `PRIVATE_HOOKS` names the methods with an underscore."""
 
     training_step: Hook
     compute_loss: Hook
@@ -76,23 +76,73 @@ class Hooks:
     place_model: Hook
     new_run_name: Hook
     get_num_trainable_parameters: Hook
+    prepare_input: Hook
+    get_num_items_in_batch: Hook
+    clip_grad_norm: Hook
+    get_grad_norm: Hook
+    get_learning_rate: Hook
+    evaluate_in_run: Hook
+    load_from_checkpoint: Hook
+    load_callback_state: Hook
+    load_optimizer_and_scheduler: Hook
+    load_scaler: Hook
+    load_rng_state: Hook
+    save_optimizer_and_scheduler: Hook
+    save_scaler: Hook
+    save_rng_state: Hook
 
     @classmethod
     def of(cls, instance: object) -> Hooks:
         """Look up each method of `instance`, and whether it is overridden."""
-        names = {each.name: f"_{each.name}" if each.name in PRIVATE_HOOKS else each.name for each in fields(cls)}
+        names = {each.name: PRIVATE_HOOKS.get(each.name, each.name) for each in fields(cls)}
         return cls(
             **{field: Hook(getattr(instance, name), is_overridden(instance, name)) for field, name in names.items()}
         )
 
     @property
     def writes_model(self) -> bool:
-        """Whether the user writes the model's files, in `save_model`, `_save` or `_save_checkpoint`."""
-        return self.save_model.overridden or self.save.overridden or self.save_checkpoint.overridden
+        """Whether the user writes files of a checkpoint, in `save_model`, `_save`, `_save_checkpoint` and so on."""
+        writing = self.save_model, self.save, self.save_checkpoint, *self.saving_state
+        return any(hook.overridden for hook in writing)
+
+    @property
+    def saving_state(self) -> tuple[Hook, ...]:
+        """The methods that write the state of a run beside the model, in the order in which they are called."""
+        return self.save_optimizer_and_scheduler, self.save_scaler, self.save_rng_state
+
+    @property
+    def prepares_inputs(self) -> bool:
+        """Whether the user prepares the inputs of the model."""
+        return self.prepare_inputs.overridden or self.prepare_input.overridden
+
+    @property
+    def provides_windows(self) -> bool:
+        """Whether the user provides or counts the micro-batches of an optimizer step."""
+        return self.get_batch_samples.overridden or self.get_num_items_in_batch.overridden
 
 
-PRIVATE_HOOKS = frozenset({"prepare_inputs", "save", "save_checkpoint", "load_best_model", "maybe_log_save_evaluate"})
-"""The hooks whose method starts with an underscore, as in transformers."""
+PRIVATE_HOOKS = {
+    "prepare_inputs": "_prepare_inputs",
+    "prepare_input": "_prepare_input",
+    "get_num_items_in_batch": "_get_num_items_in_batch",
+    "clip_grad_norm": "_clip_grad_norm",
+    "get_grad_norm": "_get_grad_norm",
+    "get_learning_rate": "_get_learning_rate",
+    "evaluate_in_run": "_evaluate",
+    "save": "_save",
+    "save_checkpoint": "_save_checkpoint",
+    "save_optimizer_and_scheduler": "_save_optimizer_and_scheduler",
+    "save_scaler": "_save_scaler",
+    "save_rng_state": "_save_rng_state",
+    "load_best_model": "_load_best_model",
+    "load_from_checkpoint": "_load_from_checkpoint",
+    "load_callback_state": "_load_callback_state",
+    "load_optimizer_and_scheduler": "_load_optimizer_and_scheduler",
+    "load_scaler": "_load_scaler",
+    "load_rng_state": "_load_rng_state",
+    "maybe_log_save_evaluate": "_maybe_log_save_evaluate",
+}
+"""The hooks whose methods start with an underscore, as in transformers."""
 
 
 @define
@@ -113,6 +163,7 @@ class TrainerParts:
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
     kept_loaders: the evaluation loaders whose workers persist, with `reproduce`.
+    signature_columns: the columns of the data that are kept; None for those that forward takes.
     train_batch_size: samples of a micro-batch of this process. run, modes: the run in progress, and the
     modes that its evaluations change; None between runs.
     """
@@ -141,6 +192,7 @@ class TrainerParts:
     model_accepts_loss_kwargs: bool
     loss_is_scaled_for_ga: bool | None
     main_input_name: str
+    signature_columns: list[str] | None
     can_return_loss: bool
     train_batch_size: int
     ignore_keys_for_eval: list[str] | None

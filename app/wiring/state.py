@@ -24,6 +24,9 @@ from hexloop.ports.parallelism import ExportableModel, OwnState, Parallelism, Sh
 from hexloop.ports.state import Exportable
 from hexloop.ports.storage import File
 
+__all__ = ["CheckpointContents"]
+"""An adapter's name that the rest of the app gets from here."""
+
 SHARDED = frozenset({"model", "optimizer"})
 """State of which no process holds all if the model is sharded."""
 

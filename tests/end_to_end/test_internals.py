@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import SequentialSampler
 
 from hexloop import Trainer, TrainerCallback
 from hexloop.app.trainer.compatibility import INSTEAD
-from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.domain.errors import CheckpointError, ConfigurationError, RunStateError
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
 
@@ -24,16 +25,54 @@ SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
 
 INTERNAL_HOOKS = frozenset(
     {
+        "_clip_grad_norm",
+        "_evaluate",
+        "_get_collator_with_removed_columns",
+        "_get_dataloader",
         "_get_eval_sampler",
+        "_get_grad_norm",
+        "_get_learning_rate",
+        "_get_num_items_in_batch",
+        "_get_output_dir",
         "_get_train_sampler",
         "_load_best_model",
         "_maybe_log_save_evaluate",
+        "_move_model_to_device",
+        "_prepare_input",
         "_prepare_inputs",
         "_save",
         "_save_checkpoint",
+        "_save_optimizer_and_scheduler",
+        "_save_rng_state",
+        "_save_scaler",
+        "_set_signature_columns_if_needed",
+        "_validate_args",
+        "_wrap_model",
     }
 )
-"""The internal methods that hexloop calls if a subclass overrides them, as transformers does."""
+"""The internal methods that hexloop calls in a new run if a subclass overrides them, as transformers does."""
+
+ON_RESUME = (
+    "_load_callback_state",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_scaler",
+    "_load_rng_state",
+)
+"""Those that a resume calls, in this order."""
+
+ELSEWHERE = frozenset(
+    {
+        "_finish_current_push",
+        "_hp_search_setup",
+        "_issue_warnings_after_load",
+        "_push_from_checkpoint",
+        "_remove_unused_columns",
+        "_report_to_hp_search",
+        "_tune_save_checkpoint",
+    }
+)
+"""Those for a `datasets.Dataset`, for loading outside of a run, and for publishing and searches, which are refused."""
 
 
 def trained(folder: Path, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **given: Any) -> Any:
@@ -62,7 +101,7 @@ def _noting(name: str) -> Any:
     return call
 
 
-for seam in INTERNAL_HOOKS:
+for seam in (*INTERNAL_HOOKS, *ON_RESUME):
     setattr(OverridingEveryMethod, seam, _noting(seam))
 
 
@@ -77,7 +116,7 @@ def test_every_internal_method_of_transformers_is_covered() -> None:
         if name.startswith("_") and not name.startswith("__") and callable(value)
     }
 
-    assert theirs <= INTERNAL_HOOKS | INSTEAD.keys()
+    assert theirs <= INTERNAL_HOOKS | set(ON_RESUME) | ELSEWHERE | INSTEAD.keys()
     assert not INTERNAL_HOOKS & INSTEAD.keys()
     assert all(hasattr(Trainer, name) for name in INTERNAL_HOOKS)
 
@@ -97,7 +136,7 @@ def test_all_ineffective_overrides_are_reported_at_once(tmp_path: Path) -> None:
     """Together with every other problem of the configuration."""
 
     class Several(Trainer):
-        def _wrap_model(self) -> None: ...
+        def _prepare_for_training(self) -> None: ...
         def _run_epoch(self) -> None: ...
 
     with pytest.raises(ConfigurationError) as raised:
@@ -110,11 +149,11 @@ def test_reading_a_missing_method_names_the_alternative(tmp_path: Path) -> None:
     """It is an AttributeError, so that hasattr still works."""
     trainer = small_trainer(tmp_path)
 
-    with pytest.raises(AttributeError, match="has no attribute '_wrap_model': pass parallelism"):
-        trainer._wrap_model(trainer.model)
+    with pytest.raises(AttributeError, match="has no attribute '_run_epoch': override train"):
+        trainer._run_epoch(trainer.model)
     with pytest.raises(AttributeError, match=r"has no attribute '_nothing'$"):
         _ = trainer._nothing
-    assert not hasattr(trainer, "_get_output_dir")
+    assert not hasattr(trainer, "_inner_training_loop")
 
 
 # Overrides
@@ -319,6 +358,284 @@ def test_overridden_maybe_log_save_evaluate_is_used(tmp_path: Path) -> None:
     assert len(logged) == 9
     assert len(silent.state.log_history) == 1
     assert not list((tmp_path / "silent").glob("checkpoint-*"))
+
+
+def test_overridden_loading_methods_are_called_on_resume(tmp_path: Path) -> None:
+    """In the order of transformers; with the standard ones called, the resumed run is exact."""
+    whole = trained(tmp_path, OverridingEveryMethod, num_train_epochs=2, **SAVING)
+    again = small_trainer(tmp_path, OverridingEveryMethod, num_train_epochs=2, **SAVING)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+    assert [name for name in again.calls if name in ON_RESUME] == list(ON_RESUME)
+    assert same_weights(weights(again), weights(whole))
+    assert history(again) == history(whole)
+
+
+@pytest.mark.parametrize("name", ["_load_from_checkpoint", "_load_optimizer_and_scheduler"])
+def test_a_loading_method_that_loads_nothing_leaves_the_state_as_it_is(tmp_path: Path, name: str) -> None:
+    """What it does not load, hexloop does not load either."""
+    given: dict[str, Any] = {"optim": "adamw_torch", "num_train_epochs": 2, **SAVING}
+    trained(tmp_path, **given)
+    again = small_trainer(tmp_path, type("Loading", (Trainer,), {name: lambda *_: None}), **given)
+    fresh = weights(again)
+    steps = again.stream(str(tmp_path / "checkpoint-4"))
+    next(steps)
+
+    if name == "_load_from_checkpoint":
+        assert same_weights(weights(again), fresh)
+        assert again.optimizer.state
+    else:
+        assert not same_weights(weights(again), fresh)
+        assert not again.optimizer.state
+    steps.close()
+
+
+def test_an_overridden_load_may_read_its_own_file(tmp_path: Path) -> None:
+    """It gets the folder of the checkpoint, with what an overridden `_save` wrote there."""
+
+    class OwnLayout(Trainer):
+        def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+            assert output_dir is not None
+            save_file(self.model.state_dict(), Path(output_dir, "own.safetensors"))
+
+        def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+            self.model.load_state_dict(load_file(Path(resume_from_checkpoint, "own.safetensors")))
+
+    whole = trained(tmp_path, OwnLayout, num_train_epochs=2, **SAVING)
+    again = small_trainer(tmp_path, OwnLayout, num_train_epochs=2, **SAVING)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+    assert same_weights(weights(again), weights(whole))
+
+
+def test_overridden_columns_are_kept(tmp_path: Path) -> None:
+    """`_signature_columns` decides which columns reach the collate function; so does an overridden method."""
+    seen: list[set[str]] = []
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        seen.append(set(samples[0]))
+        return {name: torch.stack([torch.as_tensor(each[name]) for each in samples]) for name in ("x", "labels")}
+
+    class Keeping(Trainer):
+        def _set_signature_columns_if_needed(self) -> None:
+            super()._set_signature_columns_if_needed()
+            assert self._signature_columns is not None
+            self._signature_columns.append("weight")
+
+    data = [{**row, "weight": 1.0, "text": "a"} for row in rows(16)]
+    parts = {"train_dataset": data, "data_collator": collate}
+    trained(tmp_path, parts=parts)
+    trained(tmp_path, Keeping, parts)
+    assigned = small_trainer(tmp_path, parts=parts)
+    assigned._signature_columns = ["x", "labels", "text"]
+    assigned.train()
+
+    kept = list(dict.fromkeys(map(frozenset, seen)))
+    assert kept == [{"x", "labels"}, {"x", "labels", "weight"}, {"x", "labels", "text"}]
+
+
+def test_overridden_selection_of_columns_is_used(tmp_path: Path) -> None:
+    """For a `datasets.Dataset` and for other data; nothing else is left out then."""
+
+    class Selecting(Trainer):
+        def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+            assert description == "Training"
+            return dataset.select_columns(["x", "labels"]).map(lambda row: {"x": [each / 2 for each in row["x"]]})
+
+        def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+            assert description == "Training"
+            return lambda samples: data_collator([{"x": row["x"] / 2, "labels": row["labels"]} for row in samples])
+
+    data = [{**row, "text": "a"} for row in rows(16)]
+    table = datasets.Dataset.from_list(
+        [{**row, "x": row["x"].tolist(), "labels": row["labels"].tolist()} for row in data]
+    )
+    halved = [{**row, "x": row["x"] / 2} for row in rows(16)]
+    expected = weights(trained(tmp_path, parts={"train_dataset": halved}))
+
+    assert same_weights(weights(trained(tmp_path, Selecting, {"train_dataset": data})), expected)
+    assert same_weights(weights(trained(tmp_path, Selecting, {"train_dataset": table})), expected)
+
+
+def test_an_overridden_loader_is_used(tmp_path: Path) -> None:
+    """`_get_dataloader` gets what transformers passes, for training, evaluation and prediction."""
+    asked: list[tuple[Any, ...]] = []
+
+    class OwnLoader(Trainer):
+        def _get_dataloader(  # type: ignore[override]
+            self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
+            dataloader_key: str | None = None,
+        ) -> Any:  # fmt: skip
+            asked.append((description, batch_size, is_training, dataloader_key))
+            return torch.utils.data.DataLoader(dataset, batch_size, collate_fn=self.data_collator)
+
+    trainer = trained(tmp_path, OwnLoader, {"eval_dataset": rows(6)})
+    trainer.evaluate()
+    trainer.predict(rows(4))
+    expected = trained(tmp_path, train_sampling_strategy="sequential")
+
+    assert same_weights(weights(trainer), weights(expected))
+    size, eval_size = trainer.args.train_batch_size, trainer.args.eval_batch_size
+    assert asked == [
+        ("Training", size, True, None),
+        ("Evaluation", eval_size, False, "eval"),
+        ("test", eval_size, False, None),
+    ]
+
+
+def test_overridden_gradient_norms_are_used(tmp_path: Path) -> None:
+    """`_clip_grad_norm` replaces clipping, and `_get_grad_norm` what is logged."""
+
+    class NotClipping(Trainer):
+        def _clip_grad_norm(self, model: Any) -> Any:
+            return None
+
+        def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+            assert grad_norm is None
+            return 7.0
+
+    given: dict[str, Any] = {"logging_steps": 1, "optim": "sgd"}
+    own = trained(tmp_path, NotClipping, max_grad_norm=0.01, **given)
+    expected, clipped = trained(tmp_path, max_grad_norm=0.0, **given), trained(tmp_path, max_grad_norm=0.01, **given)
+
+    assert same_weights(weights(own), weights(expected))
+    assert not same_weights(weights(own), weights(clipped))
+    assert {entry["grad_norm"] for entry in own.state.log_history if "loss" in entry} == {7.0}
+
+
+def test_overridden_counts_rates_and_inputs_are_used(tmp_path: Path) -> None:
+    """The item count of the loss, the learning rate that is logged, and the tensors of a batch."""
+    counts: list[Any] = []
+
+    class Counting(Trainer):
+        def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+            return torch.tensor(100.0)
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+            counts.append(float(num_items_in_batch))
+            return super().training_step(model, inputs)
+
+        def _get_learning_rate(self) -> float:
+            return 0.125
+
+        def _prepare_input(self, data: Any) -> Any:
+            return {**super()._prepare_input(data), "x": data["x"] / 2}
+
+    halved = [{**row, "x": row["x"] / 2} for row in rows(16)]
+    own = trained(tmp_path, Counting, logging_steps=1)
+    expected = trained(tmp_path, parts={"train_dataset": halved}, logging_steps=1)
+
+    assert set(counts) == {100.0}
+    assert {entry["learning_rate"] for entry in own.state.log_history if "loss" in entry} == {0.125}
+    assert same_weights(weights(own), weights(expected))
+
+
+def test_an_overridden_evaluation_is_used(tmp_path: Path) -> None:
+    """`_evaluate` replaces the evaluations of a run, whose metrics decide the best checkpoint."""
+
+    class Scoring(Trainer):
+        def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+            return {**super()._evaluate(trial, ignore_keys_for_eval), "eval_score": -self.state.global_step}
+
+    given = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, **SAVING}
+    trainer = trained(
+        tmp_path, Scoring, {"eval_dataset": rows(6)}, metric_for_best_model="score", greater_is_better=True, **given
+    )
+
+    assert trainer.state.best_global_step == 2
+
+
+def test_an_overridden_output_folder_is_used(tmp_path: Path) -> None:
+    """Each run saves to the folder that the method returns, and resumes from there."""
+
+    class InTrial(Trainer):
+        def _get_output_dir(self, trial: Any = None) -> str:
+            return str(tmp_path / "trial-1")
+
+    whole = trained(tmp_path / "out", InTrial, num_train_epochs=2, **SAVING)
+    again = small_trainer(tmp_path / "out", InTrial, num_train_epochs=2, **SAVING)
+    again.train(resume_from_checkpoint=str(tmp_path / "trial-1" / "checkpoint-4"))
+
+    assert (tmp_path / "trial-1" / "checkpoint-8" / "manifest.json").is_file()
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+    assert same_weights(weights(again), weights(whole))
+
+
+def test_an_overridden_wrapper_is_used(tmp_path: Path) -> None:
+    """The run trains what `_wrap_model` returns, and `_move_model_to_device` places the model."""
+    moved: list[Any] = []
+
+    class Doubled(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            return self.module(x=2 * x, labels=labels)
+
+    class Wrapping(Trainer):
+        def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+            return Doubled(model)
+
+        def _move_model_to_device(self, model: Any, device: Any) -> None:
+            moved.append(device)
+
+    doubled = [{**row, "x": 2 * row["x"]} for row in rows(16)]
+    own = trained(tmp_path, Wrapping)
+
+    assert same_weights(weights(own), weights(trained(tmp_path, parts={"train_dataset": doubled})))
+    assert set(moved) == {torch.device("cpu")}
+
+
+def test_files_of_overridden_state_methods_are_part_of_the_checkpoint(tmp_path: Path) -> None:
+    """They are written beside hexloop's own state, which is complete without them."""
+
+    class Writing(Trainer):
+        def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+            Path(output_dir, "moments.txt").write_text(f"step {self.state.global_step}")
+
+    whole = trained(tmp_path, Writing, num_train_epochs=2, **SAVING)
+    again = small_trainer(tmp_path, Writing, num_train_epochs=2, **SAVING)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+    manifest = json.loads((tmp_path / "checkpoint-4" / "manifest.json").read_text())
+    assert "moments.txt" in json.dumps(manifest)
+    assert (tmp_path / "checkpoint-4" / "moments.txt").read_text() == "step 4"
+    assert same_weights(weights(again), weights(whole))
+
+
+def test_weights_are_loaded_outside_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From a checkpoint or the folder of `save_model`; the best one without a run by its name in the state."""
+    trainer = trained(tmp_path, **SAVING)
+    trainer.save_model(str(tmp_path / "model"))
+    first, second, third = (small_trainer(tmp_path) for _ in range(3))
+    first._load_from_checkpoint(str(tmp_path / "checkpoint-4"))
+    second._load_from_checkpoint(str(tmp_path / "model"))
+    third.state.best_model_checkpoint = str(tmp_path / "checkpoint-4")
+    third._load_best_model()
+
+    assert all(same_weights(weights(each), weights(trainer)) for each in (first, second, third))
+    with pytest.raises(CheckpointError, match="has no weights"):
+        first._load_from_checkpoint(str(tmp_path / "nothing"))
+
+
+def test_replacing_call_event_routes_every_event(tmp_path: Path) -> None:
+    """As in transformers, a `call_event` that is set on the handler sees each event, also those nobody overrides."""
+    heard: list[str] = []
+    trainer = small_trainer(tmp_path, parts={"eval_dataset": rows(6)}, logging_steps=2)
+    call_event = trainer.callback_handler.call_event
+
+    def listening(event: str, args: Any, state: Any, control: Any, **extras: Any) -> Any:
+        heard.append(event)
+        assert set(extras) <= {"logs", "metrics"}
+        return call_event(event, args, state, control, **extras)
+
+    trainer.callback_handler.call_event = listening
+    trainer.train()
+    trainer.evaluate()
+
+    assert heard[:4] == ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_pre_optimizer_step"]
+    assert {"on_log", "on_epoch_end", "on_train_end", "on_prediction_step", "on_evaluate"} <= set(heard)
 
 
 @pytest.mark.parametrize("name", ["_save_checkpoint", "_load_best_model", "_maybe_log_save_evaluate"])

@@ -72,7 +72,7 @@ class LoaderFactory:
         """Return a loader of the training data. global_batch_size: samples of a batch of all processes together."""
         several_readers = self.torch_options["num_workers"] > 0 or self.world_size > 1
         keyed_by = self.data_seed if self.keyed or several_readers else None
-        dataset, collate = self._fitted(dataset)
+        dataset, collate = self.fitted(dataset)
         if is_iterable(dataset):
             if self.sampling == "group_by_length":
                 raise ConfigurationError(
@@ -84,7 +84,7 @@ class LoaderFactory:
 
     def evaluation(self, dataset: Any, global_batch_size: int) -> OrderedLoader | StreamLoader:
         """Return a loader of each sample once, in the dataset's own order. Its workers end with each pass."""
-        dataset, collate = self._fitted(dataset)
+        dataset, collate = self.fitted(dataset)
         if is_iterable(dataset):
             keyed_by = self.seed if self.world_size > 1 else None  # all ranks must read the same
             return self._stream(dataset, collate, global_batch_size // self.world_size, keyed_by, evaluates=True)
@@ -92,7 +92,7 @@ class LoaderFactory:
 
     def sampled(self, dataset: Any, batch_size: int, sampler: Any, global_batch_size: int) -> SampledLoader:
         """Return a loader in the order of the user's sampler; batch_size: of one process."""
-        dataset, collate = self._fitted(dataset)
+        dataset, collate = self.fitted(dataset)
         return SampledLoader(
             dataset,
             global_batch_size,
@@ -163,7 +163,7 @@ class LoaderFactory:
         persistent = self.torch_options["persistent_workers"] and not evaluates
         return {**self.torch_options, "persistent_workers": persistent}
 
-    def _fitted(self, dataset: Any) -> tuple[Any, Collate]:
+    def fitted(self, dataset: Any) -> tuple[Any, Collate]:
         """Return the dataset and the collate function without the columns that the model does not take."""
         if self.columns is None:
             return dataset, self.collate

@@ -101,7 +101,7 @@ class ReproducingFactory:
 
         trains: the workers are seeded again after torch has seeded them, as transformers does in training.
         """
-        dataset, collate = self._fitted(dataset)
+        dataset, collate = self.fitted(dataset)
         options: dict[str, Any] = {**self.torch_options, "batch_size": batch_size, "collate_fn": collate}
         if not isinstance(dataset, IterableDataset):
             options |= {"sampler": sampler_for(dataset), "drop_last": self.drop_last}
@@ -144,7 +144,7 @@ class ReproducingFactory:
         )
         return sampler
 
-    def _fitted(self, dataset: Any) -> tuple[Any, Collate]:
+    def fitted(self, dataset: Any) -> tuple[Any, Collate]:
         """Return the dataset and the collate function without the columns that the model does not take."""
         if self.columns is None:
             return dataset, self.collate

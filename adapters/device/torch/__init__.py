@@ -15,8 +15,18 @@ from hexloop.domain.json_documents import json_part, json_value, refuse_invalid_
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
 
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory")
-"""Texts by which PyTorch's CPU allocator reports out of memory, by platform; the error has no class of its own."""
+OUT_OF_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    " out of memory.",
+    "MPS backend out of memory",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
+)
+"""Texts by which PyTorch's allocators report out of memory, for errors that have no class of their own.
+
+The first two are those of the CPU, the others those that accelerate's `should_reduce_batch_size` recognizes.
+"""
 
 
 class TorchDevice:
@@ -161,10 +171,6 @@ class MpsDevice(TorchDevice):
     def release_memory(self) -> None:
         """Empty the allocator's cache."""
         torch.mps.empty_cache()
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether Metal raised `error` because memory ran out."""
-        return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
 
     def _own_generators(self) -> Iterator[Part]:
         yield json_part("device", encode_state(torch.mps.get_rng_state()))

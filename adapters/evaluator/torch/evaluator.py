@@ -36,7 +36,7 @@ class PredictionStep:
     compute_loss: from (model, inputs, return_outputs) to the loss, or to (loss, outputs).
     wrap: makes a forward pass run in the run's precision.
     label_names: the inputs that are labels. ignored: outputs that are not predictions, unless a call names others.
-    loss_without_labels: the model returns a loss although it takes no labels; the batch's `return_loss` overrides this.
+    loss_without_labels: there is a loss although the batch has no labels; the batch's `return_loss` overrides this.
     """
 
     compute_loss: Callable[..., Any]
@@ -73,10 +73,10 @@ class PredictionStep:
         if not isinstance(inputs, Mapping):
             has_labels = isinstance(inputs, tuple | list) and len(inputs) > 1
             return map_tensors(Tensor.detach, inputs[-1]) if has_labels else None
-        if not self.label_names:
+        found = tuple(inputs.get(name) for name in self.label_names)
+        if not found or (self.loss_without_labels and all(value is None for value in found)):
             asked = inputs.get("return_loss")
             return () if (self.loss_without_labels if asked is None else asked) else None
-        found = tuple(inputs.get(name) for name in self.label_names)
         if any(value is None for value in found):
             return None
         labels = map_tensors(Tensor.detach, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class TokenCounter:
         """Count one micro-batch, unless it is Padding."""
         if isinstance(batch, Padding):
             return
-        tokens = batch.get(self.main_input)
+        tokens = batch.get(self.main_input) if isinstance(batch, Mapping) else None
         if tokens is None:
             self._warn(
                 f"no tokens are counted, because batches have no {self.main_input!r}; set the model's main_input_name"
@@ -103,8 +103,8 @@ def operations_in(model: Any) -> Callable[[Any], float] | None:
     main_input = getattr(model, "main_input_name", "input_ids")
 
     def operations(batch: Any) -> float:
-        tokens = batch.get(main_input)
-        return 0.0 if tokens is None else 6.0 * tokens.numel() * parameters
+        tokens = batch.get(main_input) if isinstance(batch, Mapping) else None
+        return 6.0 * tokens.numel() * parameters if isinstance(tokens, torch.Tensor) else 0.0
 
     return operations
 

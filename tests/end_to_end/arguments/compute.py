@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hexloop.adapters.device.torch import CpuDevice
-from hexloop.domain.errors import ConfigurationError, NotFiniteError
+from hexloop.domain.errors import NotFiniteError
 from hexloop.testing import SimulatedDevice
 from tests.end_to_end.arguments.bench import Bench, Recording, shows
 from tests.end_to_end.small.trainers import same_weights, weights
@@ -238,8 +238,6 @@ def _(bench: Bench) -> None:
     accumulating = {"gradient_accumulation_kwargs": {"num_steps": 2}}
     assert bench.trained(accelerator_config=accumulating).state.global_step == 2
     assert "for runs with several processes" in bench.remark(accelerator_config={"even_batches": False})
-    with pytest.raises(ConfigurationError, match="use_configured_state out"):
-        bench.arguments(accelerator_config={"use_configured_state": True})
 
 
 @shows("fsdp", "fsdp_config")

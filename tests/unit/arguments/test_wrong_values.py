@@ -108,10 +108,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "per_gpu_train_batch_size": (-1, AT_LEAST_ONE[1]),
     "ray_scope": ("all", "hexloop does not support hyperparameter search with Ray; leave it out"),
     "report_to": (3, NAMES[1]),
-    "save_safetensors": (
-        False,
-        "loading a pickle can run any code; leave it out: weights are written as safetensors",
-    ),
     "save_steps": STEPS,
     "save_strategy": ("step", "there is no such choice; did you mean 'steps'?"),
     "save_total_limit": AT_LEAST_ONE,

@@ -1,0 +1,76 @@
+"""`create_model_card` writes a card that the Hub's own library reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import ModelCard
+
+from hexloop import Trainer
+from tests.end_to_end.small.models import rows
+from tests.end_to_end.small.trainers import small_trainer
+
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": 0.75}
+
+
+def card_of(trainer: Trainer, folder: Path, **facts: Any) -> Any:
+    trainer.create_model_card(**facts)
+    return ModelCard.load(folder / "README.md")
+
+
+def test_a_card_of_a_plain_module_states_the_run(tmp_path: Path) -> None:
+    """Metadata, hyperparameters, and a row for each evaluation."""
+    folder = tmp_path / "net"
+    trainer = small_trainer(folder, parts={"eval_dataset": rows(6), "compute_metrics": accuracy}, **EVALUATED)
+    trainer.train()
+    card = card_of(
+        trainer, folder, language="en", license="mit", tags="tiny", tasks="text-classification", dataset_tags="glue",
+        dataset="GLUE", dataset_args="sst2", model_name="Net",
+    )  # fmt: skip
+
+    data = card.data
+    assert (data.language, data.license, data.datasets, data.metrics) == (["en"], "mit", ["glue"], ["accuracy"])
+    assert data.tags == ["tiny", "generated_from_trainer", "hexloop"]
+    assert [(each.task_type, each.metric_type, each.metric_value) for each in data.eval_results or ()] == [
+        ("text-classification", "accuracy", 0.75)
+    ]
+    assert "# Net" in card.text
+    assert "trained from scratch on the GLUE dataset" in card.text
+    assert "- learning_rate: 0.01" in card.text
+    table = [line for line in card.text.splitlines() if line.startswith("| ")]
+    assert table[0] == "| Training Loss | Epoch | Step | Validation Loss | Accuracy |"
+    assert [line.split(" | ")[2] for line in table[2:]] == ["2", "4", "6", "8"]
+
+
+def test_a_second_card_keeps_the_tags_of_the_first(tmp_path: Path) -> None:
+    """An earlier README.md is replaced, and its tags stay."""
+    trainer = small_trainer(tmp_path)
+    card_of(trainer, tmp_path, tags=["first"])
+    card = card_of(trainer, tmp_path, tags=["second"])
+
+    assert set(card.data.tags or ()) == {"first", "second", "generated_from_trainer", "hexloop"}
+    assert "No evaluation was made." in card.text
+
+
+def test_a_card_of_a_transformers_model_names_its_base(tmp_path: Path) -> None:
+    """A model of the Hub is the base; one that was made from a configuration or a folder is trained from scratch."""
+    config = transformers.BertConfig(
+        vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    model = transformers.BertForSequenceClassification(config)
+    trainer = small_trainer(tmp_path / "bert-tiny", parts={"model": model})
+    scratch = card_of(trainer, tmp_path / "bert-tiny")
+    model.config._name_or_path = "someone/bert"
+    tuned = card_of(trainer, tmp_path / "bert-tiny")
+
+    assert scratch.data.library_name == "transformers"
+    assert "trained from scratch" in scratch.text
+    assert "# bert-tiny" in scratch.text
+    assert tuned.data.base_model == "someone/bert"
+    assert "[someone/bert](https://huggingface.co/someone/bert)" in tuned.text
