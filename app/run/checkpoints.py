@@ -18,6 +18,7 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
+from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
@@ -62,7 +63,7 @@ class RunCheckpoints(CheckpointStore):
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
             load_best_at_end=args.load_best_model_at_end,
-            note=note_of_saves(parts.adapters.journal, storage),
+            note=logging_saves(note_of_saves(parts.adapters.journal, storage), storage, parts.adapters.clock.monotonic),
             collectives=parts.adapters.collectives,
             background=parts.adapters.background if args.save_async else None,
             skip_when_busy=args.save_when_busy == "skip",
@@ -100,6 +101,7 @@ class RunCheckpoints(CheckpointStore):
 
     def load_best_now(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
+        log_best(self.storage, self._parts.args, state)
         super().load_best(state)
 
     def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
