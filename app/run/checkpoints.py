@@ -16,6 +16,7 @@ import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
+from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
 from hexloop.app.run.messages import log_best, logging_saves
@@ -189,7 +190,12 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: CheckpointStore, res
         state = store.resume()
     else:
         storage, name = named_checkpoint(store.storage, str(resume_from))
-        state = store.resume(name, None if storage is store.storage else storage)
+        try:
+            state = store.resume(name, None if storage is store.storage else storage)
+        except CheckpointError:
+            if storage.capabilities.local_folder is not None:
+                refuse_missing_checkpoint(parts, str(resume_from))
+            raise
     if state is None:
         if resume_from == AUTO:
             return
