@@ -187,7 +187,7 @@ class BestModelArguments(EvaluationArguments, OptimizationArguments, SavingArgum
                 "give both strategies the same value, or set save_strategy='best'",
             )
 
-    @rule("load_best_model_at_end", "eval_strategy", "save_strategy", "eval_steps", "logging_steps", "save_steps")
+    @rule("load_best_model_at_end", "eval_strategy", "save_strategy", "eval_steps", "save_steps")
     def _each_saved_is_evaluated(self) -> None:
         both_by_steps = self.eval_strategy == IntervalStrategy.STEPS and self.save_strategy == SaveStrategy.STEPS
         if not (self.load_best_model_at_end and both_by_steps and self.eval_steps and self.save_steps):

@@ -11,6 +11,7 @@ from attrs import evolve
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import TrainerCallback, TrainerControl
 from hexloop.app.callbacks.progress import PrinterCallback, ProgressCallback
+from hexloop.app.callbacks.trackers import chosen_trackers, tracker_callbacks
 from hexloop.app.callbacks.trainer_state import NO_PLAN, ExportableState, TrainerState
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.evaluation import BestMetric, patience_after
@@ -141,13 +142,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 def all_callbacks(args: TrainingArguments, given: Sequence[object], own_loggers: bool) -> list[object]:
-    """Return the default flow, the user's callbacks, and last the progress display.
+    """Return the default flow, trackers of transformers, the user's callbacks, and last the progress display.
 
     That is a progress bar (in a notebook with a table), or printed logs with `disable_tqdm`; nothing if the user passed
     loggers, which replace it.
     """
-    callbacks = [DefaultFlowCallback(), *given]
-    return callbacks if own_loggers else [*callbacks, _display(args)]
+    if own_loggers:
+        return [DefaultFlowCallback(), *given]
+    return [DefaultFlowCallback(), *tracker_callbacks(chosen_trackers(args)), *given, _display(args)]
 
 
 def _display(args: TrainingArguments) -> object:

@@ -172,8 +172,9 @@ class NotebookProgressCallback(ProgressDisplay):
             self._end_prediction()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the bar and the table in their current state."""
+        """Complete the bar, also of a run that ends before its last step, and close it and the table."""
         if self.training_bar is not None:
+            self.training_bar.done = self.training_bar.total = state.global_step
             self.training_bar.comment = _epochs(state)
         self.close()
 

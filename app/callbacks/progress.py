@@ -1,7 +1,9 @@
-"""Progress displays: bars of tqdm and printed logs. A display that fails never ends the run."""
+"""Progress displays: bars or lines, and printed logs. A display that fails never ends the run."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -9,6 +11,7 @@ from typing import Any, ClassVar
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks.base import Logs, TrainerCallback, TrainerControl
+from hexloop.app.callbacks.console import AlignedRows, is_evaluation, is_terminal, new_bar
 from hexloop.app.callbacks.trainer_state import TrainerState
 
 
@@ -126,15 +129,11 @@ class PrinterCallback(TrainerCallback):
             print(readable(logs))
 
 
-def _bar(**options: Any) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(dynamic_ncols=True, **options)
-
-
 class ProgressCallback(ProgressDisplay):
     """A bar of optimizer steps, one of evaluation batches during an evaluation, and the logs above them.
 
+    On a terminal, evaluations are rows of a table. Where standard error is no terminal, lines at a bounded rate take
+    the place of the bars.
     max_str_len: longer strings in the logs are not shown.
     """
 
@@ -144,13 +143,14 @@ class ProgressCallback(ProgressDisplay):
         self.max_str_len = max_str_len
         self.training_bar: Any = None
         self.current_step = 0
+        self._rows = AlignedRows()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Show a bar at the position of the run."""
         if self._shows(state):
             with DisabledOnFailure(self):
                 self.close()
-                self.training_bar = _bar(total=state.max_steps, initial=state.global_step)
+                self.training_bar = new_bar(state.max_steps, state.global_step, "Training", "step")
                 self.current_step = state.global_step
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -167,13 +167,26 @@ class ProgressCallback(ProgressDisplay):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
-        """Write `logs` above the bar, to standard output."""
-        if self.training_bar is not None and logs is not None:
-            with DisabledOnFailure(self):
-                self.training_bar.write(str({name: self._shortened(value) for name, value in readable(logs).items()}))
+        """Write `logs` above the bar, to standard output: an evaluation on a terminal as a row, others as they are."""
+        if self.training_bar is None or logs is None:
+            return
+        with DisabledOnFailure(self):
+            shown = {name: self._shortened(value) for name, value in readable(logs).items()}
+            if is_evaluation(logs) and is_terminal(sys.stdout):
+                self._write_row(state.global_step, shown)
+            else:
+                self.training_bar.write(str(shown))
+                self._rows.interrupt()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the bar in its current state."""
+        """Complete the bar, also of a run that ends before its last step, and close it."""
+        bar = self.training_bar
+        if bar is not None:
+            with DisabledOnFailure(self):
+                bar.update(state.global_step - self.current_step)
+                if state.global_step < bar.total:
+                    bar.set_postfix_str(f"ended before step {bar.total:,}", refresh=False)
+                    bar.total = state.global_step
         self.close()
 
     def close(self) -> None:
@@ -185,7 +198,7 @@ class ProgressCallback(ProgressDisplay):
                 bar.close()
 
     def _new_prediction_bar(self, batches: int) -> Any:
-        return _bar(total=batches, leave=self.training_bar is None)
+        return new_bar(batches, name="Evaluation", unit="batch", leave=self.training_bar is None)
 
     def _advance_prediction(self) -> None:
         self.prediction_bar.update(1)
@@ -201,6 +214,13 @@ class ProgressCallback(ProgressDisplay):
         if bar is not None:
             with DisabledOnFailure(self):
                 bar.close()
+
+    def _write_row(self, step: int, shown: dict[str, Any]) -> None:
+        """Write the metrics of an evaluation below those of the last one, without its speed in steps."""
+        metrics = {name: value for name, value in shown.items() if not name.endswith("_steps_per_second")}
+        row = {"step": f"{step:,}", "epoch": metrics.pop("epoch", ""), **metrics}
+        for line in self._rows.lines(row, shutil.get_terminal_size().columns):
+            self.training_bar.write(line)
 
     def _shortened(self, value: Any) -> Any:
         if isinstance(value, str) and len(value) > self.max_str_len:
@@ -220,7 +240,7 @@ class SkipProgressBar(Display):
             return
         with DisabledOnFailure(self):
             if self._bar is None:
-                self._bar = _bar(total=total, desc="Skipping samples", unit="sample", leave=False)
+                self._bar = new_bar(total, name="Skipping samples", unit="sample", leave=False)
             self._bar.update(skipped - self._bar.n)
             if skipped >= total:
                 self._bar.close()

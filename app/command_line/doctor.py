@@ -7,11 +7,14 @@ import os
 import pkgutil
 import platform
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, requires, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, distributions, requires, version
 from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from attrs import asdict, frozen
 
@@ -116,7 +119,9 @@ def _devices() -> Iterator[DeviceFound]:
 
     from hexloop.app.wiring.adapters import DEVICES
 
-    yield _tested(DEVICES["cpu"](0), f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    processor = f"{cores} core{'s' * (cores > 1)}, {threads} torch thread{'s' * (threads > 1)}"
+    yield _tested(DEVICES["cpu"](0), processor)
     built_for = torch.version.cuda or torch.version.hip
     if built_for is None:
         advice = f"for an NVIDIA or AMD GPU, install a torch that is built for it: {GET_TORCH}"
@@ -200,18 +205,61 @@ def _packages() -> list[PackageFound]:
         name = found["name"]
         wanted.setdefault(name, found["wanted"].strip())
         extras.setdefault(name, []).extend(filter(None, [found["extra"]]))
-    return [_package(name, wanted[name], extras[name]) for name in sorted(wanted, key=lambda each: bool(extras[each]))]
+    names, how = sorted(wanted, key=lambda each: bool(extras[each])), installation()
+    return [_package(name, wanted[name], extras[name], how) for name in names]
 
 
-def _package(name: str, wanted: str, extras: Iterable[str]) -> PackageFound:
+def _package(name: str, wanted: str, extras: Iterable[str], how: Installation) -> PackageFound:
     extras = sorted(extras)
     try:
         present: str | None = version(name)
     except PackageNotFoundError:
         present = None
     lacking = present is None or not _satisfies(present, wanted)
-    source = f"'hexloop[{extras[0]}]'" if extras else f"'{name}{wanted}'"
-    return PackageFound(name, wanted, extras, present, f"pip install --upgrade {source}" if lacking else None)
+    return PackageFound(name, wanted, extras, present, how.command(name, wanted, extras) if lacking else None)
+
+
+@frozen
+class Installation:
+    """How hexloop was installed.
+
+    installer: "pip", "uv", "conda" or another one. source: the folder or URL that it came from; None for a package
+    index. editable: whether the source is a folder whose files are used in place.
+    """
+
+    installer: str = "pip"
+    source: str | None = None
+    editable: bool = False
+
+    def command(self, name: str, wanted: str, extras: Sequence[str]) -> str:
+        """Return the command that installs a package which hexloop or the first fitting of its extras needs."""
+        if self.installer == "conda":  # which has no extras
+            return f"conda install {shlex.quote(name + wanted)}"
+        tool = "uv pip install" if self.installer == "uv" else "pip install"
+        if not extras:
+            return f"{tool} --upgrade {shlex.quote(name + wanted)}"
+        chosen = f"[{name if name in extras else extras[0]}]"
+        if self.editable and self.source is not None:
+            return f"{tool} --upgrade -e {shlex.quote(self.source + chosen)}"
+        if self.source is not None:
+            return f"{tool} --upgrade {shlex.quote(f'hexloop{chosen} @ {self.source}')}"
+        return f"{tool} --upgrade {shlex.quote(f'hexloop{chosen}')}"
+
+
+def installation() -> Installation:
+    """Return how hexloop was installed, as far as its metadata says."""
+    try:
+        found = distribution("hexloop")
+        installer = (found.read_text("INSTALLER") or "pip").strip().lower()
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return Installation()
+    url, editable = origin.get("url"), bool(origin.get("dir_info", {}).get("editable"))
+    if editable and url is not None:
+        return Installation(installer, url2pathname(urlsplit(url).path), editable)
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}"
+    return Installation(installer, url)
 
 
 def _satisfies(present: str, wanted: str) -> bool:
@@ -232,20 +280,22 @@ def _release(text: str) -> tuple[int, ...]:
 def _lines(report: Report) -> Iterator[str]:
     yield f"hexloop {report.hexloop}, Python {report.python}, {report.platform}"
     yield "\nDevices"
-    for device in report.devices:
-        yield from _device_lines(device)
+    yield from _aligned(cells for device in report.devices for cells in _device_cells(device))
     yield "\nAdapters of each port"
-    for port, names in report.adapters.items():
-        yield f"  {port:<16}{', '.join(names)}"
+    yield from _aligned((port, ", ".join(names)) for port, names in report.adapters.items())
     yield "\nAdapters from installed packages"
-    for plugin in report.plugins:
-        state = f"does not load: {plugin.problem}" if plugin.problem else "loads"
-        yield f"  {plugin.group:<16}{plugin.name}, from {plugin.package}: {state}"
+    yield from _aligned(
+        (
+            plugin.group,
+            f"{plugin.name}, from {plugin.package}: "
+            + (f"does not load: {plugin.problem}" if plugin.problem else "loads"),
+        )
+        for plugin in report.plugins
+    )
     if not report.plugins:
         yield "  none; packages provide them as entry points in groups such as hexloop.loggers"
     yield "\nPackages"
-    for package in report.packages:
-        yield _package_line(package)
+    yield from _aligned(map(_package_cells, report.packages))
     yield ""
     if report.missing:
         yield f"hexloop cannot work without {', '.join(package.name for package in report.missing)}."
@@ -253,22 +303,29 @@ def _lines(report: Report) -> Iterator[str]:
         yield "Everything that hexloop needs is installed."
 
 
-def _device_lines(device: DeviceFound) -> Iterator[str]:
+def _device_cells(device: DeviceFound) -> Iterator[tuple[str, str]]:
     if not device.precisions:
-        yield f"  {device.name:<16}none: {device.description}{f'; {device.advice}' if device.advice else ''}"
+        yield device.name, f"none: {device.description}{f'; {device.advice}' if device.advice else ''}"
         return
     works = [name for name, outcome in device.precisions.items() if outcome == "works"]
-    yield f"  {device.name:<16}{', '.join(works)} ({device.description})"
+    yield device.name, f"{', '.join(works) or 'none'} ({device.description})"
     for name, outcome in device.precisions.items():
         if outcome != "works":
-            yield f"  {'':<16}{name} fails: {outcome}"
+            yield "", f"{name} fails: {outcome}"
 
 
-def _package_line(package: PackageFound) -> str:
-    line = f"  {package.name:<16}{package.version or 'missing':<16}"
-    if package.extras:
-        line += f"for {', '.join(package.extras)}"
-    if package.install:
-        old = f"older than {package.wanted.removeprefix('>=')}; " if package.version else ""
-        line = f"{line:<50}{old}{package.install}"
-    return line.rstrip()
+def _package_cells(package: PackageFound) -> tuple[str, str, str, str]:
+    """Return name, version, what needs the package, and what to do."""
+    needs = f"for {', '.join(package.extras)}" if package.extras else ""
+    advice = package.install or ""
+    if package.install and package.version:
+        advice = f"older than {package.wanted.removeprefix('>=')}; {advice}"
+    return package.name, package.version or "missing", needs, advice
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yield each row as an indented line, in columns with two spaces between them. A long last cell stays as it is."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()

@@ -162,7 +162,8 @@ def resolve(path: str) -> Any:
         raise RefusalError("that is not an import path", "write names separated by dots, as in my_module.MyModel")
     if not _exists(first):
         raise RefusalError(
-            f"there is no module {first}", did_you_mean(first, _top_level_modules(), "install it, or set PYTHONPATH")
+            f"there is no module {first}",
+            did_you_mean(first, _top_level_modules(), "install it, or set PYTHONPATH", similarity=0.8),
         )
     found = _imported(first)
     for depth, name in enumerate(others, 1):

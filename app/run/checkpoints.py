@@ -16,8 +16,10 @@ import torch
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler, TrainerControl, export_states, restore_states
+from hexloop.app.run.checks import refuse_missing_checkpoint
 from hexloop.app.run.compatibility import AUTO, RunSetup, named_checkpoint
 from hexloop.app.run.journal import note_of_saves
+from hexloop.app.run.messages import log_best, logging_saves
 from hexloop.app.run.saving import ArgumentsFile, companion_files
 from hexloop.app.wiring.checkpoint_files import CheckpointOverride, user_files
 from hexloop.app.wiring.parts import TrainerParts
@@ -64,7 +66,7 @@ class RunCheckpoints(CheckpointStore):
             CheckpointPolicy(args.save_total_limit, keep_best=args.load_best_model_at_end),
             environment=_environment(parts),
             load_best_at_end=args.load_best_model_at_end,
-            note=note_of_saves(parts.adapters.journal),
+            note=logging_saves(note_of_saves(parts.adapters.journal), storage, parts.adapters.clock.monotonic),
             collectives=parts.adapters.collectives,
             background=parts.adapters.background if args.save_async else None,
             skip_when_busy=args.save_when_busy == "skip",
@@ -133,6 +135,7 @@ class RunCheckpoints(CheckpointStore):
 
     def load_best_now(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, if the run is to end with them."""
+        log_best(self.storage, self._parts.args, state)
         super().load_best(state)
 
     def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
@@ -222,7 +225,12 @@ def restore(parts: TrainerParts, run: Run[Any, Any], store: RunCheckpoints, resu
         name = store.latest
     else:
         storage, name = named_checkpoint(store.storage, str(resume_from))
-        state = store.resume(name, None if storage is store.storage else storage)
+        try:
+            state = store.resume(name, None if storage is store.storage else storage)
+        except CheckpointError:
+            if storage.capabilities.local_folder is not None:
+                refuse_missing_checkpoint(parts, str(resume_from))
+            raise
     if state is None:
         if resume_from == AUTO:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import sys
 import time
@@ -15,7 +16,10 @@ from typing import Any, cast
 from hexloop.app.wiring.model import check_schedule
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.app.wiring.state import parameter_shapes
-from hexloop.domain.errors import ConfigurationError, StorageError
+from hexloop.app.wiring.storage import as_location, is_missing, storage_for
+from hexloop.domain.checkpoints.manifest import checkpoint_name
+from hexloop.domain.checkpoints.reading import checkpoint_steps
+from hexloop.domain.errors import CheckpointError, ConfigurationError, StorageError
 from hexloop.domain.ranks import run_on_all_ranks, run_on_rank0
 from hexloop.ports.collectives import Json
 from hexloop.ports.storage import Storage
@@ -83,6 +87,30 @@ def refuse_optimizer(parts: TrainerParts, total_steps: int) -> None:
         if parts.makes_scheduler:
             check_schedule(parts.args, total_steps)
     refusals.settle()
+
+
+def refuse_missing_checkpoint(parts: TrainerParts, folder: str) -> None:
+    """Raise CheckpointError if a checkpoint's folder on this machine does not exist.
+
+    The message lists the checkpoints beside it, and those of the output folder.
+    """
+    if not is_missing(folder):
+        return
+    beside = os.path.dirname(as_location(folder).rstrip(os.sep))
+    storage = parts.adapters.storage
+    own = storage.capabilities.local_folder or storage.capabilities.location
+    found = {own: checkpoint_steps(storage)}
+    if not is_missing(beside) and as_location(own) != beside:
+        found[beside] = checkpoint_steps(storage_for(beside))
+    listed = [
+        f"{place} has {', '.join(map(checkpoint_name, steps[:MOST_REPORTED]))}"
+        for place, steps in found.items()
+        if steps
+    ]
+    advice = f"{own} has no checkpoints; train from the start."
+    if listed:
+        advice = f"Name one that does: {'; '.join(listed)}."
+    raise CheckpointError(f"The checkpoint resume_from_checkpoint={folder!r} does not exist. {advice}")
 
 
 def refuse_parts(

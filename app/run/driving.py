@@ -20,6 +20,7 @@ from torch import Tensor
 from hexloop.app.run.checkpoints import callbacks_state, restore_callbacks
 from hexloop.app.run.compatibility import likely_checkpoint
 from hexloop.app.run.determinism import IsolatedRandomness
+from hexloop.app.run.messages import log_evaluation
 from hexloop.app.run.saving import STATE
 from hexloop.app.run.session import RunHost, open_session
 from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, make_evaluator
@@ -278,6 +279,7 @@ def _evaluate_one(
         parts.hooks.log(metrics)
         yield Evaluated(step, metrics)
         return metrics
+    log_evaluation(parts, loader, "Evaluation")
     run = parts.run if within_run else None
 
     def apply_run_requests() -> Iterator[AnyEvent]:
@@ -324,6 +326,7 @@ def evaluation_loop(
     prefix: str,
 ) -> EvalLoopOutput:
     """Predict every batch of `loader`, and call the callbacks. The outputs of a "Prediction" are always kept."""
+    log_evaluation(parts, loader, description)
     with _randomness(parts):
         evaluator = make_evaluator(parts, loader, loss_only, ignore_keys, prefix, keep=description == "Prediction")
         for event in evaluation.predict(evaluator, parts.state.global_step, lambda: iter(()), lambda: False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import warnings
@@ -52,6 +53,7 @@ def save_model(parts: TrainerParts, folder: str, state_dict: Mapping[str, Any] |
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     _save_processing_class(parts, folder)
     Path(folder, ARGUMENTS).write_text(parts.args.to_json_string() + "\n", encoding="utf-8")
+    logging.getLogger("hexloop").info("Saved the model to %s.", folder)
 
 
 def save_state(parts: TrainerParts) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from attrs import define, frozen
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.callbacks import CallbackHandler
 from hexloop.app.callbacks.progress import ProgressDisplay
-from hexloop.app.run import checks
+from hexloop.app.run import checks, messages
 from hexloop.app.run.checkpoints import RunCheckpoints, callbacks_state, mark_finished, refuse_unwritable, restore
 from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
@@ -202,10 +201,14 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         undo.callback(host.attach, None)
         _attach(host, session, prepared.loader)
         restore(parts, run, checkpoints, resume_from)
-        _log_start(parts, run)
+        resumed = messages.resumed_from(parts.adapters.storage, resume_from, checkpoints.latest)
+        messages.log_start(parts, run, prepared.loader, resumed)
+        messages.log_nothing_left(run, resumed, resume_from)
         stop_reporting = session.start_reporting()
         outcome = _watch_outcome(host, session)
-        parts.dispatcher.observe(prepared.journal.follow(run), outcome, *prepared.observers)
+        parts.dispatcher.observe(
+            prepared.journal.follow(run), outcome, messages.end_messages(parts, run), *prepared.observers
+        )
         run.cleanups = (undo.pop_all().close, prepared.journal.close, *stop_reporting)
     return session
 
@@ -354,13 +357,6 @@ def _attach(host: RunHost, session: Session, loader: Any) -> None:
     handler.lr_scheduler, handler.train_dataloader = parts.lr_scheduler, loader
 
 
-def _log_start(parts: TrainerParts, run: Run[Any, Any]) -> None:
-    message = "Training from step %d to %d, in steps of %d samples on %s; %d parameters are trained."
-    sizes = run.state.step, run.plan.total_steps, run.state.global_batch_size
-    device, trained = parts.adapters.device.name, parts.hooks.get_num_trainable_parameters()
-    logging.getLogger("hexloop").info(message, *sizes, device, trained)
-
-
 def _watch_outcome(host: RunHost, session: Session) -> dict[type[AnyEvent], Callable[[Any], None]]:
     """Return the event handlers that find out how the run ended, and record that it is finished if its end is saved."""
     published: set[str] = set()
@@ -387,20 +383,3 @@ def _memory_figures(host: RunHost, session: Session) -> dict[str, float]:
     session.counters.settle()
     run = session.run
     return {**host.memory.end("train"), **loss_figures(session.parts, run.losses, run.state.step)}
-
-
-def set_log_level(args: TrainingArguments) -> None:
-    """Set the level that the arguments define for this process on the logger `hexloop`, the parent of all others.
-
-    `passive` leaves the level as the application set it. If the logger has no handler, its messages go to standard
-    error, as in transformers.
-    """
-    chosen = args.log_level if args.should_log else args.log_level_replica
-    if chosen == "passive":
-        return
-    logger = logging.getLogger("hexloop")
-    logger.setLevel(args.get_process_log_level())
-    if args.log_level != "passive" and not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("[%(levelname)s] %(name)s: %(message)s"))
-        logger.addHandler(handler)

@@ -16,7 +16,8 @@ from hexloop.app.run import driving, model_card, saving
 from hexloop.app.run.checks import Refusals, refuse_parts, refuse_untrainable_model
 from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
-from hexloop.app.run.session import Session, set_log_level
+from hexloop.app.run.messages import set_log_level
+from hexloop.app.run.session import Session
 from hexloop.app.trainer.compatibility import LegacyNames, old_model_path, refuse_overridden_internals
 from hexloop.app.trainer.hooks import TrainerHooks
 from hexloop.app.wiring.adapters import Injected, choose_adapters

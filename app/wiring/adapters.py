@@ -32,12 +32,14 @@ from hexloop.adapters.logger.console import Console
 from hexloop.adapters.logger.json_lines import JsonLines
 from hexloop.adapters.precision.plain import PlainPrecision
 from hexloop.app.arguments import TrainingArguments
+from hexloop.app.callbacks.trackers import TRACKERS, tracker_problem
 from hexloop.app.engines import engine_for, find_plugin, plugin_names
 from hexloop.app.joining import join
 from hexloop.app.wiring.combinations import Setting, refused_combinations
 from hexloop.app.wiring.storage import is_elsewhere, joined, storage_for
 from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.fail_safe import FailSafeJournal
+from hexloop.domain.wording import did_you_mean
 from hexloop.ports.background import Background
 from hexloop.ports.clock import Clock
 from hexloop.ports.collectives import Collectives
@@ -289,10 +291,19 @@ def choose_loggers(args: TrainingArguments, problems: list[str]) -> list[Logger]
             loggers.append(LOGGERS[name](args))
         elif plugin is not None:
             loggers.append(plugin())
+        elif name in TRACKERS:  # a callback of transformers; see `hexloop.app.callbacks.trackers`
+            problems += filter(None, [tracker_problem(name)])
         else:
             problems.append(
-                f"report_to={name!r} is not installed; choose one of "
-                f"{', '.join([*LOGGERS, *plugin_names('loggers')])}, or pass loggers=[...] to the Trainer."
+                f"report_to={name!r} is not a tracker that hexloop knows; "
+                + did_you_mean(
+                    name,
+                    [*LOGGERS, *plugin_names("loggers"), *TRACKERS],
+                    f"choose one of {', '.join([*LOGGERS, *plugin_names('loggers')])}, a tracker of transformers "
+                    f"({', '.join(TRACKERS)}), or pass loggers=[...] to the Trainer.",
+                    spell=repr,
+                    similarity=0.7,
+                )
             )
     return loggers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any, TypeVar, cast
 
@@ -32,11 +32,12 @@ from hexloop.adapters.batches.torch.reproduction import (
 )
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, row_count, shallow_copy, transfer_to
+from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
 from hexloop.app.callbacks.progress import SkipProgressBar, shows_bars
+from hexloop.app.wiring.first_batch import check_first_batch
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
@@ -243,7 +244,7 @@ def batch_preparation(parts: TrainerParts) -> tuple[Transfer, Inspect]:
     if takes_any:
         return transfer, lambda _batch: None
     named = named_by_position(parts.model, parts.has_own_loss)
-    return transfer, lambda batch: _check_batch(named(batch))
+    return transfer, lambda batch: check_first_batch(parts, named(batch))
 
 
 def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
@@ -258,20 +259,6 @@ def batch_transfer(parts: TrainerParts, takes_any: bool) -> Transfer:
 def prepared_inputs(inputs: Any, device: str) -> Any:
     """Return a copy of a batch's mapping, with its tensors on the device."""
     return transfer_to(device, non_blocking=True)(shallow_copy(inputs))
-
-
-def _check_batch(batch: Any) -> None:
-    """Raise DataError if a batch cannot be passed to a model: it is not a mapping, or its samples are not stacked."""
-    if not isinstance(batch, Mapping):
-        raise DataError(
-            f"The data_collator returned a value of type {type(batch).__name__}, but the model is called with "
-            "keyword arguments; let it return a dictionary of tensors whose first dimension is the batch."
-        )
-    if row_count(batch) == 0:
-        raise DataError(
-            f"The data_collator returned {', '.join(map(str, batch)) or 'nothing'} without a batch dimension; "
-            "let it stack its samples into tensors whose first dimension is the batch."
-        )
 
 
 # Sharing of batches among processes

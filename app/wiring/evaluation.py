@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -297,8 +296,6 @@ def make_evaluator(
         folder=_created(args.predictions_folder),
         preparation_seconds=parts.preparation.seconds,
     )
-    known = "an unknown number of" if rows is None else rows
-    logging.getLogger("hexloop").info("Predicting %s samples in batches of %d.", known, args.eval_batch_size)
     overridden = parts.hooks.prediction_step.overridden
     takes_any = overridden or parts.hooks.compute_loss.overridden
     ranks = SingleRank() if adapters.collectives.world_size == 1 else tensor_gatherer(adapters.device.name)

@@ -13,7 +13,7 @@ import pytest
 
 from hexloop import TrainingArguments
 from hexloop.app.environment import Surroundings
-from hexloop.app.run.session import set_log_level
+from hexloop.app.run.messages import set_log_level
 
 LOGGER = logging.getLogger("hexloop")
 

@@ -11,7 +11,7 @@ from attrs import define
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.errors import ConfigurationError, DataError
 
 Collate = Callable[[list[Any]], Any]
 
@@ -26,22 +26,67 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     int64; other values become float32, e.g. a list under "label", which has a value per class; tensors keep their type.
     Texts and None are left out. Samples that are tuples, lists or tensors are stacked position by position, as torch
     does; of samples that are neither these nor mappings, the attributes are stacked.
-    return_tensors: "pt" for torch tensors, "np" for numpy arrays. Raises ConfigurationError for any other value.
+    return_tensors: "pt" for torch tensors, "np" for numpy arrays. Raises ConfigurationError for any other value, and
+    DataError for a column whose values cannot be stacked, with the rows that differ.
     """
     if return_tensors not in _STACKS:
         raise ConfigurationError(f"return_tensors={return_tensors!r} is not supported; choose 'pt' or 'np'.")
     if return_tensors == "pt" and isinstance(features[0], tuple | list | Tensor | np.ndarray):
-        return default_collate(list(features))
+        return _stacked(list(features), default_collate, f"samples of type {type(features[0]).__name__}")
     stack, stack_labels = _STACKS[return_tensors]
     rows = [row if isinstance(row, Mapping) else vars(row) for row in features]
     batch: dict[str, Any] = {}
     label_name = next((name for name in LABELS if rows[0].get(name) is not None), None)
     if label_name is not None:
-        batch["labels"] = stack_labels([row[label_name] for row in rows], label_name == "label_ids")
+        listed = label_name == "label_ids"
+        batch["labels"] = _column(rows, label_name, lambda values: stack_labels(values, listed))
     for name, value in rows[0].items():
         if name not in LABELS and value is not None and not isinstance(value, str):
-            batch[name] = stack([row[name] for row in rows])
+            batch[name] = _column(rows, name, stack)
     return batch
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str, stack: Callable[[list[Any]], Any]) -> Any:
+    """Return the stacked values of a column. Raises DataError, with the first row that does not fit."""
+    lacking = [number for number, row in enumerate(rows) if name not in row]
+    if lacking:
+        raise DataError(
+            f"default_data_collator cannot stack the column {name!r}: row 0 of the batch has it, and row {lacking[0]} "
+            "does not. Give every sample the same columns, or pass a data_collator that fills it in."
+        )
+    return _stacked([row[name] for row in rows], stack, f"the column {name!r}")
+
+
+def _stacked(values: list[Any], stack: Callable[[list[Any]], Any], what: str) -> Any:
+    """Return the stacked values of `what`. Raises DataError, with the first row that differs."""
+    try:
+        return stack(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        first = _form(values[0])
+        for number, value in enumerate(values):
+            if (form := _form(value)) != first:
+                raise DataError(
+                    f"default_data_collator cannot stack {what}: row 0 of the batch has {first}, and row {number} has "
+                    f"{form}. Bring the rows to the same length before training, or pass a data_collator that pads "
+                    "them, such as DataCollatorWithPadding(tokenizer)."
+                ) from error
+        if isinstance(error, RuntimeError):  # it may have run out of memory
+            raise
+        raise DataError(
+            f"default_data_collator cannot stack {what}: {str(error).rstrip('.')} (row 0 of the batch has {first}). "
+            "Convert it to numbers or tensors, leave it out, or pass a data_collator."
+        ) from error
+
+
+def _form(value: Any) -> str:
+    """Describe the shape or the type of a value."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"the shape {tuple(value.shape)}"
+    if isinstance(value, list | tuple):
+        inner = {_form(each) for each in value if isinstance(each, list | tuple)}
+        of = f", of which each has {inner.pop()}" if len(inner) == 1 else ", with entries of different lengths"
+        return f"{len(value)} entries{of if any(isinstance(each, list | tuple) for each in value) else ''}"
+    return "a number" if isinstance(value, int | float | np.number) else f"a value of type {type(value).__name__}"
 
 
 def _stack_labels(labels: list[Any], listed: bool) -> Tensor:
@@ -108,18 +153,45 @@ class DataCollatorWithPadding:
     return_tensors: str = "pt"
 
     def __call__(self, features: list[Any]) -> Any:
-        """Return the padded batch, with fields of shape (batch, longest sample)."""
-        batch = self.tokenizer.pad(
-            features,
-            padding=self.padding,
-            max_length=self.max_length,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-            return_tensors=self.return_tensors,
-        )
+        """Return the padded batch, with fields of shape (batch, longest sample).
+
+        Raises DataError for a column that the tokenizer does not pad and whose rows have different lengths.
+        """
+        try:
+            batch = self.tokenizer.pad(
+                features,
+                padding=self.padding,
+                max_length=self.max_length,
+                pad_to_multiple_of=self.pad_to_multiple_of,
+                return_tensors=self.return_tensors,
+            )
+        except ValueError as error:
+            raise DataError(self._explained(features, error)) from error
         for name in LABELS:
             if name in batch:
                 batch["labels"] = batch.pop(name)
         return batch
+
+    def _explained(self, features: list[Any], error: ValueError) -> str:
+        """Return which columns the tokenizer cannot pad; the error of the tokenizer if it is about something else."""
+        padded = set(getattr(self.tokenizer, "model_input_names", ()))
+        rows = [dict(row) for row in features]
+        kind, own = type(self.tokenizer).__name__, ", ".join(sorted(padded)) or "its own inputs"
+        for name, first in rows[0].items():
+            differing = [number for number, row in enumerate(rows) if _form(row.get(name)) != _form(first)]
+            if name not in padded and (differing or isinstance(first, str)):
+                what = "contains texts"
+                if differing:
+                    number = differing[0]
+                    what = (
+                        f"has {_form(first)} in row 0 of the batch, and {_form(rows[number].get(name))} in row {number}"
+                    )
+                return (
+                    f"DataCollatorWithPadding cannot stack the column {name!r}: it {what}, and {kind} pads only {own}. "
+                    "Leave the column out, or pass a data_collator that pads it, such as transformers' "
+                    "DataCollatorForTokenClassification or DataCollatorForSeq2Seq."
+                )
+        return f"DataCollatorWithPadding could not make a batch: {error}"
 
 
 def collate_columns(collate: Collate, columns: frozenset[str], features: list[Any]) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hexloop.domain.errors import ConfigurationError
 from hexloop.domain.json_documents import json_part, json_value, refuse_invalid_numpy_state, refuse_invalid_python_state
 from hexloop.ports.device import DeviceCapabilities, Memory
 from hexloop.ports.state import Part
@@ -116,9 +117,13 @@ class CpuDevice(TorchDevice):
 
 
 class CudaDevice(TorchDevice):
-    """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names."""
+    """One NVIDIA GPU through CUDA, or one AMD GPU through ROCm, which PyTorch drives under the same names.
+
+    Raises ConfigurationError if torch does not find the GPU.
+    """
 
     def __init__(self, index: int = 0) -> None:
+        _refuse_missing_gpu(index)
         precisions = {"fp32", "fp16"}
         if torch.cuda.is_bf16_supported():
             precisions.add("bf16")
@@ -190,3 +195,23 @@ def encode_state(state: Tensor) -> str:
 def decode_state(text: str) -> Tensor:
     """Decode a generator's state from text."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
+
+
+def _refuse_missing_gpu(index: int) -> None:
+    """Raise ConfigurationError if torch does not find the GPU with this index."""
+    found = torch.cuda.device_count()
+    if index < found:
+        return
+    built_for = torch.version.cuda or torch.version.hip
+    if built_for is None:
+        why = f"this torch ({torch.__version__}) is built without CUDA and ROCm"
+        instead = "install a torch that is built for your GPU (https://pytorch.org/get-started/locally)"
+    elif found == 0:
+        why = "torch finds no GPU on this machine"
+        instead = "check the driver, and that CUDA_VISIBLE_DEVICES does not hide the GPU"
+    else:
+        why = f"torch finds {found} GPU{'s' * (found > 1)} on this machine, counted from 0"
+        instead = f"choose an index below {found}"
+    raise ConfigurationError(
+        f"CudaDevice({index}) cannot be used: {why}; {instead}, or pass device=CpuDevice() or set use_cpu=True."
+    )

@@ -46,6 +46,31 @@ def find_label_names(model: Any) -> list[str]:
     return [name for name in names if "label" in name or name in answers]
 
 
+def missing_loss_advice(model: Any, inputs: Mapping[str, Any]) -> str:
+    """Return why a model has returned no loss for the inputs, and what to do.
+
+    The data may have no labels, forward may take none, or it may not return a loss in spite of them.
+    """
+    inner = model
+    while inner is not None and not hasattr(inner, "get_base_model"):  # what DDP and torch.compile wrap
+        wrapped = getattr(inner, "_orig_mod", None) or (getattr(inner, "module", None) if inner is not None else None)
+        if not isinstance(wrapped, nn.Module):
+            break
+        inner = wrapped
+    names = [] if inner is None else find_label_names(inner)
+    if inner is None or any(name in inputs for name in names):
+        return 'Let forward return {"loss": ...} or (loss, ...), or pass compute_loss_func.'
+    if not names:
+        return (
+            f"The forward of {type(inner).__name__} takes no labels, so that it cannot compute a loss; let it take "
+            'labels and return {"loss": ...}, or pass compute_loss_func to compute the loss from its outputs.'
+        )
+    return (
+        f"The data has no labels: forward takes them as {' or '.join(names)}. Name the column of the labels "
+        f"{names[0]}, label or label_ids; columns of other names are left out unless forward takes them."
+    )
+
+
 def returns_loss_by_default(model: Any) -> bool:
     """Return whether forward computes a loss without labels: its `return_loss` is True by default."""
     parameter = forward_parameters(model).get("return_loss")

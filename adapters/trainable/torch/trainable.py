@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from hexloop.adapters.trainable.torch.forward import missing_loss_advice
 from hexloop.adapters.trainable.torch.layouts import WHOLE, TorchLayout
 from hexloop.domain.errors import DataError
 from hexloop.ports.batches import Padding
@@ -121,13 +122,14 @@ class ModelLoss:
             outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
         else:
             outputs = model(**inputs)
-        loss = loss_from_outputs(outputs, inputs)
+        loss = loss_from_outputs(outputs, inputs, model)
         return (loss, outputs) if return_outputs else loss
 
 
-def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any], model: nn.Module | None = None) -> Tensor:
     """Return the loss in a model's outputs: "loss" of a mapping, the attribute `loss`, or the first of a tuple.
 
+    model: the model that returned them, for the error message.
     Raises DataError, describing the outputs, if there is none or if it is not a single number.
     """
     if isinstance(outputs, Mapping):
@@ -143,10 +145,8 @@ def loss_from_outputs(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
     found = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
     if isinstance(loss, Tensor):
         found += f", with a tensor of shape {tuple(loss.shape)} as the loss"
-    raise DataError(
-        f"The model returned no loss for the inputs {', '.join(inputs)}: it returned {found}. Add labels that its "
-        'forward accepts, let forward return {"loss": ...}, or pass compute_loss_func.'
-    )
+    advice = missing_loss_advice(model, inputs)
+    raise DataError(f"The model returned no loss for the inputs {', '.join(inputs)}: it returned {found}. {advice}")
 
 
 @define(eq=False, slots=False)

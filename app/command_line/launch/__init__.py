@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from hexloop.app.callbacks.console import COPIED_TO_TERMINAL
 from hexloop.app.command_line.launch.plan import LaunchPlan, read_plan
 from hexloop.app.command_line.resuming import LAUNCHED_AS
 from hexloop.domain.errors import CollectiveError
@@ -24,6 +25,8 @@ def run(options: Namespace) -> int:
     plan = read_plan(options)
     here = options.argv[: len(options.argv) - len(plan.arguments) - 1]
     given = {"OMP_NUM_THREADS": str(plan.threads), LAUNCHED_AS: shlex.join(["hexloop", *here])}
+    if os.isatty(2):
+        given[COPIED_TO_TERMINAL] = "1"
     with _settings({**VARIABLES, **given}):
         return launch(plan)
 

@@ -1,0 +1,186 @@
+"""Progress on standard error: bars on a terminal, lines elsewhere; and rows of metrics that are aligned."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, TextIO
+
+from attrs import define, field
+
+COPIED_TO_TERMINAL = "HEXLOOP_TERMINAL"
+"""The environment variable that `hexloop launch` sets if it prints the output of its workers on a terminal."""
+
+SECONDS_BETWEEN_LINES = 10.0
+LINES_A_DECADE = 50
+"""A run prints a line every 10 seconds at first, and later when a fiftieth of the time so far has passed."""
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream shows a terminal that can draw a bar in place: not a file, a pipe or a simple one."""
+    if os.environ.get(COPIED_TO_TERMINAL) == "1":
+        return True
+    try:
+        return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):  # no stream at all, as under pythonw, or a closed one
+        return False
+
+
+def new_bar(total: int, initial: int = 0, name: str = "", unit: str = "it", leave: bool = True) -> Any:
+    """Return a bar of tqdm on a terminal, and lines with the same methods elsewhere.
+
+    unit: the name of what is counted, in the singular. leave: whether it stays when it is closed.
+    """
+    if not is_terminal(sys.stderr):
+        return ProgressLines(total, initial, name, unit, leave)
+    from tqdm.auto import tqdm
+
+    return tqdm(
+        total=total, initial=initial, desc=name if unit == "sample" else None, unit="it" if unit == "step" else unit,
+        leave=leave, dynamic_ncols=True,
+    )  # fmt: skip
+
+
+def write_above_bars(text: str, stream: TextIO) -> None:
+    """Write a line to standard output or error; bars that are shown on the same terminal stay below it."""
+    bars = sys.modules.get("tqdm")
+    if bars is None:
+        stream.write(f"{text}\n")
+    else:
+        bars.tqdm.write(text, file=stream)
+    stream.flush()
+
+
+@define(eq=False)
+class ProgressLines:
+    """Progress as lines on standard error, at a bounded rate, with the methods of a bar of tqdm that are used here.
+
+    n: how many of `total` are done. clock: returns seconds from any point in time.
+    """
+
+    total: int
+    n: int = 0
+    name: str = ""
+    unit: str = "step"
+    leave: bool = True
+    clock: Callable[[], float] = monotonic
+    disable: bool = False
+    _note: str = ""
+    _first: int = field(init=False)
+    _began: float = field(init=False)
+    _due: float = field(init=False)
+    _printed: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self._first, self._began = self.n, self.clock()
+        self._due = self._began + SECONDS_BETWEEN_LINES
+
+    def update(self, number: int = 1) -> None:
+        """Count `number` more, and print a line if one is due."""
+        self.n += number
+        now = self.clock()
+        if now >= self._due:
+            self._print(now)
+
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        """Add a text to the next lines."""
+        self._note = text
+
+    def write(self, text: str) -> None:
+        """Print a line to standard output."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """Print the last line: always of what stays, and otherwise only if others were printed."""
+        if not self.disable and (self.leave or self._printed):
+            self._print(self.clock())
+        self.disable = True
+
+    def line(self, now: float) -> str:
+        """Return the line: how many are done, the time, the rate, and the time that is left."""
+        seconds, counted = now - self._began, self.n - self._first
+        parts = [f"{self.name}: " * bool(self.name) + f"{self.unit} {self.n:,} of {self.total:,}"]
+        if self.total:
+            parts[0] += f" ({self.n / self.total:.0%})"
+        parts.append(f"{duration_text(seconds)} so far" if self.n < self.total else duration_text(seconds))
+        if counted > 0 and seconds > 0:
+            parts.append(f"{counted / seconds:.3g} per second")
+            if self.n < self.total:
+                parts.append(f"{duration_text(seconds / counted * (self.total - self.n))} left")
+        return ", ".join([*parts, *filter(None, [self._note])])
+
+    def _print(self, now: float) -> None:
+        self._printed = True
+        self._due = now + max(SECONDS_BETWEEN_LINES, (now - self._began) / LINES_A_DECADE)
+        print(self.line(now), file=sys.stderr, flush=True)
+
+
+def duration_text(seconds: float) -> str:
+    """Return seconds in the unit that fits them: "2.1 ms", "3.52 s", "1:02:03"."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.2g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the unit that fits it: "354 bytes", "1.2 kB", "34 MB"."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} bytes"
+
+
+# Rows of metrics
+
+CELL = 10
+"""The least width of a cell: that of a number with four digits and an exponent."""
+
+
+def is_evaluation(logs: Mapping[str, Any]) -> bool:
+    """Return whether a log is that of an evaluation: it has a time that is not the training's."""
+    return any(name.endswith("_runtime") and name != "train_runtime" for name in logs)
+
+
+class AlignedRows:
+    """Rows of named cells below a header, in the width of the terminal.
+
+    The header is repeated when the columns change, or after `interrupt`. A row that is too wide continues below it.
+    """
+
+    def __init__(self) -> None:
+        self._columns: tuple[str, ...] = ()
+
+    def interrupt(self) -> None:
+        """Repeat the header before the next row, because something else was printed below the last one."""
+        self._columns = ()
+
+    def lines(self, row: Mapping[str, Any], width: int) -> list[str]:
+        """Return the lines of a row, with the header if it is needed. width: characters in a line."""
+        cells = {name: str(value) for name, value in row.items()}
+        headed, self._columns = self._columns == tuple(cells), tuple(cells)
+        lines: list[str] = []
+        for names in _blocks(cells, width):
+            if not headed or lines:
+                lines.append("  ".join(name.rjust(CELL) for name in names))
+            lines.append("  ".join(cells[name].rjust(max(CELL, len(name))) for name in names))
+        return lines
+
+
+def _blocks(cells: Mapping[str, str], width: int) -> list[list[str]]:
+    """Return the names of the cells, as many in each list as fit into a line."""
+    blocks: list[list[str]] = [[]]
+    left = width
+    for name, cell in cells.items():
+        taken = max(CELL, len(name), len(cell)) + 2
+        if blocks[-1] and taken > left + 2:
+            blocks.append([])
+            left = width
+        blocks[-1].append(name)
+        left -= taken
+    return blocks

@@ -1,0 +1,90 @@
+"""The check of the first batch, before the model is called with it: is it a mapping, and what its forward takes?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from inspect import Parameter, signature
+from typing import Any
+
+from hexloop.adapters.batches.torch.structure import row_count
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.domain.errors import DataError
+from hexloop.domain.wording import did_you_mean, enumeration
+
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def check_first_batch(parts: TrainerParts, batch: Any) -> None:
+    """Raise DataError if a batch is not a mapping of stacked samples, or does not fit the model's forward."""
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"The data_collator returned a value of type {type(batch).__name__}, but the model is called with "
+            "keyword arguments; let it return a dictionary of tensors whose first dimension is the batch."
+        )
+    if row_count(batch) == 0:
+        raise DataError(
+            f"The data_collator returned {', '.join(map(str, batch)) or 'nothing'} without a batch dimension; "
+            "let it stack its samples into tensors whose first dimension is the batch."
+        )
+    parameters = _certain_parameters(parts)
+    if parameters is not None:
+        _check_names(parts, parameters, list(map(str, batch)))
+
+
+def _certain_parameters(parts: TrainerParts) -> Mapping[str, Parameter] | None:
+    """Return the parameters of forward, if it is certain to be called with the batch as it is; None otherwise.
+
+    It is not if the user changes the inputs on the way, or forward is decorated or wrapped by another model.
+    """
+    model = parts.unwrapped_model
+    changed = parts.hooks.prepare_inputs.overridden or getattr(model, "_forward_pre_hooks", None)
+    if changed or hasattr(model, "get_base_model") or parts.compute_loss_func is not None or parts.label_smoother:
+        return None
+    with suppress(TypeError, ValueError):
+        return signature(model.forward, follow_wrapped=False).parameters
+    return None
+
+
+def _check_names(parts: TrainerParts, parameters: Mapping[str, Parameter], names: Sequence[str]) -> None:
+    """Raise DataError if forward needs an input that the batch does not have, or does not take one that it has."""
+    forward, takes = f"the forward of {type(parts.unwrapped_model).__name__}", list(parameters)
+    if any(each.kind is Parameter.POSITIONAL_ONLY for each in parameters.values()):
+        return
+    missing = [
+        name
+        for name, each in parameters.items()
+        if each.kind in BY_NAME and each.default is Parameter.empty and name not in names
+    ]
+    if missing:
+        left_out = [name for name in _columns(parts.train_dataset) if name not in names]
+        similar = did_you_mean(missing[0], left_out, "")
+        told = (
+            f" The data's {_columns_text(left_out)} not among them, because forward takes no such argument."
+            if left_out and parts.args.remove_unused_columns
+            else ""
+        )
+        hint = f" ({similar})" if similar else ""
+        raise DataError(
+            f"The batch lacks {enumeration(missing)}{hint}, which {forward} needs: it has "
+            f"{enumeration(names)}.{told} Rename the column of the data to {missing[0]}, or let data_collator add it."
+        )
+    surplus = [name for name in names if name not in parameters]
+    if surplus and not any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        raise DataError(
+            f"The batch has {enumeration(surplus)}, which {forward} does not take: its parameters are "
+            f"{enumeration(takes) if takes else 'none'}. Rename the column, let data_collator leave it out, or set "
+            "remove_unused_columns=True."
+        )
+
+
+def _columns_text(names: Sequence[str]) -> str:
+    return f"column{'s' * (len(names) > 1)} {enumeration(names)} {'are' if len(names) > 1 else 'is'}"
+
+
+def _columns(dataset: Any) -> list[str]:
+    """Return the columns of a data set, or the names in its first sample; none if they cannot be found out."""
+    with suppress(Exception):  # a data set of the user, on the way to an error message
+        names = getattr(dataset, "column_names", None)
+        return list(names if names else dataset[0])
+    return []
