@@ -85,6 +85,9 @@ class TrainerBase:
     _session: Session | None
     """The live run; None between runs."""
 
+    _accelerator: Any = None
+    """What `accelerator` returns; None until it is needed."""
+
     _asks_for_each: bool = False
     """Whether an overridden `evaluate` is being called for each of several data sets."""
 

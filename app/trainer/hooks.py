@@ -16,7 +16,8 @@ from hexloop.app.arguments import TrainingArguments
 from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.base import TrainerBase
-from hexloop.app.trainer.compatibility import Accelerator
+from hexloop.app.trainer.accelerator import Accelerator, AcceleratorParts, adopted
+from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
 from hexloop.app.wiring.learner import floating_point_operations
@@ -29,19 +30,89 @@ from hexloop.domain.triggers import make_plan
 class TrainerHooks(TrainerBase):
     """What each hook does unless it is overridden; an override may call it."""
 
-    # A step
+    # The accelerator
 
     @property
-    def accelerator(self) -> Accelerator:
-        """What overridden hooks call: backward, unwrap_model, device and so on, implemented by the adapters."""
-        last = True if self._session is None else self._session.learner.window.last_of_window
-        return Accelerator(self.adapters, last)
+    def accelerator(self) -> Any:
+        """The run with the interface of accelerate's Accelerator; an assigned one is adapted to the run."""
+        if self._accelerator is None:
+            self._accelerator = Accelerator(self._accelerator_parts())
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        self._accelerator = adopted(self._accelerator_parts(), accelerator)
+
+    @standard
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make a new `accelerator`, and let accelerate's functions find the run. The constructor calls it."""
+        self._accelerator = None
+        sharing.share_run(self.args, self.adapters, self.model)
+        if is_overridden(self, "_build_accelerator_args"):
+            self.accelerator.real  # noqa: B018  # so that keywords that the run cannot follow are refused now
+
+    @standard
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the keywords with which an `accelerate.Accelerator` is made, `kwargs` among them.
+
+        If overridden, it may add keywords. ConfigurationError is raised if it changes what the run decides.
+        """
+        return {**sharing.usual_arguments(self.args, self.adapters, self.model), **kwargs}
+
+    def _accelerator_parts(self) -> AcceleratorParts:
+        def make() -> Any:
+            overridden = is_overridden(self, "_build_accelerator_args")
+            build = self._build_accelerator_args if overridden else None
+            return sharing.make(self.args, self.adapters, self.model, build)
+
+        return AcceleratorParts(
+            self.args,
+            self.adapters,
+            run=lambda: None if self._session is None else self._session.run,
+            owns=self._owns,
+            objects=lambda: (self.model_wrapped, self.optimizer, self.lr_scheduler),
+            make=make,
+        )
+
+    def _owns(self, candidate: object) -> bool:
+        """Return whether a run prepares an object itself: its model, its optimizer, its schedule, its loaders."""
+        own = (self.model, self.model_wrapped, self.optimizer, self.lr_scheduler)
+        return any(candidate is each for each in own) or data.is_own_loader(candidate)
+
+    def _attach(self, session: Session | None) -> None:
+        """Set the live session; accelerate's state follows it if an accelerator of accelerate exists."""
+        self._session = session
+        if session is not None and isinstance(self._accelerator, Accelerator):
+            self._accelerator.follow(session.run)
+
+    def _assigned(self, name: str) -> Any:
+        """Return a method that was assigned to the accelerator, or that of an assigned one; None if there is none."""
+        accelerator = self._accelerator
+        if accelerator is None:
+            return None
+        return accelerator.assigned(name) if isinstance(accelerator, Accelerator) else getattr(accelerator, name, None)
+
+    def _through_prepare(self, loader: Any) -> Any:
+        """Return a loader as a function that was assigned to `accelerator.prepare` returns it."""
+        prepare = self._assigned("prepare")
+        return loader if prepare is None else prepare(loader)
+
+    def _prepare_through_accelerator(self, model: Any, total_steps: int) -> Any:
+        """Prepare a run, and pass its model and optimizer through a function assigned to `accelerator.prepare`."""
+        wrapped, prepare = self._prepare_for_run(model, total_steps), self._assigned("prepare")
+        if prepare is not None:
+            wrapped, self.optimizer = prepare(wrapped, self.optimizer)
+            self.model_wrapped = wrapped
+        return wrapped
+
+    # A step
 
     @standard
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run forward and backward of one micro-batch; return its share of the window's loss, detached."""
-        learner = self._live("training_step").learner
-        loss: Tensor = learner.standard.micro_step(inputs, num_items_in_batch, learner.window.last_of_window)
+        session = self._live("training_step")
+        last = bool(session.run.signals["sync_gradients"])
+        loss: Tensor = session.learner.standard.micro_step(inputs, num_items_in_batch, last)
         return loss
 
     @standard
@@ -127,8 +198,8 @@ class TrainerHooks(TrainerBase):
         if is_overridden(self, "_get_train_sampler"):
             sampler = data.sampler_from(self._get_train_sampler, self.train_dataset)
             if sampler is not None:
-                return loaders.sampled(self.train_dataset, size, sampler)
-        return loaders.training(self.train_dataset, data.global_batch_size(self.args, size))
+                return self._through_prepare(loaders.sampled(self.train_dataset, size, sampler))
+        return self._through_prepare(loaders.training(self.train_dataset, data.global_batch_size(self.args, size)))
 
     @standard
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -167,8 +238,8 @@ class TrainerHooks(TrainerBase):
         loaders, size = self._loader_factory(), self.args.eval_batch_size
         sampler = self._get_eval_sampler(dataset) if is_overridden(self, "_get_eval_sampler") else None
         if sampler is None:
-            return loaders.evaluation(dataset, data.global_batch_size(self.args, size))
-        return loaders.sampled(dataset, size, sampler)
+            return self._through_prepare(loaders.evaluation(dataset, data.global_batch_size(self.args, size)))
+        return self._through_prepare(loaders.sampled(dataset, size, sampler))
 
     def _loader_factory(self) -> Any:
         return data.loader_factory(self._collect_parts())
@@ -300,6 +371,7 @@ class TrainerHooks(TrainerBase):
             preparation=self._preparation,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,
+            backward=self._assigned("backward"),
         )
 
     def _run_host(self) -> RunHost:
@@ -308,9 +380,9 @@ class TrainerHooks(TrainerBase):
             parts=self._collect_parts,
             memory=self._memory,
             renew_model=self._renew_model,
-            prepare=self._prepare_for_run,
+            prepare=self._prepare_through_accelerator,
             forget_run=self._forget_run,
-            attach=partial(setattr, self, "_session"),
+            attach=self._attach,
             set_outcome=partial(setattr, self, "outcome"),
             set_train_batch_size=partial(setattr, self, "_train_batch_size"),
         )

@@ -108,7 +108,8 @@ class TrainerParts:
     model_wrapped: the model as the parallelism adapter prepared it; the model itself outside of a run.
     makes_optimizer, makes_scheduler: whether the arguments choose them. own_optimizer: whether the user set none.
     train_batch_size: samples of a micro-batch of this process. run, modes: the run in progress, and the
-    modes that its evaluations change; None between runs.
+    modes that its evaluations change; None between runs. backward: called in every step with its loss, instead of the
+    engine's backward pass; None if nothing was assigned to `accelerator.backward`.
     """
 
     args: TrainingArguments
@@ -145,6 +146,7 @@ class TrainerParts:
     preparation: PreparationTime
     run: Run[Any, Any] | None
     modes: Modes | None
+    backward: Callable[[Any], None] | None = None
 
     @property
     def has_own_loss(self) -> bool:
