@@ -51,8 +51,8 @@ DECIDED = {
 class Accelerator:
     """The run as an Accelerator: its device, its processes, its precision and its objects.
 
-    Everything else comes from a real `accelerate.Accelerator` over the same process group and device, which is made when
-    it is first needed. Methods can be assigned; what the run decides cannot. docs/accelerator.md has the details.
+    Everything else comes from a real `accelerate.Accelerator` over the same process group and device, which is made
+    when it is first needed. Methods can be assigned; what the run decides cannot. docs/accelerator.md has the details.
     """
 
     _parts: AcceleratorParts

@@ -15,8 +15,8 @@ from torch import Tensor
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
-from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.trainer.accelerator import Accelerator, AcceleratorParts, adopted
+from hexloop.app.trainer.base import TrainerBase
 from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step

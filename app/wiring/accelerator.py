@@ -167,7 +167,9 @@ def is_accelerator(candidate: object) -> bool:
 def overridden(accelerator: Any) -> set[str]:
     """Return the methods that the class of an Accelerator overrides, or that were assigned to it."""
     usual: Any = next(kind for kind in type(accelerator).__mro__ if kind.__module__ == "accelerate.accelerator")
-    own = {name for name in dir(type(accelerator)) if getattr(type(accelerator), name) is not getattr(usual, name, None)}
+    own = {
+        name for name in dir(type(accelerator)) if getattr(type(accelerator), name) is not getattr(usual, name, None)
+    }
     return own | vars(accelerator).keys()
 
 

@@ -27,14 +27,14 @@ from hexloop.ports.precision import Precision
 class AcceleratorOptions:
     """What an Accelerator of a run is made from, as plain values.
 
-    mixed_precision: "no", "bf16" or "fp16". loaders: how it shares the batches of loaders that it prepares, by the names
-    of accelerate's `DataLoaderConfiguration`. accumulation: further keywords of its `GradientAccumulationPlugin`.
+    mixed_precision: "no", "bf16" or "fp16". loaders: how it shares the batches of loaders that it prepares, by the
+    names of accelerate's `DataLoaderConfiguration`. accumulation: further keywords of its `GradientAccumulationPlugin`.
     ddp: options of the models that it wraps. compile_backend, compile_mode: of the models that it prepares.
     fsdp: keywords of accelerate's FSDP plugin. deepspeed: returns DeepSpeed's configuration. None without that engine.
     configured: use the state of accelerate that exists, and raise ConfigurationError if it differs from the run.
     """
 
-    processes: Processes = Processes()
+    processes: Processes
     mixed_precision: str = "no"
     loaders: Mapping[str, Any] = field(factory=dict)
     accumulation: Mapping[str, Any] = field(factory=dict)

@@ -1,7 +1,7 @@
 """accelerate's shared state, made from a run: `PartialState` shares the run's process group and device.
 
-Functions of accelerate, such as `gather_object`, read this state. accelerate makes it from environment variables. Here it
-is made from the run instead, and nothing else changes: the process group, the device, the number of threads and the
+Functions of accelerate, such as `gather_object`, read this state. accelerate makes it from environment variables. Here
+it is made from the run instead, and nothing else changes: the process group, the device, the number of threads and the
 environment stay as they are.
 """
 
