@@ -14,7 +14,9 @@ from hexloop.app.wiring.evaluation import tensor_gatherer
 
 @frozen
 class TensorsOfProcesses:
-    """The tensors that each process of a run has. All processes call the same method, which raises TypeError for others.
+    """The tensors that each process of a run has. All processes call the same method.
+
+    Methods raise TypeError for values other than tensors.
 
     device: of this process. size: the number of processes.
     """

@@ -51,7 +51,7 @@ def test_the_accelerator_reports_process_and_device(tmp_path: Path) -> None:
 
 
 def test_everything_else_comes_from_a_real_accelerator(tmp_path: Path) -> None:
-    """Names that the run does not decide are those of accelerate, made on first need, without a trace in the process."""
+    """Names that the run does not decide are those of accelerate, made on first need; nothing else changes."""
     trainer = small_trainer(tmp_path)
     before, threads = dict(os.environ), torch.get_num_threads()
     accelerator = trainer.accelerator
