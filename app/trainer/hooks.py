@@ -154,7 +154,8 @@ class TrainerHooks(TrainerBase):
 
         The standard step computes in that precision without it.
         """
-        return self.accelerator.autocast()
+        context: AbstractContextManager[Any] = self.accelerator.autocast()
+        return context
 
     @standard
     def floating_point_ops(self, inputs: Any) -> float:

@@ -170,7 +170,7 @@ def overridden(accelerator: Any) -> set[str]:
     own = {
         name for name in dir(type(accelerator)) if getattr(type(accelerator), name) is not getattr(usual, name, None)
     }
-    return own | vars(accelerator).keys()
+    return {*own, *vars(accelerator)}
 
 
 def refuse_other_accelerator(accelerator: Any, args: TrainingArguments, adapters: Adapters) -> None:

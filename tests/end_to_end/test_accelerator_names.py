@@ -183,7 +183,8 @@ def test_an_assigned_accelerator_is_used_and_must_match(tmp_path: Path) -> None:
     trainer.accelerator = own
     assert trainer.accelerator.real is own
     trainer.train()
-    half = small_trainer(tmp_path, bf16=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    half = RealAccelerator(cpu=True, mixed_precision="bf16")
     with pytest.raises(ConfigurationError, match="mixed precision"):
-        half.accelerator = own if own.mixed_precision != "bf16" else RealAccelerator(cpu=True)
-    assert half.accelerator.mixed_precision == "bf16"
+        trainer.accelerator = half
+    assert trainer.accelerator.real is own
