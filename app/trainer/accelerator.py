@@ -37,11 +37,10 @@ class AcceleratorParts:
 
 DECIDED = {
     "device": "pass device=... to the Trainer, or set use_cpu",
-    "process_index": "start the script with a launcher such as torchrun",
-    "num_processes": "start the script with a launcher such as torchrun",
-    "local_process_index": "start the script with a launcher such as torchrun",
-    "is_main_process": "start the script with a launcher such as torchrun",
-    "is_local_main_process": "start the script with a launcher such as torchrun",
+    **dict.fromkeys(
+        ("process_index", "num_processes", "local_process_index", "is_main_process", "is_local_main_process"),
+        "start the script with a launcher such as torchrun",
+    ),
     "mixed_precision": "set bf16 or fp16, or pass precision=... to the Trainer",
     "scaler": "pass precision=... to the Trainer, an adapter that scales the loss as you want",
 }
@@ -192,8 +191,7 @@ class Accelerator:
         """
         if name == "backward" and self._divisor != 1:
             return self.backward
-        found: Callable[..., Any] | None = vars(self).get(name)
-        return found
+        return vars(self).get(name)
 
     @property
     def sync_gradients(self) -> bool:
