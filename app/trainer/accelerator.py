@@ -55,9 +55,7 @@ class Accelerator:
     """
 
     _parts: AcceleratorParts
-    _real: Any
-    """The `accelerate.Accelerator`; None until it is needed."""
-
+    _real: Any  # the `accelerate.Accelerator`; None until it is needed
     _divisor: int
 
     def __init__(self, parts: AcceleratorParts, real: Any = None) -> None:
