@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hexloop.adapters.collectives import SingleProcessCollectives
 from hexloop.app.engines import EngineChoice, engine_for
@@ -48,6 +48,16 @@ def join(args: JoinArguments) -> Collectives:
         _init_process_group(args, process)
         _JOINED.append(TorchCollectives(float(args.ddp_timeout)))
     return _JOINED[0]
+
+
+def accelerate_state(args: JoinArguments) -> Any:
+    """Return accelerate's `PartialState` over the processes and the device of the run; the first call joins them."""
+    from hexloop.adapters.accelerator.accelerate.state import Processes, shared_state
+
+    process = launched()
+    join(args)
+    ranks = (process.rank, process.world_size, process.local_rank, process.local_world_size or process.world_size)
+    return shared_state(Processes(str(args.device), *ranks))
 
 
 def backend_for(args: JoinArguments) -> str:

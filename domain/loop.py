@@ -78,6 +78,7 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
             shares: list[Loss] = []
             for batch in window:
                 last_of_window = len(shares) + 1 == len(window)
+                run.signals["sync_gradients"] = last_of_window
                 share = learner.micro_step(batch, items, last_of_window)
                 shares.append(share)
                 add_loss(share)
@@ -289,6 +290,7 @@ class StandardLearner(Generic[Batch, Loss]):
                     trainable.clear_gradients()
 
     before_optimizer_step, after_optimizer_step: called before and after the optimizer's step, if given.
+    backward: called with the loss instead of the parallelism's backward pass of the scaled loss, if given.
     """
 
     def __init__(
@@ -298,6 +300,7 @@ class StandardLearner(Generic[Batch, Loss]):
         parallelism: Parallelism[Loss],
         before_optimizer_step: Callable[[], None] | None = None,
         after_optimizer_step: Callable[[], None] | None = None,
+        backward: Callable[[Loss], None] | None = None,
     ) -> None:
         self.count_items = trainable.count_items
         self.set_learning_rates = trainable.set_learning_rates
@@ -307,13 +310,17 @@ class StandardLearner(Generic[Batch, Loss]):
         self._parallelism = parallelism
         self._before_optimizer_step = before_optimizer_step
         self.after_optimizer_step = after_optimizer_step
+        self._backward = backward
 
     def micro_step(self, batch: Batch, window_items: object, last_of_window: bool) -> Loss:
         """Run forward and backward of one micro-batch; see `Learner.micro_step`."""
         forward, precision, parallelism = self._forward, self._precision, self._parallelism
         parallelism.synchronise(last_of_window)
         loss = forward(batch, window_items)
-        parallelism.backward(precision.scale(loss))
+        if self._backward is None:
+            parallelism.backward(precision.scale(loss))
+        else:
+            self._backward(loss)
         return self._trainable.detached(loss)
 
     def update(self, max_norm: float) -> tuple[SupportsFloat | None, bool]:

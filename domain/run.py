@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
 from typing import Generic, Protocol, SupportsFloat, TypeVar
@@ -129,7 +129,10 @@ class Run(Generic[Batch, Loss]):
     agreement: how ranks agree on requests and flags. cleanups: called however the run ends.
     next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
     gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
+    update_taken: whether the last update changed the weights; loss scaling may skip one.
     stopped: a stop request ends the run before the plan does.
+    signals: where the loop writes `sync_gradients`, whether the current micro-batch is the last of its window. Another
+        library's mapping may take its place.
     start: where speed is measured from.
     """
 
@@ -156,7 +159,9 @@ class Run(Generic[Batch, Loss]):
     cleanups: Sequence[Callable[[], None]] = ()
     next_due: int = field(default=0, init=False)
     gradient_norm: SupportsFloat | None = field(default=None, init=False)
+    update_taken: bool = field(default=True, init=False)
     stopped: bool = field(default=False, init=False)
+    signals: MutableMapping[str, object] = field(factory=lambda: {"sync_gradients": True}, init=False)
     start: StartingPoint = field(factory=StartingPoint, init=False)
     _unresolved: dict[int, list[SaveRequest]] = field(factory=dict, init=False)
 
@@ -183,6 +188,7 @@ class Run(Generic[Batch, Loss]):
             for batch in window:
                 counter(batch)
         state.step += 1
+        self.update_taken = taken
         state.learning_rate = scheduler.rates()[0]
         if taken:
             state.updates += 1

@@ -162,6 +162,13 @@ class TrainingArguments(
         return self.device
 
     @property
+    def distributed_state(self) -> Any:
+        """Accelerate's PartialState of the run, which shares its process group and device."""
+        from hexloop.app.joining import accelerate_state
+
+        return accelerate_state(self)
+
+    @property
     def deepspeed_plugin(self) -> Any:
         """Accelerate's plugin for the configuration of DeepSpeed; None without one."""
         if not self.deepspeed:

@@ -70,7 +70,8 @@ class AcceleratorConfig:
     non_blocking: copies batches to the device asynchronously, as hexloop always does from pinned memory.
     gradient_accumulation_kwargs: `num_steps` sets gradient_accumulation_steps if that is 1; with `sync_each_batch`
         processes exchange gradients at every micro-batch. Other keys have no effect.
-    use_configured_state: uses the accelerate state that the script has set up.
+    use_configured_state: uses the state of accelerate that the script has set up; the Trainer raises an error if there
+        is none, or if it differs from the run.
     """
 
     split_batches: bool = False
@@ -123,8 +124,8 @@ def _to_accelerator_config(value: Any) -> Any:
     ):
         value = value.to_dict()
     made = AcceleratorConfig(**_converted_settings(converter.structure(mapping_or_file(value), dict[str, Any])))
-    if not made.use_configured_state:  # transformers removes it as well
-        made.pop("use_configured_state")
+    if not made.use_configured_state:
+        made.pop("use_configured_state")  # transformers removes it as well
     return made
 
 

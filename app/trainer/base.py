@@ -88,6 +88,9 @@ class TrainerBase:
     _kept_loaders: KeptLoaders
     """Evaluation loaders whose workers persist; only with `reproduce`."""
 
+    _accelerator: Any = None
+    """What `accelerator` returns; None until it is needed."""
+
     _asks_for_each: bool = False
     """Whether an overridden `evaluate` is being called for each of several data sets."""
 

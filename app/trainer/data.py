@@ -25,6 +25,9 @@ class TrainerData(TrainerBase):
     def _collect_parts(self) -> TrainerParts:
         raise NotImplementedError
 
+    def _through_prepare(self, loader: Any) -> Any:
+        raise NotImplementedError
+
     # Loaders
 
     @standard
@@ -93,13 +96,14 @@ class TrainerData(TrainerBase):
             sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
             make = partial(loaders.loader, dataset, batch_size, sampler_for, is_training)
             keeps = dataloader_key is not None and self.args.dataloader_persistent_workers
-            return self._kept_loaders.get(dataloader_key, make) if keeps else make()
+            return self._through_prepare(self._kept_loaders.get(dataloader_key, make) if keeps else make())
         size = data.global_batch_size(self.args, batch_size)
         if sampler_fn is not None and not _is_standard(sampler_fn):
             sampler = data.sampler_from(sampler_fn, dataset)
             if sampler is not None:
-                return loaders.sampled(dataset, batch_size, sampler, size)
-        return loaders.training(dataset, size) if is_training else loaders.evaluation(dataset, size)
+                return self._through_prepare(loaders.sampled(dataset, batch_size, sampler, size))
+        loader = loaders.training(dataset, size) if is_training else loaders.evaluation(dataset, size)
+        return self._through_prepare(loader)
 
     # Samplers
 

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from hexloop.app.run import saving
-from hexloop.app.run.session import RunHost
-from hexloop.app.trainer.compatibility import Accelerator
+from hexloop.app.run.session import RunHost, Session
+from hexloop.app.trainer.accelerator import Accelerator, AcceleratorParts, adopted
 from hexloop.app.trainer.internal import TrainerInternals
+from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
 from hexloop.app.wiring.learner import floating_point_operations
@@ -24,19 +25,89 @@ from hexloop.domain.loop import log_evaluate_save
 class TrainerHooks(TrainerInternals):
     """What each hook does unless it is overridden; an override may call it."""
 
-    # A step
+    # The accelerator
 
     @property
-    def accelerator(self) -> Accelerator:
-        """What overridden hooks call: backward, unwrap_model, device and so on, implemented by the adapters."""
-        last = True if self._session is None else self._session.learner.window.last_of_window
-        return Accelerator(self.adapters, last)
+    def accelerator(self) -> Any:
+        """The run with the interface of accelerate's Accelerator; an assigned one is adapted to the run."""
+        if self._accelerator is None:
+            self._accelerator = Accelerator(self._accelerator_parts())
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        self._accelerator = adopted(self._accelerator_parts(), accelerator)
+
+    @standard
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make a new `accelerator`, and let accelerate's functions find the run. The constructor calls it."""
+        self._accelerator = None
+        sharing.share_run(self.args, self.adapters, self.model)
+        if is_overridden(self, "_build_accelerator_args"):
+            self.accelerator.real  # noqa: B018  # so that keywords that the run cannot follow are refused now
+
+    @standard
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the keywords with which an `accelerate.Accelerator` is made, `kwargs` among them.
+
+        If overridden, it may add keywords. ConfigurationError is raised if it changes what the run decides.
+        """
+        return {**sharing.usual_arguments(self.args, self.adapters, self.model), **kwargs}
+
+    def _accelerator_parts(self) -> AcceleratorParts:
+        def make() -> Any:
+            overridden = is_overridden(self, "_build_accelerator_args")
+            build = self._build_accelerator_args if overridden else None
+            return sharing.make(self.args, self.adapters, self.model, build)
+
+        return AcceleratorParts(
+            self.args,
+            self.adapters,
+            run=lambda: None if self._session is None else self._session.run,
+            owns=self._owns,
+            objects=lambda: (self.model_wrapped, self.optimizer, self.lr_scheduler),
+            make=make,
+        )
+
+    def _owns(self, candidate: object) -> bool:
+        """Return whether a run prepares an object itself: its model, its optimizer, its schedule, its loaders."""
+        own = (self.model, self.model_wrapped, self.optimizer, self.lr_scheduler)
+        return any(candidate is each for each in own) or data.is_own_loader(candidate)
+
+    def _attach(self, session: Session | None) -> None:
+        """Set the live session; accelerate's state follows it if an accelerator of accelerate exists."""
+        self._session = session
+        if session is not None and isinstance(self._accelerator, Accelerator):
+            self._accelerator.follow(session.run)
+
+    def _assigned(self, name: str) -> Any:
+        """Return a method that was assigned to the accelerator, or that of an assigned one; None if there is none."""
+        accelerator = self._accelerator
+        if accelerator is None:
+            return None
+        return accelerator.assigned(name) if isinstance(accelerator, Accelerator) else getattr(accelerator, name, None)
+
+    def _through_prepare(self, loader: Any) -> Any:
+        """Return a loader as a function that was assigned to `accelerator.prepare` returns it."""
+        prepare = self._assigned("prepare")
+        return loader if prepare is None else prepare(loader)
+
+    def _prepare_through_accelerator(self, model: Any, total_steps: int) -> Any:
+        """Prepare a run, and pass its model and optimizer through a function assigned to `accelerator.prepare`."""
+        wrapped, prepare = self._prepare_for_run(model, total_steps), self._assigned("prepare")
+        if prepare is not None:
+            wrapped, self.optimizer = prepare(wrapped, self.optimizer)
+            self.model_wrapped = wrapped
+        return wrapped
+
+    # A step
 
     @standard
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run forward and backward of one micro-batch; return its share of the window's loss, detached."""
-        learner = self._live("training_step").learner
-        loss: Tensor = learner.standard.micro_step(inputs, num_items_in_batch, learner.window.last_of_window)
+        session = self._live("training_step")
+        last = bool(session.run.signals["sync_gradients"])
+        loss: Tensor = session.learner.standard.micro_step(inputs, num_items_in_batch, last)
         return loss
 
     @standard
@@ -76,7 +147,8 @@ class TrainerHooks(TrainerInternals):
 
         The standard step computes in that precision without it.
         """
-        return self.accelerator.autocast()
+        context: AbstractContextManager[Any] = self.accelerator.autocast()
+        return context
 
     @standard
     def floating_point_ops(self, inputs: Any) -> float:
@@ -189,6 +261,7 @@ class TrainerHooks(TrainerInternals):
             kept_loaders=self._kept_loaders,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,
+            backward=self._assigned("backward"),
         )
 
     def _run_host(self) -> RunHost:
@@ -197,9 +270,9 @@ class TrainerHooks(TrainerInternals):
             parts=self._collect_parts,
             memory=self._memory,
             renew_model=self._renew_model,
-            prepare=self._prepare_for_run,
+            prepare=self._prepare_through_accelerator,
             forget_run=self._forget_run,
-            attach=partial(setattr, self, "_session"),
+            attach=self._attach,
             set_outcome=partial(setattr, self, "outcome"),
             set_train_batch_size=partial(setattr, self, "_train_batch_size"),
         )

@@ -104,6 +104,7 @@ class Trainer(TrainerHooks, LegacyNames):
         refuse_untrainable_model(self.model)
         self.model_wrapped = self.model
         self.note_model()
+        self.create_accelerator_and_postprocess()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics

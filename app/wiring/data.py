@@ -182,6 +182,11 @@ def sampler_from(method: Callable[..., Any], dataset: Any) -> Any:
     return method(dataset) if inspect.signature(method).parameters else method()
 
 
+def is_own_loader(candidate: object) -> bool:
+    """Return whether an object is one of hexloop's loaders, which share their batches among the processes."""
+    return isinstance(candidate, OrderedLoader | StreamLoader)
+
+
 def stop_workers(loader: Any) -> None:
     """Stop the persistent workers of one of hexloop's loaders; the user stops those of other loaders."""
     if isinstance(loader, OrderedLoader | StreamLoader):

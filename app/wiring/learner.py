@@ -51,11 +51,9 @@ Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None,
 class WindowState:
     """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
 
-    last_of_window: whether the gradients of the current micro-batch are those of an optimizer step.
     length: micro-batches of the current window; None if no hook that asks for it is overridden.
     """
 
-    last_of_window: bool = True
     length: int | None = None
 
 
@@ -106,6 +104,11 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
     before = _before_optimizer_step(parts)
     standard: Learner[Any, Any]
     if parallelism.capabilities.owns_update:
+        if parts.backward is not None:
+            raise ConfigurationError(
+                f"accelerator.backward or accelerator.gradient_accumulation_steps was assigned, but "
+                f"{parallelism.capabilities.name} makes the backward pass itself; override compute_loss instead."
+            )
         standard = cast("OwnUpdate[Any]", parallelism).learner(wrapped, trainable, before, after)
     else:
         accumulation = getattr(parts.args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
@@ -113,7 +116,7 @@ def make_learner(parts: TrainerParts, wrapped: Any, after: Callable[[], None]) -
         precision = parts.adapters.precision
         if is_only_forward_in_half(parts):
             precision = ForwardAlone(precision)
-        standard = kind(trainable, precision, parallelism, before, after)
+        standard = kind(trainable, precision, parallelism, before, after, parts.backward)
     learner: Learner[Any, Any] = standard
     group: Windows = windows
     window = WindowState()
@@ -304,7 +307,6 @@ def _with_training_step(
 
     def micro_step(batch: Any, window_items: object, last_of_window: bool) -> Any:
         inputs = shallow_copy(batch)  # the user's step may remove entries
-        place.last_of_window = last_of_window
         trainable.enter_training_mode()
         if takes_count:
             return training_step(model, inputs, num_items_in_batch=window_items).detach()

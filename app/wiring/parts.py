@@ -165,7 +165,8 @@ class TrainerParts:
     kept_loaders: the evaluation loaders whose workers persist, with `reproduce`.
     signature_columns: the columns of the data that are kept; None for those that forward takes.
     train_batch_size: samples of a micro-batch of this process. run, modes: the run in progress, and the
-    modes that its evaluations change; None between runs.
+    modes that its evaluations change; None between runs. backward: called in every step with its loss, instead of the
+    engine's backward pass; None if nothing was assigned to `accelerator.backward`.
     """
 
     args: TrainingArguments
@@ -205,6 +206,7 @@ class TrainerParts:
     kept_loaders: KeptLoaders
     run: Run[Any, Any] | None
     modes: Modes | None
+    backward: Callable[[Any], None] | None = None
 
     @property
     def has_own_loss(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hexloop import Trainer
+from hexloop.domain.errors import ConfigurationError
+from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import same_weights, small_trainer, weights
 
 
@@ -44,3 +48,55 @@ def test_the_accelerator_reports_process_and_device(tmp_path: Path) -> None:
     assert torch.equal(accelerator.gather_for_metrics(ones), ones)
     assert torch.equal(accelerator.reduce(ones, scale=3.0), 3 * ones)
     accelerator.wait_for_everyone()
+
+
+def test_everything_else_comes_from_a_real_accelerator(tmp_path: Path) -> None:
+    """Names that the run does not decide are those of accelerate, made on first need; nothing else changes."""
+    trainer = small_trainer(tmp_path)
+    before, threads = dict(os.environ), torch.get_num_threads()
+    accelerator = trainer.accelerator
+    assert not accelerator.is_made
+    assert accelerator.distributed_type == "NO"
+    assert accelerator.is_made
+    assert accelerator.state.mixed_precision == "no"
+    assert accelerator.gradient_state.num_steps == 1
+    assert accelerator.parallelism_config is None
+    assert trainer.accelerator is accelerator
+    assert (dict(os.environ), torch.get_num_threads()) == (before, threads)
+
+
+def test_foreign_objects_are_prepared_and_those_of_the_run_are_not(tmp_path: Path) -> None:
+    """Accelerate prepares another loader and another optimizer; the model and loader of the run are unchanged."""
+    trainer = small_trainer(tmp_path)
+    own, other = trainer.get_train_dataloader(), DataLoader(rows(8), batch_size=4)
+    model, loader, prepared, number = trainer.accelerator.prepare(trainer.model, own, other, 3)
+    assert (model, loader, number) == (trainer.model, own, 3)
+    assert prepared is not other
+    assert [len(batch["x"]) for batch in prepared] == [4, 4]
+
+
+def test_assignments_take_effect_or_are_refused(tmp_path: Path) -> None:
+    """An assigned backward is called in every step; what the run decides cannot be assigned."""
+    standard, assigned = small_trainer(tmp_path / "standard"), small_trainer(tmp_path / "assigned")
+    inner, losses = assigned.accelerator.backward, list[Any]()
+    assigned.accelerator.backward = lambda loss: (losses.append(loss), inner(loss))
+    assigned.accelerator.even_batches = False
+    standard.train(), assigned.train()
+    assert len(losses) == 4
+    assert same_weights(weights(standard), weights(assigned))
+    assert not assigned.args.accelerator_config.even_batches
+    with pytest.raises(ConfigurationError, match="use_cpu"):
+        assigned.accelerator.device = torch.device("cpu")
+
+
+def test_sync_gradients_is_that_of_the_run(tmp_path: Path) -> None:
+    """With accumulation over two, every second micro-batch synchronizes, also in accelerate's own state."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Looking(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            seen.append((self.accelerator.sync_gradients, self.accelerator.gradient_state.sync_gradients))
+            return super().compute_loss(*args, **kwargs)
+
+    small_trainer(tmp_path, Looking, gradient_accumulation_steps=2).train()
+    assert seen == [(False, False), (True, True)] * 2

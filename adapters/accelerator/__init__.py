@@ -1,0 +1,1 @@
+"""Libraries whose functions work on the processes and the device of a run: accelerate."""

@@ -1,0 +1,243 @@
+"""A real `accelerate.Accelerator`, made from a run, and what it does with the objects of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from attrs import field, frozen
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from hexloop.adapters.accelerator.accelerate.state import (
+    Processes,
+    described_by_environment,
+    refuse_other_state,
+    shared_state,
+)
+from hexloop.domain.errors import ConfigurationError
+from hexloop.domain.json_documents import only_value
+from hexloop.ports.precision import Precision
+
+
+@frozen
+class AcceleratorOptions:
+    """What an Accelerator of a run is made from, as plain values.
+
+    mixed_precision: "no", "bf16" or "fp16". loaders: how it shares the batches of loaders that it prepares, by the
+    names of accelerate's `DataLoaderConfiguration`. accumulation: further keywords of its `GradientAccumulationPlugin`.
+    ddp: options of the models that it wraps. compile_backend, compile_mode: of the models that it prepares.
+    fsdp: keywords of accelerate's FSDP plugin. deepspeed: returns DeepSpeed's configuration. None without that engine.
+    configured: use the state of accelerate that exists, and raise ConfigurationError if it differs from the run.
+    """
+
+    processes: Processes
+    mixed_precision: str = "no"
+    loaders: Mapping[str, Any] = field(factory=dict)
+    accumulation: Mapping[str, Any] = field(factory=dict)
+    ddp: Mapping[str, Any] = field(factory=dict)
+    compile_backend: str = "no"
+    compile_mode: str | None = None
+    fsdp: Mapping[str, Any] | None = None
+    deepspeed: Callable[[], Mapping[str, Any]] | None = None
+    configured: bool = False
+
+
+def accelerator_arguments(options: AcceleratorOptions) -> dict[str, Any]:
+    """Return the keywords of `accelerate.Accelerator`.
+
+    It accumulates over one micro-batch, as transformers' does: the run itself accumulates.
+    """
+    from accelerate import utils
+
+    loaders = utils.DataLoaderConfiguration(
+        **{name: value for name, value in options.loaders.items() if name != "data_seed"}
+    )
+    loaders.data_seed = options.loaders.get("data_seed")
+    made: dict[str, Any] = {
+        "mixed_precision": options.mixed_precision,
+        "deepspeed_plugin": None,
+        "dataloader_config": loaders,
+        "fsdp_plugin": _fsdp_plugin(options),
+        "gradient_accumulation_plugin": utils.GradientAccumulationPlugin(**{**options.accumulation, "num_steps": 1}),
+        "kwargs_handlers": [utils.DistributedDataParallelKwargs(**options.ddp)],
+        "dynamo_plugin": _dynamo_plugin(options),
+    }
+    if options.deepspeed is not None:
+        made["deepspeed_plugin"] = utils.DeepSpeedPlugin(hf_ds_config=dict(options.deepspeed()))
+    return made
+
+
+def _fsdp_plugin(options: AcceleratorOptions) -> Any:
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    return None if options.fsdp is None else FullyShardedDataParallelPlugin(**options.fsdp)
+
+
+def _dynamo_plugin(options: AcceleratorOptions) -> Any:
+    from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+
+    backend = options.compile_backend
+    known = backend.upper() in [each.value for each in DynamoBackend]  # torch knows others, which plugins register
+    return TorchDynamoPlugin(backend=backend if known else "no", mode=options.compile_mode)
+
+
+def make_accelerator(
+    options: AcceleratorOptions, adjusted: Callable[[dict[str, Any]], dict[str, Any]] = lambda keywords: keywords
+) -> Any:
+    """Return an Accelerator over the run's process group and device.
+
+    adjusted: returns the keywords of the Accelerator, given the usual ones.
+    Raises ConfigurationError if torch.distributed does not connect the processes, or `configured` cannot be honored.
+    """
+    from accelerate import Accelerator
+
+    _share_partial_state(options)
+    with _environment(options):
+        return Accelerator(**adjusted(accelerator_arguments(options)))
+
+
+def share_state(options: AcceleratorOptions) -> None:
+    """Make accelerate's shared states from a run, so that accelerate's functions work before an Accelerator is made.
+
+    The state that DeepSpeed's configuration is part of is made with the Accelerator.
+    """
+    from accelerate.state import AcceleratorState
+
+    _share_partial_state(options)
+    if options.deepspeed is None:
+        with _environment(options):
+            AcceleratorState(
+                mixed_precision=options.mixed_precision,
+                dynamo_plugin=_dynamo_plugin(options),
+                fsdp_plugin=_fsdp_plugin(options),
+                _from_accelerator=True,
+            )
+
+
+def _environment(options: AcceleratorOptions) -> Any:
+    return described_by_environment(
+        options.processes,
+        ACCELERATE_USE_DEEPSPEED=str(options.deepspeed is not None).lower(),
+        ACCELERATE_USE_FSDP=str(options.fsdp is not None).lower(),
+        ACCELERATE_USE_PARALLELISM_CONFIG="false",
+        ACCELERATE_USE_MEGATRON_LM="false",
+    )
+
+
+def _share_partial_state(options: AcceleratorOptions) -> None:
+    """Make accelerate's `PartialState`, and discard an `AcceleratorState` of a run with other settings."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    if options.configured:
+        refuse_other_state(options.processes, options.mixed_precision)
+        return
+    shared = AcceleratorState._shared_state
+    if shared:
+        same_engine = _engine_of(shared["distributed_type"].value) == _engine_of_options(options)
+        if options.deepspeed is not None or not same_engine:
+            AcceleratorState._reset_state(reset_partial_state=True)
+        elif shared["_mixed_precision"] != options.mixed_precision:
+            AcceleratorState._reset_state()
+    if PartialState._shared_state and _engine_of(PartialState().distributed_type.value) == "DEEPSPEED":
+        AcceleratorState._reset_state(reset_partial_state=True)
+    shared_state(options.processes)
+
+
+def _engine_of(distributed_type: str) -> str:
+    return distributed_type if distributed_type in ("DEEPSPEED", "FSDP", "MEGATRON_LM") else ""
+
+
+def _engine_of_options(options: AcceleratorOptions) -> str:
+    if options.deepspeed is not None:
+        return "DEEPSPEED"
+    on_gpus = options.processes.world_size > 1 and torch.device(options.processes.device).type != "cpu"
+    return "FSDP" if options.fsdp is not None and on_gpus else ""  # accelerate knows FSDP on GPUs only
+
+
+# The objects of a run, and others
+
+
+def gradient_signals() -> MutableMapping[str, Any]:
+    """Return the mapping in which accelerate's `GradientState` keeps `sync_gradients`, once an Accelerator is made."""
+    from accelerate.state import GradientState
+
+    return cast("MutableMapping[str, Any]", GradientState._shared_state)
+
+
+def is_preparable(candidate: object) -> bool:
+    """Return whether an Accelerator does anything with an object: a model, a loader, an optimizer, a schedule."""
+    return isinstance(candidate, nn.Module | DataLoader | torch.optim.Optimizer | LRScheduler)
+
+
+def without_repeated_rows(accelerator: Any, gathered: Any) -> Any:
+    """Return gathered rows without those that a prepared loader repeated to fill the last batch of all processes."""
+    from accelerate.utils import recursively_apply
+
+    state = accelerator.gradient_state
+    if not state.end_of_dataloader or state.remainder <= 0:
+        return gathered
+    return recursively_apply(lambda tensor: tensor[: state.remainder], gathered)
+
+
+@contextmanager
+def with_objects_of_run(accelerator: Any, models: Sequence[Any], optimizer: Any, scheduler: Any) -> Iterator[None]:
+    """Within, what the accelerator saves and loads includes the objects of the run, before those that it prepared."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    names = ("_models", "_optimizers", "_schedulers")
+    before = {name: getattr(accelerator, name) for name in names}
+    optimizers = [] if optimizer is None else [AcceleratedOptimizer(optimizer, device_placement=False)]
+    schedulers = [] if scheduler is None else [scheduler]
+    for name, own in zip(names, (list(models), optimizers, schedulers), strict=True):
+        setattr(accelerator, name, own + [each for each in before[name] if not any(each is one for one in own)])
+    try:
+        yield
+    finally:
+        for name, objects in before.items():
+            setattr(accelerator, name, objects)
+
+
+@frozen
+class RunScaler:
+    """The loss scale of a run, with the methods of torch's `GradScaler` that accelerate and its users call.
+
+    There is one scale, that of the run's precision. `step` also adapts the scale, so `update` is a no-op.
+    """
+
+    precision: Precision[Any]
+
+    def scale(self, outputs: Any) -> Any:
+        """Return a loss times the loss scale."""
+        return self.precision.scale(outputs)
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients of an optimizer by the loss scale."""
+        self.precision.unscale(optimizer)
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Step an optimizer if its gradients are finite, then adapt the scale."""
+        self.precision.step(optimizer)
+
+    def update(self, new_scale: float | None = None) -> None:
+        """No-op without a scale. Raises ConfigurationError for one: the run's precision adapts it."""
+        if new_scale is not None:
+            raise ConfigurationError(
+                f"scaler.update({new_scale}) cannot set the loss scale, which the run's precision adapts; "
+                "pass precision=Fp16Precision(device_type, initial_scale=...) to the Trainer."
+            )
+
+    def is_enabled(self) -> bool:
+        """Return True: without a loss scale, an accelerator has no scaler."""
+        return True
+
+    def get_scale(self) -> float:
+        """Return the loss scale."""
+        return float(self.state_dict()["scale"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale and its history."""
+        return dict(only_value(self.precision.export(), "scaler"))

@@ -1,0 +1,184 @@
+"""accelerate's shared state, made from a run: `PartialState` shares the run's process group and device.
+
+Functions of accelerate, such as `gather_object`, read this state. accelerate makes it from environment variables. Here
+it is made from the run instead, and nothing else changes: the process group, the device, the number of threads and the
+environment stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+
+from hexloop.domain.errors import ConfigurationError
+
+LAUNCHERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+)  # fmt: skip
+"""The variables from which accelerate reads the number of processes."""
+
+
+@frozen
+class Processes:
+    """The processes of a run, and the device of this one, as torch spells it."""
+
+    device: str = "cpu"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def connected(self) -> bool:
+        """Whether torch.distributed connects them, as accelerate's functions require."""
+        return self.world_size == 1 or (dist.is_initialized() and dist.get_world_size() == self.world_size)
+
+
+def shared_state(processes: Processes) -> Any:
+    """Return accelerate's `PartialState`, made from the run unless it describes these processes already.
+
+    Raises ConfigurationError if torch.distributed does not connect the processes.
+    """
+    from accelerate.state import AcceleratorState, PartialState
+
+    if not processes.connected:
+        raise ConfigurationError(
+            f"accelerate's functions need torch.distributed, which does not connect the {processes.world_size} "
+            "processes of this run. Use the Trainer's own methods, or start the processes with torchrun."
+        )
+    if PartialState._shared_state and differences(processes):
+        AcceleratorState._reset_state(reset_partial_state=True)
+    if not PartialState._shared_state:
+        with described_by_environment(processes):
+            return PartialState(cpu=torch.device(processes.device).type == "cpu")
+    return PartialState()
+
+
+def differences(processes: Processes) -> list[str]:
+    """Return how accelerate's state differs from the processes of a run; the state exists."""
+    from accelerate.state import PartialState
+
+    state, device = PartialState(), torch.device(processes.device)
+    found = []
+    if (state.num_processes, state.process_index) != (processes.world_size, processes.rank):
+        found.append(
+            f"it has process {state.process_index} of {state.num_processes}, the run process {processes.rank} of "
+            f"{processes.world_size}"
+        )
+    indices = {each.index for each in (state.device, device)} - {None}
+    if state.device.type != device.type or len(indices) > 1:
+        found.append(f"its device is {state.device}, the run's {device}")
+    return found
+
+
+def refuse_other_state(processes: Processes, mixed_precision: str) -> None:
+    """Raise ConfigurationError unless accelerate's state exists and describes the run.
+
+    mixed_precision: the run's, as accelerate names it.
+    """
+    from accelerate.state import AcceleratorState, PartialState
+
+    setting = "accelerator_config={'use_configured_state': True}"
+    if not PartialState._shared_state:
+        raise ConfigurationError(
+            f"{setting} needs a state of accelerate, and there is none; make an Accelerator or a PartialState before "
+            "the Trainer, or leave the key out."
+        )
+    found = differences(processes)
+    configured = AcceleratorState._shared_state.get("_mixed_precision", mixed_precision)
+    if configured != mixed_precision:
+        found.append(f"its mixed precision is {configured!r}, the run's {mixed_precision!r}")
+    if found:
+        raise ConfigurationError(
+            f"{setting} asks for the state of accelerate that exists, which differs from the run: {'; '.join(found)}. "
+            "Make the Accelerator with the settings of the TrainingArguments, or leave the key out."
+        )
+
+
+@contextmanager
+def described_by_environment(processes: Processes, **variables: str) -> Iterator[None]:
+    """Let the environment describe the processes, with `variables` added, and restore it and torch's flags afterwards.
+
+    accelerate has no arguments for most of what it reads there.
+    """
+    before, tf32 = dict(os.environ), torch.backends.cuda.matmul.allow_tf32
+    for name in LAUNCHERS:
+        os.environ.pop(name, None)
+    if processes.world_size > 1:
+        os.environ |= {
+            "RANK": str(processes.rank),
+            "WORLD_SIZE": str(processes.world_size),
+            "LOCAL_RANK": str(processes.local_rank),
+            "LOCAL_WORLD_SIZE": str(processes.local_world_size or processes.world_size),
+        }
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # otherwise accelerate sets the threads
+    os.environ |= {
+        "ACCELERATE_TORCH_DEVICE": processes.device,
+        "NCCL_P2P_DISABLE": "1",  # otherwise accelerate rejects some GPUs, whatever they are used for
+        "NCCL_IB_DISABLE": "1",
+        **variables,
+    }
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if torch.backends.cuda.matmul.allow_tf32 != tf32:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+# A later import of accelerate
+
+
+class _AfterImport:
+    """Finds accelerate on behalf of the finders behind it, and calls a function once accelerate is imported."""
+
+    call: Callable[[], object]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "accelerate":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        loader, execute = spec.loader, spec.loader.exec_module
+
+        def execute_and_call(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            self.call()
+
+        loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+_AFTER_IMPORT = _AfterImport()
+
+
+def when_imported(call: Callable[[], object]) -> None:
+    """Call a function now if accelerate is imported, else as soon as it is; it replaces one that still waits."""
+    if "accelerate" in sys.modules:
+        call()
+        return
+    _AFTER_IMPORT.call = call
+    if _AFTER_IMPORT not in sys.meta_path:
+        sys.meta_path.insert(0, _AFTER_IMPORT)

@@ -1,0 +1,195 @@
+"""What `trainer.accelerator` gets from the run and from accelerate, which is imported on first use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from hexloop.adapters.accelerator.accelerate.accelerator import (
+    AcceleratorOptions,
+    RunScaler,
+    accelerator_arguments,
+    gradient_signals,
+    is_preparable,
+    make_accelerator,
+    share_state,
+    with_objects_of_run,
+    without_repeated_rows,
+)
+from hexloop.adapters.accelerator.accelerate.state import Processes, differences, when_imported
+from hexloop.app.arguments import TrainingArguments
+from hexloop.app.engines import is_requested
+from hexloop.app.environment import launched
+from hexloop.app.wiring.adapters import Adapters
+from hexloop.domain.errors import ConfigurationError
+
+__all__ = ["gradient_signals", "is_preparable", "with_objects_of_run", "without_repeated_rows"]
+"""Adapters' names that the rest of the app gets from here."""
+
+SHARING = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
+"""The settings of `accelerator_config` that an Accelerator's loaders follow."""
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+BuildArguments = Callable[..., dict[str, Any]]
+
+
+def options_of(args: TrainingArguments, adapters: Adapters, model: Any) -> AcceleratorOptions:
+    """Return what an Accelerator of the run is made from."""
+    process, collectives, config = launched(), adapters.collectives, args.accelerator_config
+    processes = Processes(
+        adapters.device.name,
+        collectives.rank,
+        collectives.world_size,
+        process.local_rank if collectives.world_size > 1 else 0,
+        process.local_world_size or collectives.world_size,
+    )
+    loaders = {name: getattr(config, name) for name in SHARING}
+    accumulation = getattr(config, "gradient_accumulation_kwargs", None) or {}
+    parallelism: Any = adapters.parallelism
+    return AcceleratorOptions(
+        processes=processes,
+        mixed_precision=mixed_precision(adapters),
+        loaders={**loaders, "data_seed": args.data_seed},
+        accumulation=accumulation,
+        ddp=_ddp_options(args, model),
+        compile_backend=(args.torch_compile_backend if args.torch_compile else None) or "no",
+        compile_mode=args.torch_compile_mode if args.torch_compile else None,
+        fsdp=getattr(args, "fsdp_plugin_args", None) if is_requested("fsdp", args) else None,
+        deepspeed=(lambda: dict(parallelism.configuration(model))) if is_requested("deepspeed", args) else None,
+        configured=bool(getattr(config, "use_configured_state", False)),
+    )
+
+
+def _ddp_options(args: TrainingArguments, model: Any) -> dict[str, Any]:
+    """Return transformers' options of a model wrapped for data parallelism."""
+    given = {
+        "find_unused_parameters": args.ddp_find_unused_parameters,
+        "bucket_cap_mb": args.ddp_bucket_cap_mb,
+        "broadcast_buffers": args.ddp_broadcast_buffers,
+        "static_graph": args.ddp_static_graph,
+    }
+    if given["find_unused_parameters"] is None:
+        recomputes = getattr(model, "is_activation_checkpointing", False) or args.activation_checkpointing
+        given["find_unused_parameters"] = not (hasattr(model, "is_activation_checkpointing") and recomputes)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def mixed_precision(adapters: Adapters) -> str:
+    """Return the run's mixed precision, as accelerate names it: fp16, bf16 or no."""
+    return adapters.precision.name if adapters.precision.name in HALVES else "no"
+
+
+def under_precision(adapters: Adapters) -> AbstractContextManager[Any]:
+    """Return a context in which a model computes in the run's precision, unless the engine applies it itself."""
+    dtype = None if adapters.parallelism.capabilities.owns_update else HALVES.get(adapters.precision.name)
+    return nullcontext() if dtype is None else torch.autocast(torch.device(adapters.device.name).type, dtype)
+
+
+def share_run(args: TrainingArguments, adapters: Adapters, model: Any) -> None:
+    """Let accelerate's functions find the run: now if accelerate is imported, else as soon as it is.
+
+    Raises ConfigurationError if `use_configured_state` asks for a state that does not exist or differs from the run.
+    """
+    options = options_of(args, adapters, model)
+    if options.configured:
+        share_state(options)
+    elif options.processes.connected:
+        when_imported(lambda: share_state(options))
+
+
+def make(args: TrainingArguments, adapters: Adapters, model: Any, build: BuildArguments | None = None) -> Any:
+    """Return an `accelerate.Accelerator` that shares the run's process group, device and loss scale.
+
+    build: an overridden `_build_accelerator_args`.
+    Raises ConfigurationError if it changes what the run decides.
+    """
+    options = options_of(args, adapters, model)
+    made = make_accelerator(options) if build is None else make_accelerator(options, _adjusted_by(build))
+    if made.scaler is not None:
+        made.scaler = RunScaler(adapters.precision)
+    return made
+
+
+def usual_arguments(args: TrainingArguments, adapters: Adapters, model: Any) -> dict[str, Any]:
+    """Return the keywords with which an Accelerator of the run is made."""
+    return accelerator_arguments(options_of(args, adapters, model))
+
+
+OWNED = {
+    "mixed_precision": "set bf16, fp16 or tf32, or pass precision=... to the Trainer",
+    "deepspeed_plugin": "set deepspeed",
+    "fsdp_plugin": "set fsdp and fsdp_config",
+    "gradient_accumulation_plugin": "set gradient_accumulation_steps, or accelerator_config's "
+    "gradient_accumulation_kwargs",
+    "kwargs_handlers": "set ddp_find_unused_parameters and the other arguments ddp_..., or pass parallelism=...",
+    "dynamo_plugin": "set torch_compile, torch_compile_backend and torch_compile_mode",
+    "dataloader_config": "set accelerator_config",
+}
+"""The keywords of an Accelerator that the run decides, and how."""
+
+
+def _adjusted_by(build: BuildArguments) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what calls an overridden `_build_accelerator_args` with the keywords that transformers passes to it."""
+    passed = ("dataloader_config", "fsdp_plugin", "gradient_accumulation_plugin")
+
+    def adjusted(usual: dict[str, Any]) -> dict[str, Any]:
+        built = build(**{name: usual[name] for name in passed})
+        problems = [
+            f"_build_accelerator_args returns {name}={built[name]!r}, which the run would not follow; {instead}."
+            for name, instead in OWNED.items()
+            if name in built and _plain(built[name]) != _plain(usual.get(name))
+        ]
+        if problems:
+            raise ConfigurationError(problems)
+        return {**built, **{name: usual[name] for name in OWNED if name not in built}}
+
+    return adjusted
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data of a keyword, for comparisons."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [(type(each).__name__, _plain(each)) for each in value]
+    return vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else value
+
+
+def is_accelerator(candidate: object) -> bool:
+    """Return whether an object is accelerate's Accelerator; accelerate is not imported for that."""
+    accelerate = sys.modules.get("accelerate")
+    return accelerate is not None and isinstance(candidate, accelerate.Accelerator)
+
+
+def overridden(accelerator: Any) -> set[str]:
+    """Return the methods that the class of an Accelerator overrides, or that were assigned to it."""
+    usual: Any = next(kind for kind in type(accelerator).__mro__ if kind.__module__ == "accelerate.accelerator")
+    own = {
+        name for name in dir(type(accelerator)) if getattr(type(accelerator), name) is not getattr(usual, name, None)
+    }
+    return {*own, *vars(accelerator)}
+
+
+def refuse_other_accelerator(accelerator: Any, args: TrainingArguments, adapters: Adapters) -> None:
+    """Raise ConfigurationError if an Accelerator differs from the run; otherwise let it use the run's loss scale."""
+    options = options_of(args, adapters, None)
+    found = differences(options.processes)
+    if accelerator.mixed_precision != options.mixed_precision:
+        found.append(f"its mixed precision is {accelerator.mixed_precision!r}, the run's {options.mixed_precision!r}")
+    if found:
+        raise ConfigurationError(
+            f"The Accelerator that you assigned to trainer.accelerator differs from the run: {'; '.join(found)}. "
+            "Make it with the settings of the TrainingArguments."
+        )
+    if accelerator.scaler is not None:
+        accelerator.scaler = RunScaler(adapters.precision)
+
+
+def follow(signals: Mapping[str, Any]) -> MutableMapping[str, Any]:
+    """Return accelerate's mapping of gradient signals, with the present values of the run's own mapping."""
+    shared = gradient_signals()
+    shared.update(signals)
+    return shared

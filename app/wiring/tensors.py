@@ -1,0 +1,93 @@
+"""Nested tensors of all processes: gathered, reduced, padded to one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hexloop.app.wiring.evaluation import tensor_gatherer
+
+
+@frozen
+class TensorsOfProcesses:
+    """The tensors that each process of a run has. All processes call the same method.
+
+    Methods raise TypeError for values other than tensors.
+
+    device: of this process. size: the number of processes.
+    """
+
+    device: str
+    size: int
+
+    def gather(self, values: Any) -> Any:
+        """Return the tensors of all processes, concatenated in order of rank; scalars become rows."""
+        if self.size == 1:
+            return values
+        if not holds_only_tensors(values):
+            raise TypeError("accelerator.gather takes tensors only; use gather_for_metrics for other values.")
+        return _concatenated([part for part, _ in tensor_gatherer(self.device).parts(values, 0)])
+
+    def reduce(self, values: Any, reduction: str, scale: float) -> Any:
+        """Return the "sum" or "mean" of the tensors of all processes, or with "none" this process's, times `scale`."""
+        if reduction not in ("sum", "mean", "none"):
+            raise ValueError(f"reduction={reduction!r} is invalid; choose 'sum', 'mean' or 'none'.")
+
+        def reduced(tensor: Tensor) -> Tensor:
+            if self.size == 1 or reduction == "none":
+                return tensor * scale
+            total: Tensor = tensor_gatherer(self.device).total(tensor)
+            return total * scale / (self.size if reduction == "mean" else 1)
+
+        return _for_each(reduced, values)
+
+    def pad(self, values: Any, dim: int, pad_index: int, pad_first: bool) -> Any:
+        """Return the tensors of this process, padded with `pad_index` to the longest of all processes in `dim`.
+
+        Tensors without that dimension are returned unchanged.
+        """
+
+        def padded(tensor: Tensor) -> Tensor:
+            if not -tensor.ndim <= dim < tensor.ndim:
+                return tensor
+            at = dim % tensor.ndim
+            lengths = tensor_gatherer(self.device).each(torch.tensor(tensor.shape[at], device=self.device))
+            missing = max(int(length) for length in lengths) - tensor.shape[at]
+            filling = tensor.new_full((*tensor.shape[:at], missing, *tensor.shape[at + 1 :]), pad_index)
+            return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=at)
+
+        return values if self.size == 1 else _for_each(padded, values)
+
+
+def holds_only_tensors(values: Any) -> bool:
+    """Return whether a nested value has no other leaves than tensors."""
+    if isinstance(values, Mapping):
+        return all(map(holds_only_tensors, values.values()))
+    if isinstance(values, list | tuple):
+        return all(map(holds_only_tensors, values))
+    return isinstance(values, Tensor)
+
+
+def _for_each(function: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Return a nested value with `function` applied to its tensors."""
+    if isinstance(values, Mapping):
+        return type(values)({name: _for_each(function, each) for name, each in values.items()})  # type: ignore[call-arg]
+    if isinstance(values, list | tuple):
+        return type(values)(_for_each(function, each) for each in values)
+    if not isinstance(values, Tensor):
+        raise TypeError(f"The accelerator expected tensors, but got a value of type {type(values).__name__}.")
+    return function(values)
+
+
+def _concatenated(values: list[Any]) -> Any:
+    """Concatenate nested tensors."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return type(first)({name: _concatenated([value[name] for value in values]) for name in first})  # type: ignore[call-arg]
+    if isinstance(first, list | tuple):
+        return type(first)(_concatenated(list(each)) for each in zip(*values, strict=True))
+    return torch.cat(values)
