@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import TypeVar
@@ -89,11 +90,13 @@ class BestMetric:
     """The metric that decides which evaluation is the best. With an empty name, no evaluations are compared.
 
     prefix: the prefix of the names of evaluation metrics ("eval_"); `name` may be given with or without it.
+    required: whether an evaluation that lacks the metric is an error; otherwise it is not compared, with a warning.
     """
 
     name: str = ""
     greater_is_better: bool = False
     prefix: str = "eval_"
+    required: bool = True
 
     @property
     def full_name(self) -> str:
@@ -112,6 +115,13 @@ class BestMetric:
     def observe(self, state: RunState, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation is the best so far, and if so, record it in `state`."""
         if not self.name:
+            return False
+        if not self.required and self.full_name not in metrics:
+            warnings.warn(
+                f"metric_for_best_model={self.name!r} was not found: the evaluation has no {self.full_name!r}, but "
+                f"{', '.join(sorted(metrics)) or '(none)'}; no evaluation is recorded as the best.",
+                stacklevel=2,
+            )
             return False
         value = self.value(metrics)
         best = state.best_metric

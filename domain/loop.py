@@ -53,23 +53,22 @@ def train(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     try:
         yield from start_run(run)
         while not run.control.should_training_stop:
-            yield from _train_epoch(run)
-            if not run.stopped:
+            if run.state.step < run.plan.total_steps:
+                run.control.should_epoch_stop = False
+                yield EpochBegan(run.state.step, run.state.epoch)
+                yield from run.around_epoch(_train_epoch(run))
+            else:
+                run.control.should_training_stop = True
                 yield from end_epoch(run)
-        yield from finish_run(run)
+        yield from run.around_finish(finish_run(run))
     finally:
         run.close()
 
 
 def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
-    """Train on the rest of the current epoch: one optimizer step per window of micro-batches."""
+    """Train on the rest of the current epoch, one optimizer step per window of micro-batches, and end the epoch."""
     state, control, learner = run.state, run.control, run.learner
     count_items, add_loss = learner.count_items, run.losses.add
-    if state.step >= run.plan.total_steps:
-        control.should_training_stop = True
-        return
-    control.should_epoch_stop = False
-    yield EpochBegan(state.step, state.epoch)
     control.set_due_actions([])
     with closing(run.windows(run.batches.epoch(state.epoch, state.position), run.plan.accumulation)) as epoch_windows:
         for window in epoch_windows:
@@ -90,10 +89,14 @@ def _train_epoch(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
             if run.anything_due():
                 yield from run_due_actions(run)
             if control.should_training_stop:
-                return
-            if control.should_epoch_stop:
                 break
-    end_pass(run)
+            if control.should_epoch_stop:
+                end_pass(run)
+                break
+        else:
+            end_pass(run)
+    if not run.stopped:
+        yield from end_epoch(run)
 
 
 def start_run(run: Run[Batch, Loss]) -> Iterator[AnyEvent]:
@@ -233,7 +236,8 @@ def _evaluate(run: Run[Batch, Loss]) -> Generator[AnyEvent, None, None]:
     if metrics is None:
         return
     control.should_evaluate = False
-    run.scheduler.observe(metrics)
+    if run.schedule_observes:
+        run.scheduler.observe(metrics)
     improved = run.best.observe(run.state, metrics)
     if run.triggers.save.interval is Interval.BEST:
         control.should_save = improved

@@ -126,6 +126,8 @@ class Run(Generic[Batch, Loss]):
     further_figures: additional totals that are logged when the run finishes.
     windows: groups micro-batches into windows, one per optimizer step.
     evaluate_first: evaluate before the first step.
+    around_epoch, around_finish: yield the events of an epoch, or of the end of the run; something else may run them.
+    schedule_observes: whether the schedule receives the metrics of each evaluation; False if `evaluate` passes them.
     agreement: how ranks agree on requests and flags. cleanups: called however the run ends.
     next_due: no trigger fires before this step; set it to 0 after changing `triggers`.
     gradient_norm: the last step's, left on the device until a log or a checkpoint reads it.
@@ -155,6 +157,9 @@ class Run(Generic[Batch, Loss]):
     further_figures: Callable[[], Mapping[str, float]] = dict
     windows: Callable[[Generator[Batch, None, None], int], Generator[list[Batch], None, None]] = windows
     evaluate_first: bool = False
+    around_epoch: Callable[[Iterator[AnyEvent]], Iterator[AnyEvent]] = iter
+    around_finish: Callable[[Iterator[AnyEvent]], Iterator[AnyEvent]] = iter
+    schedule_observes: bool = True
     agreement: Agreement = field()
     cleanups: Sequence[Callable[[], None]] = ()
     next_due: int = field(default=0, init=False)

@@ -63,6 +63,11 @@ class RunView:
         view.follow(DetachedRun())
         return view
 
+    @property
+    def run_state(self) -> RunState:
+        """The state of the run that is viewed."""
+        return self._run.state
+
     def follow(self, run: FollowedRun) -> None:
         """View `run` from now on."""
         self._run = run

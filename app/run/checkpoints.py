@@ -74,7 +74,7 @@ class RunCheckpoints(CheckpointStore):
         self._parts = parts
         self._settle_counters = settle_counters
         self._required = True
-        self._events: list[AnyEvent] = []
+        self._events: list[AnyEvent] | None = None  # of an overridden `_save_checkpoint`, while it runs
         self._resuming: tuple[Storage, str] | None = None
 
     @property
@@ -119,11 +119,18 @@ class RunCheckpoints(CheckpointStore):
             return self._save(state, required)
         return self._save_by_override(state, required)
 
-    def take(self, state: RunState) -> None:
-        """Take a checkpoint on behalf of an overridden `_save_checkpoint`."""
+    def take(self, state: RunState) -> list[AnyEvent]:
+        """Take a checkpoint on behalf of a method of the user's; return the events that the caller dispatches.
+
+        None within an overridden `_save_checkpoint`, whose events the run yields; otherwise all but `Saved`, because
+        the user's method announces the save.
+        """
+        if self._events is None:
+            return [event for event in self._save(state, self._required) if not isinstance(event, Saved)]
         rank0 = self._parts.adapters.collectives.rank == 0
         with self._override.taken_over() if rank0 else nullcontext():
             self._events.extend(self._save(state, self._required))
+        return []
 
     def load_best(self, state: RunState) -> None:
         """Load the weights of the best checkpoint, by an overridden `_load_best_model` if there is one."""
@@ -141,13 +148,14 @@ class RunCheckpoints(CheckpointStore):
     def _save_by_override(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
         """Call the user's method, and yield the events of its saves after it has returned."""
         collectives = self._parts.adapters.collectives
-        self._required, self._events = required, []
+        events: list[AnyEvent] = []
+        self._required, self._events = required, events
         self._override.begin(state.step)
         collectives.barrier("every rank has looked at the checkpoint's folder")
         try:
-            self._parts.hooks.save_checkpoint(self._parts.model_wrapped, None)
+            self._parts.hooks.save_checkpoint(self._parts.model_wrapped, self._parts.trial)
         finally:
-            self._required, events = True, self._events
+            self._required, self._events = True, None
         run_on_rank0(collectives, self._override.refuse_changes)
         if not any(isinstance(event, Saved | SaveFailed | SaveSkipped) for event in events):
             yield Saved(state.step, checkpoint_name(state.step))

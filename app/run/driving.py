@@ -7,12 +7,11 @@ import gc
 import inspect
 import json
 import logging
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,13 +26,11 @@ from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, make
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain import evaluation
 from hexloop.domain.errors import CheckpointError, CollectiveError, RunStateError
-from hexloop.domain.events import AnyEvent, EpochEnded, Evaluated, StepEnded
+from hexloop.domain.events import AnyEvent, Evaluated
 from hexloop.domain.loop import apply_requests, train
 from hexloop.domain.run import Evaluation, Run
-from hexloop.domain.state import RunState
 from hexloop.ports.storage import Storage
 
-Dispatch = Callable[[AnyEvent], None]
 Events = Generator[AnyEvent, None, None]
 
 
@@ -50,11 +47,7 @@ def drive(host: RunHost, resume_from: str | bool | None, run_name: str | None = 
         if run_name is None:
             host.renew_model()
         session = open_session(host, resume_from, run_name)
-        parts = session.parts
-        dispatch: Dispatch
-        dispatch, take_global_state = parts.dispatcher.dispatch, session.global_state.take
-        if parts.hooks.maybe_log_save_evaluate.overridden:
-            dispatch = _with_overridden_boundary(parts, session.run.state, dispatch)
+        dispatch, take_global_state = session.stages.dispatch, session.global_state.take
         with closing(train(session.run)) as events:
             for event in events:
                 dispatch(event)
@@ -94,39 +87,6 @@ def refuse_second_run(run: Run[Any, Any] | None) -> None:
         raise RunStateError(
             "A run of this Trainer is live already; finish it, close its stream, or use another Trainer."
         )
-
-
-def _with_overridden_boundary(parts: TrainerParts, state: RunState, dispatch: Dispatch) -> Dispatch:
-    """Return a `dispatch` that also calls an overridden `_maybe_log_save_evaluate` after every step and epoch."""
-    start, last = time.time(), StepEnded(0, (), None, True)
-    method = parts.hooks.maybe_log_save_evaluate.method
-    parameters = inspect.signature(method).parameters.values()
-    takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    names = {each.name for each in parameters}
-
-    def dispatch_and_call(event: AnyEvent) -> None:
-        nonlocal last
-        dispatch(event)
-        if not isinstance(event, StepEnded | EpochEnded):
-            return
-        last = event if isinstance(event, StepEnded) else last
-        values = {
-            "tr_loss": sum(last.losses),  # type: ignore[arg-type]
-            "grad_norm": last.gradient_norm,
-            "model": parts.model_wrapped,
-            "trial": None,
-            "epoch": parts.state.epoch,
-            "ignore_keys_for_eval": parts.ignore_keys_for_eval,
-            "start_time": start,
-            "learning_rate": state.learning_rate,
-        }
-        if takes_all:
-            method(*values.values())
-        else:
-            method(**{name: value for name, value in values.items() if name in names})
-        parts.control.set_due_actions([])
-
-    return dispatch_and_call
 
 
 # auto_find_batch_size
@@ -229,14 +189,28 @@ def _randomness(parts: TrainerParts) -> IsolatedRandomness:
 
 
 def evaluation_in_training(parts: TrainerParts) -> Evaluation:
-    """Yield the events of an evaluation that is due in a run; an overridden `evaluate` is one opaque action."""
+    """Yield the events of an evaluation that is due in a run.
+
+    An overridden `evaluate` or `_evaluate` is one opaque action.
+    """
     hooks, ignored = parts.hooks, parts.ignore_keys_for_eval
-    if hooks.evaluate_in_run.overridden or hooks.evaluate.overridden:
-        with _randomness(parts):
-            metrics: dict[str, float] = hooks.evaluate_in_run(None, ignored)
-        yield OpaquelyEvaluated(parts.state.global_step, metrics)
-        return metrics
-    return (yield from evaluation_events(parts, None, ignored, "eval", within_run=True))
+    if not (hooks.evaluate_in_run.overridden or hooks.evaluate.overridden):
+        found = yield from evaluation_events(parts, None, ignored, "eval", within_run=True)
+        if found is not None and hooks.report_to_hp_search.overridden:
+            hooks.report_to_hp_search(parts.trial, parts.state.global_step, dict(found))
+        return found
+    with _randomness(parts):
+        if hooks.evaluate_in_run.overridden:
+            before_training = parts.args.eval_on_start and parts.state.global_step == 0
+            metrics = hooks.evaluate_in_run(
+                parts.trial, ignored, **({"skip_scheduler": True} if before_training else {})
+            )
+        else:
+            metrics = hooks.evaluate(ignore_keys=ignored)
+            if hooks.report_to_hp_search.overridden:
+                hooks.report_to_hp_search(parts.trial, parts.state.global_step, metrics)
+    yield OpaquelyEvaluated(parts.state.global_step, metrics)
+    return cast(dict[str, float], metrics)
 
 
 def evaluation_events(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from attrs import define, field, frozen
 
@@ -150,6 +152,32 @@ def measured(stages: MemoryStages, stage: str) -> Iterator[dict[str, float]]:
         figures |= stages.end(stage)
     finally:
         stages.abandon(stage)
+
+
+STAGES = {"__init__": "init", "train": "train", "_inner_training_loop": "train", "evaluate": "eval", "predict": "test"}
+"""The stages by the methods of a Trainer that they are named for."""
+
+
+@frozen
+class MemoryTracker:
+    """Measures the stage of the method that calls it, with the interface of transformers' memory tracker."""
+
+    stages: MemoryStages
+
+    def start(self) -> None:
+        """Start to measure the stage of the calling method."""
+        self.stages.start(_stage_of(sys._getframe(1)))
+
+    def stop_and_update_metrics(self, metrics: dict[str, float] | None = None) -> None:
+        """Stop to measure the stage of the calling method, and add its figures to `metrics`."""
+        figures = self.stages.end(_stage_of(sys._getframe(1)))
+        if metrics is not None:
+            metrics |= figures
+
+
+def _stage_of(frame: FrameType) -> str:
+    name = frame.f_code.co_name
+    return STAGES.get(name, name)
 
 
 def _deltas(stage: str, figures: dict[str, _Figures]) -> dict[str, float]:

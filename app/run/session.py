@@ -19,19 +19,19 @@ from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
+from hexloop.app.run.stages import Stages, choose_best_metric, wait_while_paused
+from hexloop.app.wiring.counting import RunCounters, make_counters
 from hexloop.app.wiring.data import batch_preparation, global_batch_size, stop_workers, training_data
 from hexloop.app.wiring.learner import (
     AfterStep,
-    RunCounters,
     RunLearner,
     loss_figures,
-    make_counters,
     make_learner,
     make_losses,
     reduced_precision,
     whole_windows,
 )
-from hexloop.app.wiring.model import Observer, best_metric, patched, scheduler_adapter
+from hexloop.app.wiring.model import Observer, patched, scheduler_adapter
 from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.checkpoints.manifest import checkpoint_name
 from hexloop.domain.errors import ConfigurationError, RunStateError
@@ -45,9 +45,6 @@ from hexloop.domain.triggers import Interval, Plan, Trigger, Triggers, make_plan
 from hexloop.ports.batches import Batches
 from hexloop.ports.engine import RunFacts
 from hexloop.ports.logger import RunInformation
-
-PAUSE_INTERVAL = 1.0
-"""Seconds after which a paused process communicates again, if there are others."""
 
 UNSET_STEPS = 500
 """`state.eval_steps` of transformers if the arguments do not set it; it decides nothing then."""
@@ -66,6 +63,7 @@ class Session:
     learner: RunLearner
     checkpoints: RunCheckpoints
     counters: RunCounters
+    stages: Stages
     loggers: LoggerGroup | None = None
 
     def wait_while_paused(self) -> None:
@@ -74,9 +72,7 @@ class Session:
         Return earlier in a run of several processes: a process that does not communicate for `ddp_timeout` seconds
         counts as lost.
         """
-        parts = self.parts
-        alone = parts.adapters.collectives.world_size == 1
-        parts.requests.wait_while_paused(None if alone else min(PAUSE_INTERVAL, parts.args.ddp_timeout / 4))
+        wait_while_paused(self.parts)
 
     def token_speed(self, tokens: int) -> dict[str, float]:
         """Return the tokens per second since the start, if there are `tokens` by now."""
@@ -117,14 +113,15 @@ class RunHost:
 
     parts: collects the Trainer's parts as they are now. memory: measures the stages of the Trainer.
     renew_model: rebuilds a model that was trained, if there is a `model_init`. prepare: wraps the model and makes the
-    optimizer and the schedule for a number of steps; returns the wrapped model. forget_run: drops the optimizer, the
+    optimizer and the schedule for a number of steps; returns the wrapped model. It also receives the loader and what
+    the run resumes from. forget_run: drops the optimizer, the
     schedule and the wrapped model of the last run. attach: sets the live session, None at its end.
     """
 
     parts: Callable[[], TrainerParts]
     memory: MemoryStages
     renew_model: Callable[[], None]
-    prepare: Callable[[Any, int], Any]
+    prepare: Callable[[Any, int, Any, str | bool | None], Any]
     forget_run: Callable[[], None]
     attach: Callable[[Session | None], None]
     set_outcome: Callable[[RunOutcome | None], None]
@@ -181,7 +178,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         prepared = _prepare(parts, resume_from, undo)
         checks.refuse_inconsistent_ranks(parts)
         checks.refuse_separate_folders(parts)
-        wrapped = host.prepare(prepared.model, prepared.plan.total_steps)
+        wrapped = host.prepare(prepared.model, prepared.plan.total_steps, prepared.loader, resume_from)
         parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
         each_step, report = _after_each_step(parts)
         after_step = AfterStep(each_step)
@@ -196,12 +193,14 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
         after_step.first(checkpoints.prepare)  # allocates the snapshots once the optimizer has its state
         parts.control.should_training_stop = False  # an earlier run left it on
-        session = Session(parts, run, prepared.global_state, learner, checkpoints, counters)
+        stages = Stages(parts, run, prepared.loader)
+        session = Session(parts, run, prepared.global_state, learner, checkpoints, counters, stages)
         run.further_figures = partial(_memory_figures, host, session)
         undo.callback(host.attach, None)
         _attach(host, session, prepared.loader)
         restore(parts, run, checkpoints, resume_from)
         resumed = messages.resumed_from(parts.adapters.storage, resume_from, checkpoints.latest)
+        stages.start(resumed)
         messages.log_start(parts, run, prepared.loader, resumed)
         messages.log_nothing_left(run, resumed, resume_from)
         stop_reporting = session.start_reporting()
@@ -307,7 +306,8 @@ def _make_run(
         max_norm=args.max_grad_norm,
         report=report,
         evaluate=_evaluation(parts),
-        best=best_metric(args),
+        best=choose_best_metric(parts),
+        schedule_observes=not parts.hooks.evaluate_in_run.overridden,
         windows=learner.windows if args.reproduce is None or plan.batches_per_epoch else whole_windows(learner.windows),
         evaluate_first=args.eval_on_start,
     )

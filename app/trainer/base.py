@@ -108,10 +108,19 @@ class TrainerBase:
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         raise NotImplementedError
 
+    _trial: Any = None
+    """The trial of a hyperparameter search, as `train` received it; None outside of one."""
+
+    _is_in_own_train: bool = False
+
     @property
     def is_in_train(self) -> bool:
-        """Whether a run is live."""
-        return self._session is not None
+        """Whether a run is live; a subclass that replaces `train` may assign it."""
+        return self._session is not None or self._is_in_own_train
+
+    @is_in_train.setter
+    def is_in_train(self, training: bool) -> None:
+        self._is_in_own_train = training
 
     @property
     def model_preparation_time(self) -> float | None:
@@ -175,7 +184,7 @@ class TrainerBase:
         """Rebuild the model if there is a `model_init` and the current one was trained; with `reproduce` always."""
         if self.model_init is not None and (self.state.global_step > 0 or self.args.reproduce is not None):
             with seeded(self.adapters.device, self.args.seed):
-                self.model = self.model_wrapped = self.call_model_init()
+                self.model = self.model_wrapped = self.call_model_init(self._trial)
             self.optimizer = self.lr_scheduler = None  # also one that the user set: it holds the old model
 
     @standard

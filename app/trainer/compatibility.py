@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.trainer.attributes import TrainerAttributes
+from hexloop.app.wiring.parts import standard
 from hexloop.domain.errors import ConfigurationError, RunStateError
 
 # Old and unsupported names
 
 
-class LegacyNames(TrainerBase):
+class LegacyNames(TrainerAttributes):
     """Old names, each with a warning that states the new one, and methods that are refused."""
 
     @property
@@ -87,15 +90,19 @@ class LegacyNames(TrainerBase):
         """Raise ConfigurationError: publishing is not supported yet, and `push_to_hub=True` is refused."""
         _refuse("_push_from_checkpoint", "hexloop does not publish models yet", PUBLISH)
 
+    @standard
     def _finish_current_push(self) -> None:
-        """No-op: no push is in progress."""
+        """No-op: no push is in progress. If overridden, it is called at the end of a run."""
 
-    def _hp_search_setup(self, trial: Any) -> Any:
-        """Raise ConfigurationError: there is no hyperparameter search yet."""
-        _refuse("_hp_search_setup", "hexloop has no search yet", SEARCH_YOURSELF)
+    @standard
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Note the trial. If overridden, `train` calls it first, and it may change the arguments.
 
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """No-op: no hyperparameter search is in progress."""
+        Raises ConfigurationError if `hp_search_backend` is set: there is no hyperparameter search yet.
+        """
+        self._trial = trial
+        if self.hp_search_backend is not None and trial is not None:
+            _refuse("_hp_search_setup", "hexloop has no search yet", SEARCH_YOURSELF)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> Any:
         """Raise ConfigurationError: there is no hyperparameter search yet."""
@@ -105,7 +112,7 @@ class LegacyNames(TrainerBase):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for an internal method of transformers the error states what to use."""
-            instead = INSTEAD.get(name) or ATTRIBUTES_INSTEAD.get(name)
+            instead = INSTEAD.get(name) or RETIRED.get(name) or ATTRIBUTES_INSTEAD.get(name)
             known = f": {instead}" if instead else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{known}")
 
@@ -133,49 +140,44 @@ def _refuse(method: str, because: str, instead: str) -> NoReturn:
 
 # Internal methods of transformers' Trainer
 
-WRAP = "pass parallelism=..., an adapter whose prepare wraps the model"
-CLIP = "set max_grad_norm, or clip in a callback's on_pre_optimizer_step"
-LOAD = "change the model before train, or in a callback's on_train_begin, which comes after a checkpoint is loaded"
-ROTATION = "set save_total_limit"
-HUB = "override push_to_hub"
-GATHER = "use accelerator.gather_for_metrics"
+PLACE = "load the whole model, and pass parallelism=... or fsdp=... to shard it"
 
 INSTEAD = {
-    # Methods of release 5
-    "_defer_fsdp_gradient_reduction": WRAP,
-    "_determine_best_metric": "set metric_for_best_model and greater_is_better, or override evaluate",
-    "_finalize_training": "override train, or use a callback's on_train_end",
-    "_has_mixed_mesh_grads": CLIP,
-    "_init_training_state": "use a callback's on_train_begin, which may write into the state",
-    "_inner_training_loop": "override train, or drive the run yourself with stream",
-    "_mixed_mesh_grad_norm": CLIP,
+    "_defer_fsdp_gradient_reduction": PLACE,
+    "_has_mixed_mesh_grads": "override _clip_grad_norm",
+    "_mixed_mesh_grad_norm": "override _clip_grad_norm",
     "_prepare_context_parallel_inputs": "override _prepare_inputs",
-    "_prepare_for_training": "override create_optimizer_and_scheduler, or use a callback's on_train_begin",
-    "_run_epoch": "override train, or drive the run yourself with stream",
-    "_sync_replicated_trainable_parameters": WRAP,
-    "_track_num_input_tokens": "set include_num_input_tokens_seen, or count in a callback",
-    "_update_auto_batch_size": "use a callback's on_train_begin and read state.train_batch_size",
-    # Methods that only releases 4 had
-    "_activate_neftune": "set neftune_noise_alpha",
+    "_sync_replicated_trainable_parameters": PLACE,
+}
+"""What to use instead of each internal method whose override is refused, because nothing would call it.
+
+They belong to models that transformers shards while it loads them, and to context parallelism, neither of which
+hexloop has.
+"""
+
+GATHER = "use accelerator.gather_for_metrics"
+HUB = "override push_to_hub"
+NOISE = "set neftune_noise_alpha"
+
+RETIRED = {
+    "_activate_neftune": NOISE,
     "_add_sm_patterns_to_gitignore": HUB,
-    "_deactivate_neftune": "set neftune_noise_alpha; the noise is removed at the end of the run",
-    "_fsdp_qlora_plugin_updates": WRAP,
+    "_deactivate_neftune": f"{NOISE}; the noise is removed at the end of the run",
+    "_fsdp_qlora_plugin_updates": "pass parallelism=..., an adapter whose prepare wraps the model",
     "_gather_and_numpify": GATHER,
-    "_load_state_dict_in_model": LOAD,
+    "_get_decay_parameter_names": "override get_decay_parameter_names",
+    "_load_state_dict_in_model": "override _load_best_model or _load_from_checkpoint",
     "_nested_gather": GATHER,
     "_pad_across_processes": GATHER,
-    "_rotate_checkpoints": ROTATION,
+    "_rotate_checkpoints": "set save_total_limit",
     "_save_tpu": "override save_model",
-    "_sorted_checkpoints": ROTATION,
-    "_get_decay_parameter_names": "override get_decay_parameter_names",
+    "_sorted_checkpoints": "set save_total_limit",
 }
-"""What to use instead of overriding each of the other internal methods."""
-
+"""What to use instead of each internal method that transformers 4 called, and transformers 5 does not either."""
 
 ATTRIBUTES_INSTEAD = {
     "_loggers_initialized": "read is_in_train",
-    "_memory_tracker": "set skip_memory_metrics=False, and read the memory figures of the metrics",
-    "_mixed_mesh_grads": CLIP,
+    "_mixed_mesh_grads": "override _clip_grad_norm",
     "_tr_loss": "read loss in a callback's on_log, or the losses of the StepEnded events of stream()",
 }
 """What to read instead of the internal attributes that do not exist."""
@@ -183,12 +185,29 @@ ATTRIBUTES_INSTEAD = {
 
 def refuse_overridden_internals(kind: type[Any], standard: type[Any]) -> None:
     """Raise ConfigurationError for every internal method that a subclass overrides without effect."""
-    own = [each for each in kind.__mro__ if each not in standard.__mro__ and not each.__module__.startswith("hexloop.")]
     problems = [
-        f"{each.__qualname__} overrides {name}, an internal method of transformers' Trainer that hexloop never calls; "
+        f"{owner} overrides {name}, an internal method of transformers' Trainer that hexloop never calls; "
         f"{INSTEAD[name]}. If it is a method of your own, rename it."
-        for each in own
-        for name in sorted(vars(each).keys() & INSTEAD.keys())
+        for owner, name in _overridden(kind, standard, INSTEAD)
     ]
     if problems:
         raise ConfigurationError(problems)
+
+
+def log_retired_internals(kind: type[Any], standard: type[Any]) -> None:
+    """Log a warning for every method that a subclass overrides and only transformers 4 called."""
+    for owner, name in _overridden(kind, standard, RETIRED):
+        logging.getLogger("hexloop").warning(
+            "%s overrides %s, which transformers called until version 4. transformers 5 does not call it, nor does "
+            "hexloop; %s.",
+            owner,
+            name,
+            RETIRED[name],
+        )
+
+
+def _overridden(kind: type[Any], standard: type[Any], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield class and name of each of the methods that a class outside of hexloop defines."""
+    for each in kind.__mro__:
+        if each not in standard.__mro__ and not each.__module__.startswith("hexloop."):
+            yield from ((each.__qualname__, name) for name in sorted(vars(each).keys() & names.keys()))

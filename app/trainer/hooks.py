@@ -13,16 +13,16 @@ from torch import Tensor
 from hexloop.app.run import saving
 from hexloop.app.run.session import RunHost, Session
 from hexloop.app.trainer.accelerator import Accelerator, AcceleratorParts, adopted
-from hexloop.app.trainer.internal import TrainerInternals
+from hexloop.app.trainer.stages import TrainerStages
 from hexloop.app.wiring import accelerator as sharing
 from hexloop.app.wiring import data
+from hexloop.app.wiring.counting import floating_point_operations
 from hexloop.app.wiring.evaluation import standard_loss, standard_prediction_step
-from hexloop.app.wiring.learner import floating_point_operations
 from hexloop.app.wiring.parts import Hooks, TrainerParts, is_overridden, standard
 from hexloop.domain.loop import log_evaluate_save
 
 
-class TrainerHooks(TrainerInternals):
+class TrainerHooks(TrainerStages):
     """What each hook does unless it is overridden; an override may call it."""
 
     # The accelerator
@@ -194,10 +194,11 @@ class TrainerHooks(TrainerInternals):
     def _save_checkpoint(self, model: Any, trial: Any = None, metrics: Any = None) -> None:
         """Take a checkpoint of the run as it is, published when this returns.
 
-        If overridden, it replaces the default save. Raises RunStateError if no run is live.
+        If overridden, it replaces the default save. The caller calls `on_save`. Raises RunStateError if no run is live.
         """
         session = self._live("_save_checkpoint")
-        session.checkpoints.take(session.run.state)
+        for event in session.checkpoints.take(session.run.state):
+            self._dispatcher.dispatch(event)
 
     @standard
     def _maybe_log_save_evaluate(
@@ -214,10 +215,13 @@ class TrainerHooks(TrainerInternals):
         """Log, evaluate and save what is due at this boundary. Raises RunStateError if no run is live.
 
         If overridden, it is called after every optimizer step and every epoch, as one opaque action; what it does not
-        do is not done. tr_loss: the loss of the last step, on its device.
+        do is not done. tr_loss: the sum of the losses since the last log, which sets it to zero in place.
         """
-        for event in log_evaluate_save(self._live("_maybe_log_save_evaluate").run):
+        run = self._live("_maybe_log_save_evaluate").run
+        for event in log_evaluate_save(run):
             self._dispatcher.dispatch(event)
+        if run.state.logged_step == run.state.step and isinstance(tr_loss, Tensor):
+            tr_loss.zero_()
 
     # What a run receives
 
@@ -259,6 +263,7 @@ class TrainerHooks(TrainerInternals):
             requests=self._requests,
             preparation=self._preparation,
             kept_loaders=self._kept_loaders,
+            trial=self._trial,
             run=None if self._session is None else self._session.run,
             modes=None if self._session is None else self._session.learner.modes,
             backward=self._assigned("backward"),
@@ -270,9 +275,9 @@ class TrainerHooks(TrainerInternals):
             parts=self._collect_parts,
             memory=self._memory,
             renew_model=self._renew_model,
-            prepare=self._prepare_through_accelerator,
+            prepare=self._prepare_run,
             forget_run=self._forget_run,
             attach=self._attach,
             set_outcome=partial(setattr, self, "outcome"),
-            set_train_batch_size=partial(setattr, self, "_train_batch_size"),
+            set_train_batch_size=self._update_auto_batch_size,
         )

@@ -1,4 +1,4 @@
-"""The internal methods of transformers' Trainer that subclasses override, and its internal attributes."""
+"""The internal methods of transformers' Trainer that subclasses override."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from hexloop.app.run import checkpoints
+from hexloop.app.run.checkpoint_folders import rotate, sorted_checkpoints
 from hexloop.app.run.session import Session
+from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.data import TrainerData
 from hexloop.app.wiring import checkpoint_files
 from hexloop.app.wiring.data import prepared_inputs
-from hexloop.app.wiring.evaluation import standard_loss
-from hexloop.app.wiring.parts import standard
+from hexloop.app.wiring.model import best_metric
+from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.domain.errors import RunStateError
 
 NOT_WRITTEN = (
@@ -23,23 +25,11 @@ NOT_WRITTEN = (
 )
 
 
-class TrainerInternals(TrainerData):
+class TrainerInternals(TrainerData, TrainerAttributes):
     """Internal methods, each called at the moment at which transformers calls it, if it is overridden.
 
     What an overridden method of a resume loads is not loaded by hexloop before; its standard version loads it.
     """
-
-    _trial: Any = None
-    """The trial of a hyperparameter search; None outside of one."""
-
-    hp_search_backend: Any = None
-    """The back end of a hyperparameter search; None outside of one."""
-
-    current_flos: float = 0.0
-    """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
-
-    gather_function: Any = None
-    """How evaluations gather; None: as hexloop gathers them, each row once."""
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -75,6 +65,16 @@ class TrainerInternals(TrainerData):
         return self._session.learner.count_items(batch_samples)
 
     @standard
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Count the tokens of a micro-batch for `include_num_input_tokens_seen`. If overridden, it counts those of all.
+
+        Raises RunStateError if no run is live.
+        """
+        counter = self._live("_track_num_input_tokens").counters.tokens
+        if counter is not None:
+            counter(inputs)
+
+    @standard
     def _clip_grad_norm(self, model: Any) -> Any:
         """Clip the gradients of `model` to `max_grad_norm`; return their norm before, a scalar on the device.
 
@@ -101,8 +101,29 @@ class TrainerInternals(TrainerData):
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """Evaluate within a run; return the metrics. If overridden, it replaces every evaluation of a run."""
-        return self.evaluate(ignore_keys=ignore_keys_for_eval)
+        """Evaluate within a run, and pass the metrics to a schedule that follows one; return the metrics.
+
+        If overridden, it replaces every evaluation of a run. skip_scheduler: leave the schedule as it is.
+        """
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        if is_overridden(self, "_report_to_hp_search"):
+            self._report_to_hp_search(trial, self.state.global_step, metrics)
+        if self._session is not None and not skip_scheduler:
+            self._session.run.scheduler.observe(metrics)
+        return metrics
+
+    @standard
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Return whether an evaluation is the best so far, and if so, record it in `state`.
+
+        If overridden, it is called after every evaluation of a run. Raises ConfigurationError if the run needs
+        `metric_for_best_model`, and it is not among the metrics.
+        """
+        return best_metric(self.args).observe(self.state.run_state, metrics)
+
+    @standard
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        """No-op: no hyperparameter search is in progress. If overridden, it receives each evaluation of a run."""
 
     # Folders and saves
 
@@ -132,6 +153,23 @@ class TrainerInternals(TrainerData):
     def _refuse_outside_run(self, method: str) -> None:
         if self._session is None:
             raise RunStateError(NOT_WRITTEN.format(method=method))
+
+    def _sorted_checkpoints(
+        self, output_dir: str | None = None, checkpoint_prefix: str = "checkpoint", use_mtime: bool = False
+    ) -> list[str]:
+        """Return the paths of the checkpoints in a folder, oldest first, with the best one behind all but the newest.
+
+        use_mtime: by the time of the folder's last change, instead of the step.
+        """
+        folder = str(self.args.output_dir) if output_dir is None else output_dir
+        return sorted_checkpoints(folder, checkpoint_prefix, use_mtime, self.state.best_model_checkpoint)
+
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
+        """Remove the oldest checkpoints of this Trainer's run that exceed `save_total_limit`, but never the best.
+
+        Runs do this by themselves after each save. Raises CheckpointError if the newest checkpoint is damaged.
+        """
+        rotate(self._collect_parts(), output_dir)
 
     # Loading
 
@@ -220,73 +258,3 @@ class TrainerInternals(TrainerData):
     @standard
     def _validate_args(self) -> None:
         """No-op: the constructor has checked the arguments. If overridden, the constructor calls it."""
-
-    # Attributes
-
-    @property
-    def is_deepspeed_enabled(self) -> bool:
-        """Whether the run trains with DeepSpeed."""
-        return bool(self.args.deepspeed)
-
-    @property
-    def is_fsdp_enabled(self) -> bool:
-        """Whether the run trains with FSDP."""
-        sharded = self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
-        return bool(self.args.fsdp) or sharded
-
-    @property
-    def is_fsdp_xla_enabled(self) -> bool:
-        """False: there is no FSDP on XLA."""
-        return False
-
-    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
-
-    @property
-    def is_distributed_loading_by_transformers(self) -> bool:
-        """False: models that transformers shards while it loads them are refused."""
-        return False
-
-    @property
-    def deepspeed(self) -> Any:
-        """The engine of DeepSpeed, None if the run does not train with it."""
-        return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
-
-    @property
-    def hub_model_id(self) -> str | None:
-        """The name of the model's repository, as the arguments name it."""
-        return self.args.hub_model_id
-
-    @property
-    def neftune_noise_alpha(self) -> float | None:
-        """The strength of the noise on embeddings, as the arguments define it."""
-        return self.args.neftune_noise_alpha
-
-    @property
-    def _created_lr_scheduler(self) -> bool:
-        """Whether a run made the schedule."""
-        return self.lr_scheduler is not None and self.lr_scheduler is self._scheduler_of_run
-
-    @property
-    def _globalstep_last_logged(self) -> int:
-        """The step of the last log of a loss."""
-        return 0 if self._session is None else self._session.run.state.logged_step
-
-    @property
-    def _total_loss_scalar(self) -> float:
-        """The sum of the losses of all logged steps of the live run."""
-        return 0.0 if self._session is None else float(self._session.run.state.loss_total)
-
-    @property
-    def _initial_global_step(self) -> int:
-        """The step at which the live run started."""
-        return 0 if self._session is None else int(self._session.run.start.step)
-
-    @property
-    def _initial_num_input_tokens_seen(self) -> int:
-        """The input tokens at which the live run started."""
-        return 0 if self._session is None else int(self._session.run.start.tokens)
-
-    @property
-    def _loss_shifts_labels(self) -> bool:
-        """Whether the loss compares each position with the next label."""
-        return standard_loss(self._collect_parts()).shifted

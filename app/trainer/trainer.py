@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, Unpack
 
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.arguments import from_transformers
@@ -18,8 +17,14 @@ from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.messages import set_log_level
 from hexloop.app.run.session import Session
-from hexloop.app.trainer.compatibility import LegacyNames, old_model_path, refuse_overridden_internals
+from hexloop.app.trainer.compatibility import (
+    LegacyNames,
+    log_retired_internals,
+    old_model_path,
+    refuse_overridden_internals,
+)
 from hexloop.app.trainer.hooks import TrainerHooks
+from hexloop.app.trainer.stages import TrainOutput
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator
@@ -29,18 +34,10 @@ from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
 from hexloop.app.wiring.storage import as_location, storage_for
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.events import AnyEvent, Paused, TrainEnded
+from hexloop.domain.events import AnyEvent
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
 from hexloop.ports.logger import Record
-
-
-class TrainOutput(NamedTuple):
-    """What `Trainer.train` returns: the steps done, the mean loss over them, and the metrics of the run."""
-
-    global_step: int
-    training_loss: float
-    metrics: dict[str, float]
 
 
 class Trainer(TrainerHooks, LegacyNames):
@@ -97,6 +94,7 @@ class Trainer(TrainerHooks, LegacyNames):
         self.model_init = model_init
         set_log_level(self.args)
         log_ineffective_arguments(self.args)
+        log_retired_internals(type(self), Trainer)
         if self.args.reproduce is not None and self.args.full_determinism:
             enable_full_determinism(self.args.seed)
         with seeded(self.adapters.device, self.args.seed):
@@ -146,21 +144,18 @@ class Trainer(TrainerHooks, LegacyNames):
 
         resume_from_checkpoint: the folder of a checkpoint, True for the newest good one in the output folder, or "auto"
         to resume from that one if it exists and to start a new run otherwise; a finished run is not trained again.
-        `model_path` is its old name.
+        `model_path` is its old name. trial: passed to overridden methods, and to `model_init` if it takes one.
         Raises RunStateError while another run of this Trainer is live.
         """
         if kwargs:
             resume_from_checkpoint = old_model_path(kwargs)
-        ended: TrainEnded | None = None
-        with closing(self.stream(resume_from_checkpoint, ignore_keys_for_eval)) as events:
-            for event in events:
-                kind = type(event)
-                if kind is Paused:
-                    self._live("train").wait_while_paused()
-                elif kind is TrainEnded:
-                    ended = event  # type: ignore[assignment]
-        assert ended is not None
-        return TrainOutput(ended.step, ended.metrics["train_loss"], dict(ended.metrics))
+        self._trial = trial
+        if is_overridden(self, "_hp_search_setup"):
+            self._hp_search_setup(trial)
+        if is_overridden(self, "_inner_training_loop"):
+            output: TrainOutput = self._train_through_inner_loop(resume_from_checkpoint, ignore_keys_for_eval)
+            return output
+        return self._drain(resume_from_checkpoint, ignore_keys_for_eval)
 
     def stream(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
@@ -170,6 +165,7 @@ class Trainer(TrainerHooks, LegacyNames):
         The run starts with the first `next`. Raises RunStateError while another run of this Trainer is live.
         """
         driving.refuse_second_run(None if self._session is None else self._session.run)
+        self._refuse_stream()
         if is_overridden(self, "_get_output_dir"):
             self._use_folder(str(self._get_output_dir(self._trial)))
         self.ignore_keys_for_eval = ignore_keys_for_eval

@@ -6,16 +6,14 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from hexloop.adapters.batches.torch.structure import shallow_copy
 from hexloop.adapters.evaluator.torch.evaluator import Modes
 from hexloop.adapters.losses.torch import RunningLoss, TorchLosses
 from hexloop.adapters.precision.plain import ForwardAlone
-from hexloop.adapters.trainable.torch import counters
-from hexloop.adapters.trainable.torch.counters import OperationCounter, OperationMeter, TokenCounter
 from hexloop.adapters.trainable.torch.loss import in_full_precision
 from hexloop.adapters.trainable.torch.reproduction import TransformersTrainable
 from hexloop.adapters.trainable.torch.trainable import (
@@ -39,7 +37,7 @@ from hexloop.app.wiring.state import layout_of
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.domain.loop import StandardLearner
 from hexloop.domain.ranks import SharedLosses
-from hexloop.domain.run import Run, windows
+from hexloop.domain.run import windows
 from hexloop.ports.learner import Learner
 from hexloop.ports.losses import Losses
 from hexloop.ports.parallelism import OwnUpdate
@@ -158,13 +156,26 @@ def whole_windows(group: Windows) -> Windows:
 
 def make_losses(parts: TrainerParts) -> Losses[Any]:
     """Return what sums the losses of steps until they are logged."""
-    if parts.args.reproduce is not None:
-        several = parts.adapters.collectives if parts.adapters.collectives.world_size > 1 else None
-        device, filters, state = parts.adapters.device.name, parts.args.logging_nan_inf_filter, parts.state
-        return RunningLoss(device, filters, lambda: state.global_step, several)
-    own = TorchLosses(parts.adapters.device.name, parts.args.logging_nan_inf_filter)
     collectives = parts.adapters.collectives
-    return own if collectives.world_size == 1 else SharedLosses(own, collectives)
+    if collectives.world_size == 1:
+        return _own_losses(parts)
+    return SharedLosses(_own_losses(parts), collectives) if parts.args.reproduce is None else _own_losses(parts, True)
+
+
+def _own_losses(parts: TrainerParts, averages: bool = False) -> Losses[Any]:
+    """Return what sums this process's losses. averages: with `reproduce`, a drain averages over the processes."""
+    device, filters = parts.adapters.device.name, parts.args.logging_nan_inf_filter
+    if parts.args.reproduce is None:
+        return TorchLosses(device, filters)
+    state, several = parts.state, parts.adapters.collectives if averages else None
+    return RunningLoss(device, filters, lambda: state.global_step, several)
+
+
+def undrained(parts: TrainerParts, losses: Losses[Any]) -> float:
+    """Return the sum of this process's losses that were not drained yet, and leave it there."""
+    own = _own_losses(parts)
+    own.load(losses.export())
+    return own.drain()
 
 
 def loss_figures(parts: TrainerParts, losses: Losses[Any], steps: int) -> dict[str, float]:
@@ -343,49 +354,3 @@ def _with_batch_samples(
 
     learner.count_items = count_items
     return learner, windows_of_user
-
-
-# Counters
-
-Counter: TypeAlias = TokenCounter | OperationCounter | OperationMeter
-
-
-@define
-class RunCounters:
-    """The counters of a run, whose counts may stay on the device; `each_batch` are called with every micro-batch."""
-
-    each_batch: Sequence[Any] = ()
-    pending: list[Counter] = field(factory=list)
-
-    def settle(self) -> None:
-        """Add all pending counts to the run's state."""
-        for counter in self.pending:
-            counter.settle()
-
-
-def make_counters(
-    parts: TrainerParts, run: Run[Any, Any], learner: Learner[Any, Any], total: Callable[[float], float]
-) -> RunCounters:
-    """Return the counters that the arguments and hooks require; without an operation counter, measure operations.
-
-    total: sums a number over all processes.
-    """
-    counting, each_batch, pending = parts.args.include_num_input_tokens_seen, list[Any](), list[Counter]()
-    if counting != "no":
-        padding = getattr(parts.processing_class, "pad_token_id", None)
-        each_batch.append(TokenCounter(run, parts.main_input_name, counting == "non_padding", padding, total))
-    hook = parts.hooks.floating_point_ops
-    operations = hook.method if hook.overridden else counters.operations_in(parts.model)
-    if operations is not None:
-        each_batch.append(OperationCounter(run, operations, total))
-    elif not parts.args.torch_compile and parts.args.reproduce is None:
-        meter = OperationMeter(run, total)
-        meter.measure(learner)
-        pending.append(meter)
-    return RunCounters(each_batch, [*each_batch, *pending])
-
-
-def floating_point_operations(model: Any, inputs: Any) -> float:
-    """Return the operations of forward and backward on a batch: the model's own figure, an estimate, or measured."""
-    estimate = counters.operations_in(model)
-    return counters.measured_operations(model, inputs) if estimate is None else estimate(inputs)

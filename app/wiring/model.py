@@ -170,8 +170,9 @@ def choose_optimizer(args: TrainingArguments, model: Any) -> tuple[type[Any], di
 
 
 def best_metric(args: TrainingArguments) -> BestMetric:
-    """Return the metric that decides which evaluation is the best."""
-    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better))
+    """Return the metric that decides which evaluation is the best; required if the run loads or saves the best."""
+    required = args.load_best_model_at_end or str(getattr(args.save_strategy, "value", args.save_strategy)) == "best"
+    return BestMetric(args.metric_for_best_model or "", bool(args.greater_is_better), required=required)
 
 
 def make_lr_scheduler(args: TrainingArguments, optimizer: Any, total_steps: int) -> Any:
@@ -242,4 +243,4 @@ def scheduler_adapter(lr_scheduler: Any, optimizer: Any, args: TrainingArguments
         return TorchScheduler(lr_scheduler, optimizer, metric)
     if isinstance(lr_scheduler, LambdaLR):
         return LambdaScheduler(lr_scheduler)
-    return MetricScheduler(lr_scheduler, best_metric(args))
+    return MetricScheduler(lr_scheduler, evolve(best_metric(args), required=True))

@@ -90,6 +90,13 @@ class Hooks:
     save_optimizer_and_scheduler: Hook
     save_scaler: Hook
     save_rng_state: Hook
+    init_training_state: Hook
+    run_epoch: Hook
+    finalize_training: Hook
+    determine_best_metric: Hook
+    track_num_input_tokens: Hook
+    report_to_hp_search: Hook
+    finish_current_push: Hook
 
     @classmethod
     def of(cls, instance: object) -> Hooks:
@@ -141,6 +148,13 @@ PRIVATE_HOOKS = {
     "load_scaler": "_load_scaler",
     "load_rng_state": "_load_rng_state",
     "maybe_log_save_evaluate": "_maybe_log_save_evaluate",
+    "init_training_state": "_init_training_state",
+    "run_epoch": "_run_epoch",
+    "finalize_training": "_finalize_training",
+    "determine_best_metric": "_determine_best_metric",
+    "track_num_input_tokens": "_track_num_input_tokens",
+    "report_to_hp_search": "_report_to_hp_search",
+    "finish_current_push": "_finish_current_push",
 }
 """The hooks whose methods start with an underscore, as in transformers."""
 
@@ -164,9 +178,9 @@ class TrainerParts:
     standard_optimizer, standard_scheduler: what the standard methods made, whether or not it is used.
     kept_loaders: the evaluation loaders whose workers persist, with `reproduce`.
     signature_columns: the columns of the data that are kept; None for those that forward takes.
-    train_batch_size: samples of a micro-batch of this process. run, modes: the run in progress, and the
-    modes that its evaluations change; None between runs. backward: called in every step with its loss, instead of the
-    engine's backward pass; None if nothing was assigned to `accelerator.backward`.
+    train_batch_size: samples of a micro-batch of this process. trial: of a hyperparameter search. run, modes: the run
+    in progress, and the modes that its evaluations change; None between runs. backward: called in every step with its
+    loss, instead of the engine's backward pass; None if nothing was assigned to `accelerator.backward`.
     """
 
     args: TrainingArguments
@@ -204,6 +218,7 @@ class TrainerParts:
     requests: Requests
     preparation: PreparationTime
     kept_loaders: KeptLoaders
+    trial: Any
     run: Run[Any, Any] | None
     modes: Modes | None
     backward: Callable[[Any], None] | None = None

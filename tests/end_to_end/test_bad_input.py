@@ -288,10 +288,11 @@ def test_the_first_batch_is_trained_on(tmp_path: Path) -> None:
 
 
 def test_a_missing_metric_is_refused_at_the_first_evaluation(tmp_path: Path) -> None:
-    """The error lists the available metrics."""
+    """If the best model is to be saved or loaded. The error lists the available metrics."""
     trainer = small_trainer(
-        tmp_path, parts={"eval_dataset": rows(4)}, eval_strategy="steps", eval_steps=1, metric_for_best_model="f1"
-    )
+        tmp_path, parts={"eval_dataset": rows(4)}, eval_strategy="steps", eval_steps=1, metric_for_best_model="f1",
+        save_strategy="best",
+    )  # fmt: skip
     problem = problem_of(trainer.train)
 
     assert "eval_f1" in problem

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import SequentialSampler
 
 from hexloop import Trainer, TrainerCallback
-from hexloop.app.trainer.compatibility import INSTEAD
+from hexloop.app.trainer.compatibility import INSTEAD, RETIRED
 from hexloop.domain.errors import CheckpointError, ConfigurationError, RunStateError
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import history, same_weights, small_trainer, weights
@@ -26,7 +26,10 @@ SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
 INTERNAL_HOOKS = frozenset(
     {
         "_clip_grad_norm",
+        "_determine_best_metric",
         "_evaluate",
+        "_finalize_training",
+        "_finish_current_push",
         "_get_collator_with_removed_columns",
         "_get_dataloader",
         "_get_eval_sampler",
@@ -35,17 +38,24 @@ INTERNAL_HOOKS = frozenset(
         "_get_num_items_in_batch",
         "_get_output_dir",
         "_get_train_sampler",
+        "_hp_search_setup",
+        "_init_training_state",
+        "_inner_training_loop",
         "_load_best_model",
         "_maybe_log_save_evaluate",
         "_move_model_to_device",
+        "_prepare_for_training",
         "_prepare_input",
         "_prepare_inputs",
+        "_report_to_hp_search",
+        "_run_epoch",
         "_save",
         "_save_checkpoint",
         "_save_optimizer_and_scheduler",
         "_save_rng_state",
         "_save_scaler",
         "_set_signature_columns_if_needed",
+        "_track_num_input_tokens",
         "_validate_args",
         "_wrap_model",
     }
@@ -63,16 +73,15 @@ ON_RESUME = (
 
 ELSEWHERE = frozenset(
     {
-        "_finish_current_push",
-        "_hp_search_setup",
         "_issue_warnings_after_load",
         "_push_from_checkpoint",
         "_remove_unused_columns",
-        "_report_to_hp_search",
         "_tune_save_checkpoint",
+        "_update_auto_batch_size",
     }
 )
-"""Those for a `datasets.Dataset`, for loading outside of a run, and for publishing and searches, which are refused."""
+"""Those for a `datasets.Dataset`, for loading outside of a run, for `auto_find_batch_size`, and for publishing and
+searches, which are refused."""
 
 
 def trained(folder: Path, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **given: Any) -> Any:
@@ -121,6 +130,19 @@ def test_every_internal_method_of_transformers_is_covered() -> None:
     assert all(hasattr(Trainer, name) for name in INTERNAL_HOOKS)
 
 
+@pytest.mark.parametrize("name", sorted(RETIRED))
+def test_an_override_that_only_transformers_4_called_is_reported(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers 5 ignores it, too, so that a class may have it as a method of its own."""
+    own = trained(tmp_path, type("Own", (Trainer,), {name: lambda self: 7}))
+
+    assert getattr(own, name)() == 7
+    assert [name in record.getMessage() for record in caplog.records] == [True]
+    assert RETIRED[name] in caplog.text
+    assert not hasattr(transformers.Trainer, name)
+
+
 @pytest.mark.parametrize("name", sorted(INSTEAD))
 def test_an_ineffective_override_is_refused(tmp_path: Path, name: str) -> None:
     """At construction, by name and with the alternative, also if it is inherited from a base class."""
@@ -136,8 +158,8 @@ def test_all_ineffective_overrides_are_reported_at_once(tmp_path: Path) -> None:
     """Together with every other problem of the configuration."""
 
     class Several(Trainer):
-        def _prepare_for_training(self) -> None: ...
-        def _run_epoch(self) -> None: ...
+        def _mixed_mesh_grad_norm(self) -> None: ...
+        def _prepare_context_parallel_inputs(self) -> None: ...
 
     with pytest.raises(ConfigurationError) as raised:
         small_trainer(tmp_path, Several, {"model": None})
@@ -149,11 +171,11 @@ def test_reading_a_missing_method_names_the_alternative(tmp_path: Path) -> None:
     """It is an AttributeError, so that hasattr still works."""
     trainer = small_trainer(tmp_path)
 
-    with pytest.raises(AttributeError, match="has no attribute '_run_epoch': override train"):
-        trainer._run_epoch(trainer.model)
+    with pytest.raises(AttributeError, match="has no attribute '_has_mixed_mesh_grads': override _clip_grad_norm"):
+        trainer._has_mixed_mesh_grads(trainer.model)
     with pytest.raises(AttributeError, match=r"has no attribute '_nothing'$"):
         _ = trainer._nothing
-    assert not hasattr(trainer, "_inner_training_loop")
+    assert not hasattr(trainer, "_mixed_mesh_grad_norm")
 
 
 # Overrides
@@ -339,10 +361,11 @@ def test_overridden_maybe_log_save_evaluate_is_used(tmp_path: Path) -> None:
 
     class Around(Trainer):
         def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, model: Any, trial: Any, *rest: Any) -> None:
-            before = len(self.state.log_history)
+            before, loss = len(self.state.log_history), float(tr_loss)
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *rest)
             if len(self.state.log_history) > before:
-                self.log({"loss_again": float(tr_loss)})
+                assert float(tr_loss) == 0
+                self.log({"loss_again": loss})
 
     class Silent(Trainer):
         def _maybe_log_save_evaluate(  # type: ignore[override]

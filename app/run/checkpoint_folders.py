@@ -1,0 +1,55 @@
+"""The checkpoint folders of a Trainer, as transformers' Trainer lists and removes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hexloop.app.wiring.parts import TrainerParts
+from hexloop.app.wiring.storage import storage_for
+from hexloop.domain.checkpoints.commit import CheckpointPolicy
+from hexloop.domain.checkpoints.selection import runs_in
+from hexloop.domain.checkpoints.survey import newest_to_keep, remove, surplus
+from hexloop.domain.errors import ConfigurationError
+
+
+def sorted_checkpoints(folder: str, prefix: str, by_time: bool, best: str | None) -> list[str]:
+    """Return the paths of the folders `<prefix>-<step>`, oldest first; the best one comes after all but the newest.
+
+    by_time: by the time of a folder's last change, and at equal times by step.
+    """
+    found: list[tuple[float, int, str]] = []
+    for path in Path(folder).glob(f"{prefix}-*"):
+        step = re.fullmatch(rf"{re.escape(prefix)}-(\d+)", path.name)
+        if step is not None and path.is_dir():
+            found.append((path.stat().st_mtime if by_time else 0.0, int(step[1]), str(path)))
+    ordered = [path for _, _, path in sorted(found)]
+    kept = None if best is None else str(Path(best))
+    if kept in ordered[:-1]:
+        ordered.remove(str(kept))
+        ordered.insert(len(ordered) - 1, str(kept))
+    return ordered
+
+
+def rotate(parts: TrainerParts, folder: str | None) -> None:
+    """Remove the oldest checkpoints of the last run that exceed `save_total_limit`, but never the best.
+
+    folder: where the checkpoints are; None for the folder of the run. Raises CheckpointError if the newest checkpoint
+    is damaged, and ConfigurationError if the folder has checkpoints of several runs and none of them is the Trainer's.
+    """
+    limit = parts.args.save_total_limit
+    if limit is None or limit <= 0 or not parts.args.should_save:
+        return
+    storage = parts.adapters.storage if folder is None else storage_for(folder)
+    state, runs = parts.state.run_state, runs_in(storage)
+    if not runs:
+        return
+    if state.run not in runs and len(runs) > 1:
+        raise ConfigurationError(
+            f"{folder or parts.args.output_dir} has the checkpoints of several runs, {', '.join(sorted(runs))}, and "
+            "none of this Trainer's; run `hexloop checkpoints prune` with --run."
+        )
+    newest = newest_to_keep(storage, state.run if state.run in runs else next(iter(runs)))
+    names = surplus(storage, newest, CheckpointPolicy(limit), state.best_checkpoint)
+    for _ in remove(storage, newest, names):
+        pass

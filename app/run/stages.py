@@ -1,0 +1,253 @@
+"""The stages of a run that overridden methods of transformers' Trainer carry out: a boundary, an epoch, the end."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from hexloop.app.wiring.data import example_count
+from hexloop.app.wiring.learner import undrained
+from hexloop.app.wiring.model import best_metric
+from hexloop.app.wiring.parts import Hook, TrainerParts
+from hexloop.domain.errors import ConfigurationError, RunStateError
+from hexloop.domain.evaluation import BestMetric
+from hexloop.domain.events import AnyEvent, EpochEnded, Paused, StepEnded, TrainEnded
+from hexloop.domain.run import Run
+from hexloop.domain.state import RunState
+
+Dispatch = Callable[[AnyEvent], None]
+
+PAUSE_INTERVAL = 1.0
+"""Seconds after which a paused process communicates again, if there are others."""
+
+
+@frozen
+class Finalized(TrainEnded):
+    """A run that an overridden `_finalize_training` ended. The method itself has called the callbacks.
+
+    output: what the method returned, which `train` returns.
+    """
+
+    output: Any = None
+
+
+@define
+class Stages:
+    """Runs an epoch, or the end of a run, in an overridden method, as one action without events in between.
+
+    The standard version of each method goes through the events of its stage; an override has to call it.
+    loader: of the training data. resumed: the location of the checkpoint that the run resumes from; None if it is new.
+    position: epochs done when the run started, and micro-batches of the current one.
+    """
+
+    parts: TrainerParts
+    run: Run[Any, Any]
+    loader: Any
+    resumed: str | None = field(default=None, init=False)
+    dispatch: Dispatch = field(init=False)
+    start_time: float = field(factory=time.time, init=False)
+    position: tuple[int, int] = field(default=(0, 0), init=False)
+    _pending: dict[str, Iterator[AnyEvent]] = field(factory=dict, init=False)
+
+    def start(self, resumed: str | None) -> None:
+        """Let the overridden methods carry out their stages. Called once the run is restored."""
+        self.resumed = resumed
+        parts, run, state = self.parts, self.run, self.run.state
+        done = state.epoch_ended and state.pass_complete
+        self.position = (state.epoch + 1, 0) if done else (state.epoch, state.batches)
+        self.dispatch = parts.dispatcher.dispatch
+        if parts.hooks.maybe_log_save_evaluate.overridden:
+            self.dispatch = _with_overridden_boundary(parts, run, self.start_time, self.dispatch)
+        if parts.hooks.run_epoch.overridden:
+            run.around_epoch = self._epoch
+        if parts.hooks.finalize_training.overridden:
+            run.around_finish = self._end
+        elif parts.hooks.finish_current_push.overridden:
+            run.around_finish = self._end_and_push
+        if parts.hooks.init_training_state.overridden:
+            self._initialize()
+
+    def proceed(self, method: str) -> AnyEvent:
+        """Go through the events of the stage of `method`, for its standard version; return the last event.
+
+        Raises RunStateError if the run is not at that stage.
+        """
+        events = self._pending.pop(method, None)
+        if events is None:
+            raise RunStateError(
+                f"{method} belongs to one moment of a run, and can only be called once, from an override of it; call "
+                "train() or stream() instead."
+            )
+        last: AnyEvent | None = None
+        for last in events:
+            self.dispatch(last)
+            if isinstance(last, Paused):
+                wait_while_paused(self.parts)
+        assert last is not None  # each stage ends with an event of its own
+        return last
+
+    def _initialize(self) -> None:
+        plan, state = self.run.plan, self.parts.state
+        position = self.parts.hooks.init_training_state(
+            plan.total_steps, self._steps_per_epoch, state.num_train_epochs, self.resumed, self.parts.trial
+        )
+        if position != self.position:
+            raise ConfigurationError(
+                f"_init_training_state returned {position!r}, but the run starts after {self.position[0]} epochs and "
+                f"{self.position[1]} micro-batches; return what super()._init_training_state(...) returns, and change "
+                "the data or the checkpoint to start elsewhere."
+            )
+
+    def _epoch(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+        """Run an epoch in an overridden `_run_epoch`."""
+        plan, parts = self.run.plan, self.parts
+        batches = plan.batches_per_epoch
+        self._carry_out(
+            parts.hooks.run_epoch,
+            "_run_epoch",
+            events,
+            model=parts.model_wrapped,
+            epoch=self.run.state.epoch,
+            train_dataloader=self.loader,
+            steps_in_epoch=plan.total_steps * plan.accumulation if batches is None else batches,
+            num_update_steps_per_epoch=self._steps_per_epoch,
+            trial=parts.trial,
+            ignore_keys_for_eval=parts.ignore_keys_for_eval,
+            start_time=self.start_time,
+            resume_from_checkpoint=self.resumed,
+            epochs_trained=self.position[0],
+            steps_trained_in_current_epoch=self.position[1],
+        )
+        yield from ()
+
+    def _end(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+        """End the run in an overridden `_finalize_training`."""
+        ended: list[TrainEnded] = []
+        hooks, args = self.parts.hooks, self.parts.args
+
+        def noting() -> Iterator[AnyEvent]:
+            for event in self._end_and_push(events) if hooks.finish_current_push.overridden else events:
+                yield event
+                ended.extend([event] if isinstance(event, TrainEnded) else [])
+
+        samples, planned = example_count(self.loader), self.run.plan.total_steps * self.run.state.global_batch_size
+        given = planned if samples is None or args.max_steps > 0 else samples * args.num_train_epochs
+        output = self._carry_out(
+            hooks.finalize_training,
+            "_finalize_training",
+            noting(),
+            trial=self.parts.trial,
+            num_train_samples=given,
+            start_time=self.start_time,
+        )
+        (last,) = ended
+        yield Finalized(last.step, last.metrics, last.stopped, last.reasons, output)
+
+    def _end_and_push(self, events: Iterator[AnyEvent]) -> Iterator[AnyEvent]:
+        """End the run, and then call an overridden `_finish_current_push`."""
+        for event in events:
+            yield event
+            if isinstance(event, TrainEnded):
+                self.parts.hooks.finish_current_push()
+
+    def _carry_out(self, hook: Hook, method: str, events: Iterator[AnyEvent], **given: Any) -> Any:
+        """Call the overridden method of a stage. Raises RunStateError if it does not go through the events."""
+        self._pending[method] = events
+        result = hook(**given)
+        if self._pending.pop(method, None) is not None:
+            raise RunStateError(
+                f"The overridden {method} returned without calling super().{method}(...), which does what belongs to "
+                "the run at this moment; call it, or override train to replace all of it."
+            )
+        return result
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        steps = self.run.plan.steps_per_epoch
+        return self.run.plan.total_steps if steps is None else steps
+
+
+def wait_while_paused(parts: TrainerParts) -> None:
+    """Wait until the run is no longer paused; see `Session.wait_while_paused`."""
+    alone = parts.adapters.collectives.world_size == 1
+    parts.requests.wait_while_paused(None if alone else min(PAUSE_INTERVAL, parts.args.ddp_timeout / 4))
+
+
+# A boundary
+
+
+def _with_overridden_boundary(
+    parts: TrainerParts, run: Run[Any, Any], start_time: float, dispatch: Dispatch
+) -> Dispatch:
+    """Return a `dispatch` that also calls an overridden `_maybe_log_save_evaluate` after every step and epoch.
+
+    The method receives the sum of the losses since the last log, as a tensor that is set to zero in place by a log.
+    """
+    method = parts.hooks.maybe_log_save_evaluate.method
+    parameters = inspect.signature(method).parameters.values()
+    takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    names = {each.name for each in parameters}
+    # transformers averages this number over the processes, where hexloop adds the shares that they compute
+    processes = 1 if parts.args.reproduce is not None else parts.adapters.collectives.world_size
+    before = processes * undrained(parts, run.losses)
+    summed = torch.tensor(before, dtype=torch.float32, device=parts.adapters.device.name)
+    filters, last = parts.args.logging_nan_inf_filter, StepEnded(0, (), None, True)
+
+    def add(share: Any) -> None:
+        if filters:  # a loss that is not finite counts as the mean of the others
+            mean = summed / (processes * (run.state.step - run.state.logged_step))
+            share = torch.where(torch.isfinite(share), share, mean)
+        summed.add_(share, alpha=processes)
+
+    def dispatch_and_call(event: AnyEvent) -> None:
+        nonlocal last
+        dispatch(event)
+        if isinstance(event, StepEnded):
+            last = event
+            for share in event.losses:
+                add(share)
+        elif not isinstance(event, EpochEnded):
+            return
+        values = {
+            "tr_loss": summed,
+            "grad_norm": last.gradient_norm,
+            "model": parts.model_wrapped,
+            "trial": parts.trial,
+            "epoch": parts.state.epoch,
+            "ignore_keys_for_eval": parts.ignore_keys_for_eval,
+            "start_time": start_time,
+            "learning_rate": run.state.learning_rate,
+        }
+        if takes_all:
+            method(*values.values())
+        else:
+            method(**{name: value for name, value in values.items() if name in names})
+        parts.control.set_due_actions([])
+
+    return dispatch_and_call
+
+
+# The best metric
+
+
+@frozen
+class ChosenByOverride(BestMetric):
+    """Lets an overridden `_determine_best_metric` decide whether an evaluation is the best."""
+
+    method: Callable[..., Any] = lambda **_: False
+    trial: Any = None
+
+    def observe(self, state: RunState, metrics: Mapping[str, float]) -> bool:
+        """Call the method, which records the metric in the Trainer's state itself."""
+        return bool(self.method(metrics=dict(metrics), trial=self.trial))
+
+
+def choose_best_metric(parts: TrainerParts) -> BestMetric:
+    """Return what decides which evaluation of a run is the best."""
+    hook = parts.hooks.determine_best_metric
+    return ChosenByOverride(method=hook.method, trial=parts.trial) if hook.overridden else best_metric(parts.args)

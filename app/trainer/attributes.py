@@ -1,0 +1,146 @@
+"""Attributes of transformers' Trainer that subclasses and libraries read, and some that they assign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hexloop.app.run.memory_metrics import MemoryTracker
+from hexloop.app.trainer.base import TrainerBase
+from hexloop.app.wiring.evaluation import standard_loss
+from hexloop.app.wiring.parts import TrainerParts
+
+
+class TrainerAttributes(TrainerBase):
+    """Attributes with the meaning that they have in transformers; an assigned value changes what it says."""
+
+    hp_search_backend: Any = None
+    """The back end of a hyperparameter search; None outside of one."""
+
+    current_flos: float = 0.0
+    """Operations since the last `store_flos`; always 0, because `state.total_flos` contains them."""
+
+    _own_gather_function: Callable[..., Any] | None = None
+    _own_hub_model_id: str | None = None
+
+    @property
+    def accelerator(self) -> Any:
+        """The run with the interface of accelerate's Accelerator."""
+        raise NotImplementedError
+
+    def _collect_parts(self) -> TrainerParts:
+        raise NotImplementedError
+
+    # Engines
+
+    @property
+    def is_deepspeed_enabled(self) -> bool:
+        """Whether the run trains with DeepSpeed."""
+        return bool(self.args.deepspeed)
+
+    @property
+    def is_fsdp_enabled(self) -> bool:
+        """Whether the run trains with FSDP."""
+        sharded = self.adapters.parallelism.capabilities.sharded and not self.is_deepspeed_enabled
+        return bool(self.args.fsdp) or sharded
+
+    @property
+    def is_fsdp_xla_enabled(self) -> bool:
+        """False: there is no FSDP on XLA."""
+        return False
+
+    is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = is_fsdp_xla_enabled
+
+    @property
+    def is_distributed_loading_by_transformers(self) -> bool:
+        """False: models that transformers shards while it loads them are refused."""
+        return False
+
+    @property
+    def deepspeed(self) -> Any:
+        """The engine of DeepSpeed, None if the run does not train with it."""
+        return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
+
+    # What a run does
+
+    @property
+    def gather_function(self) -> Callable[..., Any]:
+        """How overridden evaluation loops gather tensors: `accelerator.gather_for_metrics`, or what was assigned.
+
+        The standard evaluation loop gathers by itself, each row once.
+        """
+        return self._own_gather_function or self.accelerator.gather_for_metrics  # type: ignore[no-any-return]
+
+    @gather_function.setter
+    def gather_function(self, function: Callable[..., Any] | None) -> None:
+        self._own_gather_function = function
+
+    @property
+    def hub_model_id(self) -> str | None:
+        """The name of the model's repository: the assigned one, or that of the arguments."""
+        return self._own_hub_model_id or self.args.hub_model_id
+
+    @hub_model_id.setter
+    def hub_model_id(self, name: str | None) -> None:
+        self._own_hub_model_id = name
+
+    @property
+    def neftune_noise_alpha(self) -> float | None:
+        """The strength of the noise on embeddings, the same as in the arguments; the next run uses an assigned one."""
+        return self.args.neftune_noise_alpha
+
+    @neftune_noise_alpha.setter
+    def neftune_noise_alpha(self, alpha: float | None) -> None:
+        self.args.neftune_noise_alpha = alpha
+
+    @property
+    def _memory_tracker(self) -> MemoryTracker:
+        """Starts and ends the memory metrics of `train`, `evaluate` and `predict`, for overrides of these methods."""
+        return MemoryTracker(self._memory)
+
+    @property
+    def _created_lr_scheduler(self) -> bool:
+        """Whether a run made the schedule, so that the next run makes a new one; an overridden method may assign it."""
+        return self.lr_scheduler is not None and self.lr_scheduler is self._scheduler_of_run
+
+    @_created_lr_scheduler.setter
+    def _created_lr_scheduler(self, created: bool) -> None:
+        self._scheduler_of_run = self.lr_scheduler if created else None
+
+    # Logs
+
+    @property
+    def _globalstep_last_logged(self) -> int:
+        """The step of the last log of a loss; an overridden `_maybe_log_save_evaluate` may assign it."""
+        return 0 if self._session is None else self._session.run.state.logged_step
+
+    @_globalstep_last_logged.setter
+    def _globalstep_last_logged(self, step: int) -> None:
+        if self._session is not None:
+            self._session.run.state.logged_step = step
+
+    @property
+    def _total_loss_scalar(self) -> float:
+        """The sum of the losses of all logged steps of the live run; an overridden method that logs may add to it."""
+        return 0.0 if self._session is None else float(self._session.run.state.loss_total)
+
+    @_total_loss_scalar.setter
+    def _total_loss_scalar(self, total: float) -> None:
+        if self._session is not None:
+            self._session.run.losses.drain()  # the assigned sum contains them
+            self._session.run.state.loss_total = float(total)
+
+    @property
+    def _initial_global_step(self) -> int:
+        """The step at which the live run started."""
+        return 0 if self._session is None else int(self._session.run.start.step)
+
+    @property
+    def _initial_num_input_tokens_seen(self) -> int:
+        """The input tokens at which the live run started."""
+        return 0 if self._session is None else int(self._session.run.start.tokens)
+
+    @property
+    def _loss_shifts_labels(self) -> bool:
+        """Whether the loss compares each position with the next label."""
+        return standard_loss(self._collect_parts()).shifted
