@@ -162,6 +162,8 @@ class RunCheckpoints(CheckpointStore):
         yield from events
 
     def _save(self, state: RunState, required: bool) -> Iterator[AnyEvent]:
+        if self._parts.hooks.store_flos.overridden:
+            self._parts.hooks.store_flos()
         self._settle_counters()
         state.callbacks = callbacks_state(self._parts.callback_handler, self._parts.control, saving=True)
         self._choose_background()

@@ -19,7 +19,7 @@ from hexloop.app.run.compatibility import same_global_batch
 from hexloop.app.run.determinism import GlobalState, flags_for, take_global_state
 from hexloop.app.run.journal import RunJournal, journal_for, totals_over_ranks
 from hexloop.app.run.memory_metrics import MemoryStages
-from hexloop.app.run.stages import Stages, choose_best_metric, wait_while_paused
+from hexloop.app.run.stages import Report, Stages, after_each_step, choose_best_metric, wait_while_paused
 from hexloop.app.wiring.counting import RunCounters, make_counters
 from hexloop.app.wiring.data import batch_preparation, global_batch_size, stop_workers, training_data
 from hexloop.app.wiring.learner import (
@@ -180,7 +180,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         checks.refuse_separate_folders(parts)
         wrapped = host.prepare(prepared.model, prepared.plan.total_steps, prepared.loader, resume_from)
         parts = host.parts()  # now with the wrapped model, its optimizer and its schedule
-        each_step, report = _after_each_step(parts)
+        each_step, report = after_each_step(parts)
         after_step = AfterStep(each_step)
         learner = make_learner(parts, wrapped, after_step)
         undo.enter_context(reduced_precision(parts, wrapped))
@@ -249,34 +249,6 @@ def _prepare(parts: TrainerParts, resume_from: str | bool | None, undo: ExitStac
     refusals.settle()
     assert plan is not None  # otherwise a problem was raised
     return Preparation(global_state, model, loader, batches, plan, journal, observers, asked_accumulation)
-
-
-Report = Callable[[dict[str, float]], None]
-
-
-def _after_each_step(parts: TrainerParts) -> tuple[Callable[[], None], Report]:
-    """Return what is called after each optimizer step, and `log`.
-
-    An overridden `_get_learning_rate` is called there, before the schedule advances; its rate is logged.
-    """
-    call = partial(parts.dispatcher.call, "on_optimizer_step")
-    log: Report = parts.hooks.log.method
-    get_learning_rate = parts.hooks.get_learning_rate
-    if not get_learning_rate.overridden:
-        return call, log
-    rate: float | None = None
-
-    def call_and_ask() -> None:
-        nonlocal rate
-        call()
-        rate = get_learning_rate()
-
-    def log_with_rate(values: dict[str, float]) -> None:
-        if "learning_rate" in values and rate is not None:
-            values["learning_rate"] = rate
-        log(values)
-
-    return call_and_ask, log_with_rate
 
 
 def _make_run(

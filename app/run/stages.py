@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 
 Dispatch = Callable[[AnyEvent], None]
+Report = Callable[[dict[str, float]], None]
 
 PAUSE_INTERVAL = 1.0
 """Seconds after which a paused process communicates again, if there are others."""
@@ -230,6 +232,49 @@ def _with_overridden_boundary(
         parts.control.set_due_actions([])
 
     return dispatch_and_call
+
+
+# A log
+
+
+def after_each_step(parts: TrainerParts) -> tuple[Callable[[], None], Report]:
+    """Return what is called after each optimizer step, and `log`.
+
+    An overridden `_get_learning_rate` is called there, before the schedule advances; its rate is logged.
+    """
+    call = partial(parts.dispatcher.call, "on_optimizer_step")
+    log = _log_of(parts)
+    get_learning_rate = parts.hooks.get_learning_rate
+    if not get_learning_rate.overridden:
+        return call, log
+    rate: float | None = None
+
+    def call_and_ask() -> None:
+        nonlocal rate
+        call()
+        rate = get_learning_rate()
+
+    def log_with_rate(values: dict[str, float]) -> None:
+        if "learning_rate" in values and rate is not None:
+            values["learning_rate"] = rate
+        log(values)
+
+    return call_and_ask, log_with_rate
+
+
+def _log_of(parts: TrainerParts) -> Report:
+    """Return `log`, which an overridden `store_flos` precedes."""
+    log: Report = parts.hooks.log.method
+    if not parts.hooks.store_flos.overridden:
+        return log
+
+    def store_and_log(values: dict[str, float]) -> None:
+        parts.hooks.store_flos()
+        if "total_flos" in values:
+            values["total_flos"] = parts.state.total_flos
+        log(values)
+
+    return store_and_log
 
 
 # The best metric

@@ -98,6 +98,9 @@ class TrainerBase:
     _scheduler_of_run: Any = None
     """What the last run made for itself; the next run makes new ones."""
 
+    _moved_model: Any = None
+    """The model that an overridden `_move_model_to_device` has moved."""
+
     _standard_optimizer: Any = None
     _standard_scheduler: Any = None
     """What the standard `create_optimizer` and `create_scheduler` made from the arguments."""
@@ -193,9 +196,16 @@ class TrainerBase:
         sharded = is_sharded(self.adapters.parallelism, self.model)
         moves = moves and self.place_model_on_device and not sharded
         if moves and is_overridden(self, "_move_model_to_device"):
-            self._move_model_to_device(self.model, self.args.device)
+            self._move_by_override()
             moves = False
         return place_model(self.model, self.args, self.adapters.device, moves)
+
+    def _move_by_override(self) -> None:
+        """Call an overridden `_move_model_to_device`, once for each model."""
+        sharded = self.adapters.parallelism.capabilities.sharded
+        if self._moved_model is not self.model and self.place_model_on_device and not sharded:
+            self._moved_model = self.model
+            self._move_model_to_device(self.model, self.args.device)
 
     @standard
     def get_num_trainable_parameters(self) -> int:

@@ -159,8 +159,12 @@ class TrainerHooks(TrainerStages):
         """
         return floating_point_operations(self.model, inputs)
 
+    @standard
     def store_flos(self) -> None:
-        """Bring `state.total_flos` up to date; checkpoints and the log at the end do this themselves."""
+        """Bring `state.total_flos` up to date; checkpoints and the log at the end do this themselves.
+
+        If overridden, it is called before each log of a loss, before each save, and at the end of the run.
+        """
         if self._session is not None:
             self._session.counters.settle()
 

@@ -14,7 +14,8 @@ from hexloop.app.run.session import Session
 from hexloop.app.trainer.attributes import TrainerAttributes
 from hexloop.app.trainer.data import TrainerData
 from hexloop.app.wiring import checkpoint_files
-from hexloop.app.wiring.data import prepared_inputs
+from hexloop.app.wiring.data import map_entries, prepared_inputs
+from hexloop.app.wiring.evaluation import PredictedBatch, predicted_items, run_loss
 from hexloop.app.wiring.model import best_metric
 from hexloop.app.wiring.parts import is_overridden, standard
 from hexloop.domain.errors import RunStateError
@@ -48,18 +49,24 @@ class TrainerInternals(TrainerData, TrainerAttributes):
     def _prepare_input(self, data: Any) -> Any:
         """Return `data` (a tensor, or nested mappings, lists and tuples of them) with its tensors on the device.
 
-        If overridden, `_prepare_inputs` calls it with each batch.
+        If overridden, `_prepare_inputs` calls it with each batch, and this with each entry of one.
         """
         if not isinstance(data, Mapping | list | tuple | Tensor):
             return data
-        return prepared_inputs(data, self.adapters.device.name)
+        if isinstance(data, Tensor) or not is_overridden(self, "_prepare_input"):
+            return prepared_inputs(data, self.adapters.device.name)
+        return map_entries(self._prepare_input, data)
 
     @standard
     def _get_num_items_in_batch(self, batch_samples: Sequence[Any], device: Any) -> Any:
         """Return the items of the micro-batches of an optimizer step, over all processes, on the device.
 
-        None if the loss needs no count, or no run is live. If overridden, it counts the items of every step.
+        None if the loss needs no count, or no run is live. If overridden, it counts the items of every step, and those
+        of each batch of an evaluation.
         """
+        if isinstance(batch_samples, PredictedBatch):
+            parts = self._collect_parts()
+            return predicted_items(parts, run_loss(parts), batch_samples[0])
         if not batch_samples or self._session is None:
             return None
         return self._session.learner.count_items(batch_samples)
@@ -247,12 +254,15 @@ class TrainerInternals(TrainerData, TrainerAttributes):
 
     @standard
     def _move_model_to_device(self, model: Any, device: Any) -> None:
-        """Move `model` to `device`. If overridden, it places the model of a run."""
+        """Move `model` to `device`. If overridden, the constructor calls it, and a run with a new model."""
         model.to(device)
 
     @standard
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        """Return `model`. If overridden, the engine prepares the model that it returns."""
+        """Return `model`. If overridden, the engine prepares the model that it returns, and evaluations use it.
+
+        training: False for an evaluation, which passes its loader.
+        """
         return model
 
     @standard

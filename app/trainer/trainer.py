@@ -103,6 +103,8 @@ class Trainer(TrainerHooks, LegacyNames):
         self.model_wrapped = self.model
         self.note_model()
         self.create_accelerator_and_postprocess()
+        if is_overridden(self, "_move_model_to_device"):
+            self._move_by_override()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics

@@ -47,6 +47,8 @@ def make_counters(
         padding = getattr(parts.processing_class, "pad_token_id", None)
         tokens = TokenCounter(run, parts.main_input_name, counting == "non_padding", padding, total)
         pending.append(tokens)
+    if hooks.track_num_input_tokens.overridden:
+        _track_after_each_step(learner, hooks.track_num_input_tokens.method)
     operations = hooks.floating_point_ops.method if hooks.floating_point_ops.overridden else None
     operations = operations or counters.operations_in(parts.model)
     if operations is not None:
@@ -56,21 +58,22 @@ def make_counters(
         meter = OperationMeter(run, total)
         meter.measure(learner)
         pending.append(meter)
-    if hooks.track_num_input_tokens.overridden:
-        each_batch.append(_of_samples(hooks.track_num_input_tokens.method))
-    elif tokens is not None:
+    if tokens is not None and not hooks.track_num_input_tokens.overridden:
         each_batch.append(tokens)
     return RunCounters(each_batch, pending, tokens)
 
 
-def _of_samples(call: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a function that passes each micro-batch to `call`, except one that only fills up a step of this rank."""
+def _track_after_each_step(learner: Any, track: Callable[[Any], Any]) -> None:
+    """Call `track` with each micro-batch after its forward and backward pass, except one that has no samples."""
+    micro_step = learner.micro_step
 
-    def call_unless_padding(batch: Any) -> None:
+    def tracked_step(batch: Any, window_items: Any, last_of_window: bool) -> Any:
+        loss = micro_step(batch, window_items, last_of_window)
         if not isinstance(batch, Padding):
-            call(batch)
+            track(batch)
+        return loss
 
-    return call_unless_padding
+    learner.micro_step = tracked_step
 
 
 def floating_point_operations(model: Any, inputs: Any) -> float:

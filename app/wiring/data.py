@@ -32,7 +32,7 @@ from hexloop.adapters.batches.torch.reproduction import (
 )
 from hexloop.adapters.batches.torch.shares import Dispatcher
 from hexloop.adapters.batches.torch.stream import StreamLoader
-from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, shallow_copy, transfer_to
+from hexloop.adapters.batches.torch.structure import Transfer, batch_fingerprint, map_entries, shallow_copy, transfer_to
 from hexloop.adapters.trainable.torch.forward import forward_parameters, named_by_position, used_columns
 from hexloop.app.arguments import TrainingArguments
 from hexloop.app.arguments.data import AcceleratorConfig
@@ -42,7 +42,7 @@ from hexloop.app.wiring.parts import TrainerParts
 from hexloop.domain.errors import ConfigurationError, DataError
 from hexloop.ports.batches import Batches, Padding
 
-__all__ = ["batch_fingerprint", "example_count", "length_of", "random_fingerprint", "rows_to_keep"]
+__all__ = ["batch_fingerprint", "example_count", "length_of", "map_entries", "random_fingerprint", "rows_to_keep"]
 """Adapters' names that the rest of the app gets from here."""
 
 Inspect = Callable[[Any], None]

@@ -218,6 +218,13 @@ def prepared_loss(parts: TrainerParts, choice: LossChoice) -> LossChoice:
 # Evaluation
 
 
+class PredictedBatch(list[Any]):
+    """The batch of a prediction, as an overridden `_get_num_items_in_batch` receives it, in a list.
+
+    The standard method counts its items on this process alone.
+    """
+
+
 def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     """Return what `Trainer.prediction_step` does unless it is overridden.
 
@@ -225,13 +232,16 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     precision are returned in float32. If `_prepare_inputs` is overridden, the step predicts the inputs that it returns.
     """
     loss, precision = run_loss(parts), parts.adapters.precision
-    count = window_items(parts) if parts.args.reproduce is not None else None
+    count: Callable[[list[Any]], Any] | None = window_items(parts) if parts.args.reproduce is not None else None
+    if parts.hooks.get_num_items_in_batch.overridden:
+        hook, device = parts.hooks.get_num_items_in_batch, parts.args.device
+        count = lambda samples: hook(PredictedBatch(samples), device)  # noqa: E731
 
     def compute(model: Any, inputs: Any, return_outputs: bool) -> Any:
         if count is not None:
             items: Any = count([inputs])
         else:
-            items = item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
+            items = predicted_items(parts, loss, inputs)
         return loss.compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=items)
 
     def wrap_in_full_precision(forward: Any) -> Any:
@@ -261,6 +271,11 @@ def standard_prediction_step(parts: TrainerParts) -> Callable[..., Any]:
     return lambda model, inputs, *given, **named: step(model, prepare(inputs), *given, **named)
 
 
+def predicted_items(parts: TrainerParts, loss: LossChoice, inputs: Any) -> Any:
+    """Return the item count of a batch that is predicted; None if the loss needs none."""
+    return item_count(inputs, parts.label_names, loss.shifted) if loss.normalises else None
+
+
 def _labels_are_assumed(parts: TrainerParts) -> bool:
     """Return whether neither the user nor the model's forward names the labels."""
     return parts.args.label_names is None and not default_label_names(parts.model, has_own_loss=False)
@@ -277,6 +292,10 @@ def make_evaluator(
     refuse_metrics(args, parts.compute_metrics)
     parts.callback_handler.eval_dataloader = loader
     model = _prepared_model(parts) if parts.run is None else _model_in_training(parts)
+    if parts.hooks.wrap_model.overridden and not is_sharded(adapters.parallelism, parts.model):
+        model = parts.hooks.wrap_model(parts.model, training=False, dataloader=loader)
+        if parts.run is None:
+            model.eval()
     reproduces = args.reproduce is not None
     rows = example_count(loader) if reproduces else expected_rows(loader)
     loader = evaluation_batches(parts, loader)

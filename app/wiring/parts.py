@@ -97,6 +97,8 @@ class Hooks:
     track_num_input_tokens: Hook
     report_to_hp_search: Hook
     finish_current_push: Hook
+    wrap_model: Hook
+    store_flos: Hook
 
     @classmethod
     def of(cls, instance: object) -> Hooks:
@@ -155,6 +157,7 @@ PRIVATE_HOOKS = {
     "track_num_input_tokens": "_track_num_input_tokens",
     "report_to_hp_search": "_report_to_hp_search",
     "finish_current_push": "_finish_current_push",
+    "wrap_model": "_wrap_model",
 }
 """The hooks whose methods start with an underscore, as in transformers."""
 

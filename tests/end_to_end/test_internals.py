@@ -134,7 +134,7 @@ def test_every_internal_method_of_transformers_is_covered() -> None:
 def test_an_override_that_only_transformers_4_called_is_reported(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """transformers 5 ignores it, too, so that a class may have it as a method of its own."""
+    """Transformers 5 ignores it, too, so that a class may have it as a method of its own."""
     own = trained(tmp_path, type("Own", (Trainer,), {name: lambda self: 7}))
 
     assert getattr(own, name)() == 7
@@ -542,7 +542,9 @@ def test_overridden_counts_rates_and_inputs_are_used(tmp_path: Path) -> None:
             return 0.125
 
         def _prepare_input(self, data: Any) -> Any:
-            return {**super()._prepare_input(data), "x": data["x"] / 2}
+            prepared = super()._prepare_input(data)  # which calls this method with each entry
+
+        return {**prepared, "x": data["x"] / 2} if isinstance(data, dict) else prepared
 
     halved = [{**row, "x": row["x"] / 2} for row in rows(16)]
     own = trained(tmp_path, Counting, logging_steps=1)

@@ -25,15 +25,20 @@ def transfer_to(device: torch.device | str, non_blocking: bool = False) -> Trans
     def move(batch: Any) -> Any:
         if isinstance(batch, Tensor):
             return batch.to(target, non_blocking=non_blocking)
-        if isinstance(batch, Mapping):
-            return _mapping_like(batch, {name: move(value) for name, value in batch.items()})
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*map(move, batch))
-        if isinstance(batch, list | tuple):
-            return type(batch)(map(move, batch))
-        return batch
+        return map_entries(move, batch)
 
     return move
+
+
+def map_entries(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Return a batch like `batch` with the results of `function` for the entries of a mapping, list or tuple."""
+    if isinstance(batch, Mapping):
+        return _mapping_like(batch, {name: function(value) for name, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(function, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(function, batch))
+    return batch
 
 
 def shallow_copy(batch: Any) -> Any:
