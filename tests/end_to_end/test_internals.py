@@ -446,7 +446,7 @@ def test_overridden_selection_of_columns_is_used(tmp_path: Path) -> None:
             assert description == "Training"
             return lambda samples: data_collator([{"x": row["x"] / 2, "labels": row["labels"]} for row in samples])
 
-    data = [{**row, "text": "a"} for row in rows(16)]
+    data: list[dict[str, Any]] = [{**row, "text": "a"} for row in rows(16)]
     table = datasets.Dataset.from_list(
         [{**row, "x": row["x"].tolist(), "labels": row["labels"].tolist()} for row in data]
     )
