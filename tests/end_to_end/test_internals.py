@@ -462,7 +462,7 @@ def test_an_overridden_loader_is_used(tmp_path: Path) -> None:
     asked: list[tuple[Any, ...]] = []
 
     class OwnLoader(Trainer):
-        def _get_dataloader(  # type: ignore[override]
+        def _get_dataloader(
             self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
             dataloader_key: str | None = None,
         ) -> Any:  # fmt: skip
