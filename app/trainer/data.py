@@ -95,8 +95,9 @@ class TrainerData(TrainerBase):
         if self.args.reproduce is not None:
             sampler_for = (lambda _: None) if sampler_fn is None else partial(data.sampler_from, sampler_fn)
             make = partial(loaders.loader, dataset, batch_size, sampler_for, is_training)
-            keeps = dataloader_key is not None and self.args.dataloader_persistent_workers
-            return self._through_prepare(self._kept_loaders.get(dataloader_key, make) if keeps else make())
+            keeps = self.args.dataloader_persistent_workers
+            kept = make() if dataloader_key is None or not keeps else self._kept_loaders.get(dataloader_key, make)
+            return self._through_prepare(kept)
         size = data.global_batch_size(self.args, batch_size)
         if sampler_fn is not None and not _is_standard(sampler_fn):
             sampler = data.sampler_from(sampler_fn, dataset)

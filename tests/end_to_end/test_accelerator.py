@@ -68,7 +68,8 @@ def test_everything_else_comes_from_a_real_accelerator(tmp_path: Path) -> None:
 def test_foreign_objects_are_prepared_and_those_of_the_run_are_not(tmp_path: Path) -> None:
     """Accelerate prepares another loader and another optimizer; the model and loader of the run are unchanged."""
     trainer = small_trainer(tmp_path)
-    own, other = trainer.get_train_dataloader(), DataLoader(rows(8), batch_size=4)
+    data: Any = rows(8)
+    own, other = trainer.get_train_dataloader(), DataLoader(data, batch_size=4)
     model, loader, prepared, number = trainer.accelerator.prepare(trainer.model, own, other, 3)
     assert (model, loader, number) == (trainer.model, own, 3)
     assert prepared is not other
@@ -79,7 +80,12 @@ def test_assignments_take_effect_or_are_refused(tmp_path: Path) -> None:
     """An assigned backward is called in every step; what the run decides cannot be assigned."""
     standard, assigned = small_trainer(tmp_path / "standard"), small_trainer(tmp_path / "assigned")
     inner, losses = assigned.accelerator.backward, list[Any]()
-    assigned.accelerator.backward = lambda loss: (losses.append(loss), inner(loss))
+
+    def backward(loss: Any) -> None:
+        losses.append(loss)
+        inner(loss)
+
+    assigned.accelerator.backward = backward
     assigned.accelerator.even_batches = False
     standard.train(), assigned.train()
     assert len(losses) == 4

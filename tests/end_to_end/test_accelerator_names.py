@@ -153,7 +153,7 @@ def value(accelerator: Any, name: str) -> Any:
 def test_every_name_of_transformers_is_present_with_its_value(tmp_path: Path) -> None:
     """All 112 names exist; plain values and types are transformers'."""
     transformers = pytest.importorskip("transformers")
-    arguments = {"use_cpu": True, "report_to": "none", "save_strategy": "no"}
+    arguments: dict[str, Any] = {"use_cpu": True, "report_to": "none", "save_strategy": "no"}
     theirs = transformers.Trainer(
         net(), transformers.TrainingArguments(str(tmp_path), **arguments), train_dataset=rows(8)
     ).accelerator
@@ -165,7 +165,7 @@ def test_every_name_of_transformers_is_present_with_its_value(tmp_path: Path) ->
 
 def test_a_configured_state_is_used_and_must_match(tmp_path: Path) -> None:
     """use_configured_state takes the state that exists, and refuses a missing or a different one."""
-    configured = {"accelerator_config": {"use_configured_state": True}}
+    configured: dict[str, Any] = {"accelerator_config": {"use_configured_state": True}}
     AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.raises(ConfigurationError, match="there is none"):
         small_trainer(tmp_path, **configured)

@@ -469,7 +469,7 @@ def test_overridden_selection_of_columns_is_used(tmp_path: Path) -> None:
             assert description == "Training"
             return lambda samples: data_collator([{"x": row["x"] / 2, "labels": row["labels"]} for row in samples])
 
-    data = [{**row, "text": "a"} for row in rows(16)]
+    data: list[dict[str, Any]] = [{**row, "text": "a"} for row in rows(16)]
     table = datasets.Dataset.from_list(
         [{**row, "x": row["x"].tolist(), "labels": row["labels"].tolist()} for row in data]
     )
@@ -485,7 +485,7 @@ def test_an_overridden_loader_is_used(tmp_path: Path) -> None:
     asked: list[tuple[Any, ...]] = []
 
     class OwnLoader(Trainer):
-        def _get_dataloader(  # type: ignore[override]
+        def _get_dataloader(
             self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
             dataloader_key: str | None = None,
         ) -> Any:  # fmt: skip

@@ -11,6 +11,11 @@ from torch.utils.data import DataLoader
 from tests.engines.several.training import Training, run
 
 
+def numbers(count: int) -> Any:
+    """Return a dataset of the first numbers."""
+    return list(range(count))
+
+
 def exchange(trainer: Any) -> None:
     """Use accelerate's functions before and after the accelerator is touched; called in each process."""
     from accelerate import PartialState
@@ -22,10 +27,10 @@ def exchange(trainer: Any) -> None:
     state = PartialState()
     assert (state.process_index, state.num_processes, state.device.type) == (rank, 2, "cpu")
     accelerator = trainer.accelerator
-    loader = accelerator.prepare(DataLoader(list(range(6)), batch_size=1))
+    loader = accelerator.prepare(DataLoader(numbers(6), batch_size=1))
     rows = torch.cat([accelerator.gather_for_metrics(batch) for batch in loader])
     assert rows.tolist() == [0, 1, 2, 3, 4, 5]
-    repeating = accelerator.prepare(DataLoader(list(range(5)), batch_size=1))
+    repeating = accelerator.prepare(DataLoader(numbers(5), batch_size=1))
     assert torch.cat([accelerator.gather_for_metrics(batch) for batch in repeating]).tolist() == [0, 1, 2, 3, 4]
     other = torch.nn.Linear(2, 1)
     assert accelerator.prepare_model(other, evaluation_mode=True) is other
