@@ -69,7 +69,7 @@ class TrainerAttributes(TrainerBase):
 
         The standard evaluation loop gathers by itself, each row once.
         """
-        return self._own_gather_function or self.accelerator.gather_for_metrics  # type: ignore[no-any-return]
+        return self._own_gather_function or self.accelerator.gather_for_metrics
 
     @gather_function.setter
     def gather_function(self, function: Callable[..., Any] | None) -> None:

@@ -543,8 +543,7 @@ def test_overridden_counts_rates_and_inputs_are_used(tmp_path: Path) -> None:
 
         def _prepare_input(self, data: Any) -> Any:
             prepared = super()._prepare_input(data)  # which calls this method with each entry
-
-        return {**prepared, "x": data["x"] / 2} if isinstance(data, dict) else prepared
+            return {**prepared, "x": data["x"] / 2} if isinstance(data, dict) else prepared
 
     halved = [{**row, "x": row["x"] / 2} for row in rows(16)]
     own = trained(tmp_path, Counting, logging_steps=1)
