@@ -42,8 +42,8 @@ from hexloop.ports.storage import Storage
 class RunCheckpoints(CheckpointStore):
     """Writes and reads the checkpoints of a run, with the state of callbacks and counters brought up to date first.
 
-    A save is published before it returns, instead of in the background, if a callback listens to saves or the user
-    writes the model's files.
+    A save is published before it returns, instead of in the background, if a callback listens to saves, or a method of
+    the user's writes the model's files or continues after a save.
     asked_accumulation: `gradient_accumulation_steps` as the user passed it. now: collects the current parts.
     """
 
@@ -175,7 +175,8 @@ class RunCheckpoints(CheckpointStore):
         return super().save(state, required)
 
     def _choose_background(self) -> None:
-        listens = self._parts.callback_handler.overriding("on_save") or self._parts.hooks.writes_model
+        hooks = self._parts.hooks
+        listens = self._parts.callback_handler.overriding("on_save") or hooks.writes_model or hooks.follows_saves
         in_background = self._parts.args.save_async and not listens
         self.background = self._parts.adapters.background if in_background else None
 

@@ -188,6 +188,7 @@ def open_session(host: RunHost, resume_from: str | bool | None, run_name: str | 
         totals = totals_over_ranks(parts.adapters.collectives)
         counters = make_counters(parts, run, learner.learner, lambda number: totals([number])[0])
         run.counters = counters.each_batch
+        learner.window.batches_left = partial(_batches_left, run)
         checkpoints = RunCheckpoints(parts, run, prepared.asked_accumulation, host.parts, counters.settle)
         run.checkpoints = checkpoints
         run.agreement = make_agreement(parts.requests, parts.adapters.collectives, lambda: checkpoints.writing)
@@ -302,6 +303,12 @@ def _evaluation(parts: TrainerParts) -> Callable[[], Evaluation]:
             ) from error
 
     return evaluate_reporting_memory if parts.args.auto_find_batch_size else evaluate
+
+
+def _batches_left(run: Run[Any, Any]) -> int | None:
+    """Return the micro-batches of the current epoch that were not trained on yet; None if its length is not known."""
+    batches = run.plan.batches_per_epoch
+    return None if batches is None else max(0, batches - run.state.batches)
 
 
 def _triggers(args: TrainingArguments, plan: Plan, has_default_flow: bool) -> Triggers:

@@ -60,7 +60,7 @@ class Stages:
         """Let the overridden methods carry out their stages. Called once the run is restored."""
         self.resumed = resumed
         parts, run, state = self.parts, self.run, self.run.state
-        done = state.epoch_ended and state.pass_complete
+        done = state.batches > 0 and state.batches == run.plan.batches_per_epoch
         self.position = (state.epoch + 1, 0) if done else (state.epoch, state.batches)
         self.dispatch = parts.dispatcher.dispatch
         if parts.hooks.maybe_log_save_evaluate.overridden:

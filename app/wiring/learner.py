@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
+from itertools import chain, islice
 from typing import Any, cast
 
 from attrs import define, frozen
@@ -49,10 +50,12 @@ Windows = Callable[[Generator[Any, None, None], int], Generator[list[Any], None,
 class WindowState:
     """Where a run is in its window of micro-batches, as far as an overridden hook needs to know.
 
-    length: micro-batches of the current window; None if no hook that asks for it is overridden.
+    length: micro-batches of the current window; None if no hook that asks for it is overridden. batches_left: returns
+    how many micro-batches the epoch has after those of all windows so far; None if that is not known.
     """
 
     length: int | None = None
+    batches_left: Callable[[], int | None] = lambda: None
 
 
 @frozen
@@ -332,7 +335,8 @@ def _with_batch_samples(
 ) -> tuple[LearnerMethods, Windows]:
     """Return a learner and its windows, each of which, with its item count, comes from the user's `get_batch_samples`.
 
-    If that returns no count, `inner` counts.
+    The last window of an epoch is asked for as many micro-batches as are left. If the method returns no count, `inner`
+    counts.
     """
     learner, get = LearnerMethods(inner), parts.hooks.get_batch_samples.method
     if "device" in inspect.signature(get).parameters:
@@ -341,9 +345,16 @@ def _with_batch_samples(
 
     def windows_of_user(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
         nonlocal count
+        rest: Iterator[Any] = batches
         with closing(batches):
             while True:
-                samples, count = get(batches, accumulation)
+                left = place.batches_left()
+                if left == 0:
+                    further = list(islice(batches, 1))
+                    if not further:
+                        return
+                    rest = chain(further, batches)  # the data are longer than they say
+                samples, count = get(rest, min(accumulation, left) if left else accumulation)
                 if not samples:
                     return
                 yield list(samples)

@@ -115,6 +115,11 @@ class Hooks:
         return any(hook.overridden for hook in writing)
 
     @property
+    def follows_saves(self) -> bool:
+        """Whether a method of the user's continues after the saves within it, and may look for the checkpoint."""
+        return self.run_epoch.overridden or self.maybe_log_save_evaluate.overridden
+
+    @property
     def saving_state(self) -> tuple[Hook, ...]:
         """The methods that write the state of a run beside the model, in the order in which they are called."""
         return self.save_optimizer_and_scheduler, self.save_scaler, self.save_rng_state
