@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import transformers
 from torch import nn
 
 from hexloop import Trainer, TrainerControl, TrainerState, TrainingArguments
-from hexloop.app.trainer.compatibility import ATTRIBUTES_INSTEAD, INSTEAD
+from hexloop.app.trainer.compatibility import ATTRIBUTES_INSTEAD, INSTEAD, RETIRED
+from hexloop.domain.errors import ConfigurationError
 from tests.end_to_end.small.models import rows
 from tests.end_to_end.small.trainers import small_trainer
 
@@ -30,12 +32,13 @@ def test_every_attribute_of_a_trainer_exists_or_names_the_public_way(tmp_path: P
             getattr(ours, name)
 
 
-def test_the_docs_list_every_refused_override() -> None:
-    """With the advice of the error."""
+@pytest.mark.parametrize(("heading", "table"), [("refused", INSTEAD), ("retired", RETIRED)])
+def test_the_docs_list_every_refused_and_every_retired_override(heading: str, table: dict[str, str]) -> None:
+    """With the advice of the error or of the warning."""
     page = (Path(__file__).parents[3] / "docs" / "while-training.md").read_text(encoding="utf-8")
-    listed = page.partition("<!-- refused overrides -->")[2].partition("<!-- end -->")[0].strip().splitlines()
+    listed = page.partition(f"<!-- {heading} overrides -->")[2].partition("<!-- end -->")[0].strip().splitlines()
 
-    assert listed[2:] == [f"| `{name}` | {instead} |" for name, instead in sorted(INSTEAD.items())]
+    assert listed[2:] == [f"| `{name}` | {instead} |" for name, instead in sorted(table.items())]
 
 
 def test_state_and_control_have_the_methods_of_transformers(tmp_path: Path) -> None:
@@ -106,3 +109,137 @@ def test_batches_may_be_lists(tmp_path: Path) -> None:
 
     assert trainer.state.global_step == 4
     assert trainer.state.num_input_tokens_seen == 0
+
+
+# Attributes that code assigns
+
+
+def test_attributes_may_be_assigned(tmp_path: Path) -> None:
+    """As in transformers; each says what was assigned, and the strength of the noise on embeddings takes effect."""
+    trainer = small_trainer(tmp_path)
+    gathered = trainer.gather_function(torch.arange(3))
+    trainer.gather_function, trainer.hub_model_id, trainer.is_in_train = len, "someone/model", True
+
+    assert gathered.tolist() == [0, 1, 2]
+    assert trainer.gather_function("four") == 4
+    assert (trainer.hub_model_id, trainer.is_in_train) == ("someone/model", True)
+    trainer.neftune_noise_alpha = 5.0
+    assert trainer.args.neftune_noise_alpha == 5.0
+    with pytest.raises(ConfigurationError, match="get_input_embeddings"):
+        trainer.train()
+
+
+class OwnEvaluation(Trainer):
+    """Measures memory in an `evaluate` of its own, as copies of that method do."""
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        self._memory_tracker.start()
+        loader = self.get_eval_dataloader(eval_dataset)
+        output = self.evaluation_loop(loader, "Evaluation", metric_key_prefix=metric_key_prefix)
+        self._memory_tracker.stop_and_update_metrics(output.metrics)
+        return output.metrics or {}
+
+
+def test_a_copied_evaluation_measures_memory(tmp_path: Path) -> None:
+    """Under the names of the standard one, if `skip_memory_metrics` is False; within a run as a part of it."""
+    parts = {"eval_dataset": rows(6)}
+    skipping = small_trainer(tmp_path, OwnEvaluation, parts)
+    measuring = small_trainer(tmp_path, OwnEvaluation, parts, skip_memory_metrics=False, eval_strategy="epoch")
+    output = measuring.train()
+
+    assert not [name for name in skipping.evaluate() if "_mem_" in name]
+    assert "train_mem_cpu_alloc_delta" in output.metrics
+    assert {name for name in measuring.evaluate() if "_mem_" in name} == {
+        "eval_mem_cpu_alloc_delta", "eval_mem_cpu_peaked_delta"
+    }  # fmt: skip
+
+
+def test_checkpoints_are_sorted_and_rotated_on_demand(tmp_path: Path) -> None:
+    """The oldest are removed, but never the best."""
+    trainer = small_trainer(tmp_path, save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+    names = [Path(path).name for path in trainer._sorted_checkpoints()]
+    by_time = [Path(path).name for path in trainer._sorted_checkpoints(str(tmp_path), use_mtime=True)]
+    trainer._rotate_checkpoints()
+    unlimited = len(trainer._sorted_checkpoints())
+    trainer.args.save_total_limit = 2
+    trainer._rotate_checkpoints(output_dir=str(tmp_path))
+    left = {path.name for path in tmp_path.glob("checkpoint-*")}
+    small_trainer(tmp_path, save_total_limit=1)._rotate_checkpoints()
+
+    assert names == by_time == ["checkpoint-2", "checkpoint-3", "checkpoint-1", "checkpoint-4"]
+    assert unlimited == 4
+    assert left == {"checkpoint-1", "checkpoint-4"}
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-4"}
+
+
+def test_checkpoints_of_several_runs_are_not_rotated(tmp_path: Path) -> None:
+    """A Trainer that saved none of them removes none."""
+    for _ in range(2):
+        small_trainer(tmp_path, save_strategy="steps", save_steps=len(list(tmp_path.iterdir())) + 1).train()
+    before = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+
+    with pytest.raises(ConfigurationError, match="checkpoints of several runs"):
+        small_trainer(tmp_path, save_total_limit=1)._rotate_checkpoints()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == before
+
+
+def test_a_loss_of_labels_that_forward_does_not_take_evaluates(tmp_path: Path) -> None:
+    """With labels in the data, the evaluation is by an overridden `compute_loss`, and the labels are returned."""
+
+    class Own(Trainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            labels = inputs.pop("labels")
+            outputs = {"logits": model(**inputs)}
+            loss = (outputs["logits"] - labels).square().mean()
+            return (loss, outputs) if return_outputs else loss
+
+    parts = {"model": Embedding(), "eval_dataset": rows(6)}
+    trainer = small_trainer(tmp_path, Own, parts, remove_unused_columns=False)
+    trainer.train()
+    output = trainer.predict(rows(6))
+
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert output.label_ids.ravel().tolist() == [float(row["labels"]) for row in rows(6)]
+    assert output.predictions.shape == (6, 1)
+
+
+class Remembering(nn.Module):
+    """Returns what its configuration says to ignore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.config = SimpleNamespace(keys_to_ignore_at_inference=("past_key_values",))
+
+    def forward(self, x: Any, labels: Any = None) -> Any:
+        logits = self.layer(x)
+        return {"loss": (logits - labels).square().mean(), "logits": logits, "past_key_values": x}
+
+
+def test_no_ignored_keys_means_none(tmp_path: Path) -> None:
+    """`ignore_keys=[]` keeps what the configuration of a model ignores, such as past_key_values."""
+    trainer = small_trainer(tmp_path, parts={"model": Remembering()})
+    logits, past = trainer.predict(rows(4), ignore_keys=[]).predictions
+
+    assert trainer.predict(rows(4)).predictions.shape == (4, 1)
+    assert (logits.shape, past.shape) == ((4, 1), (4, 4))
+
+
+def test_lists_report_the_samples_of_transformers(tmp_path: Path) -> None:
+    """Samples per second count the samples of the data, though the batches are lists of them."""
+
+    class Reading(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            x, labels = (torch.stack([row[name] for row in inputs]) for name in ("x", "labels"))
+            return model(x, labels)["loss"]
+
+    metrics = small_trainer(tmp_path, Reading, {"data_collator": lambda samples: samples}).train().metrics
+
+    assert metrics["train_samples_per_second"] == pytest.approx(16 / metrics["train_runtime"], rel=0.02)
+    assert metrics["train_steps_per_second"] == pytest.approx(4 / metrics["train_runtime"], rel=0.02)
