@@ -59,7 +59,7 @@ class HPSearchBackend(StrEnum):
 
 
 class ParallelMode(Enum):
-    """How a model is parallelized."""
+    """How a model is parallelized. Equal to the mode of transformers with the same value."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"
@@ -67,6 +67,15 @@ class ParallelMode(Enum):
     SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
     SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
     TPU = "tpu"
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by value, also with the enumeration of transformers, whose functions compare an argument with it."""
+        if isinstance(other, Enum) and type(other).__name__ == type(self).__name__:
+            return bool(self.value == other.value)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 class SchedulerType(StrEnum):

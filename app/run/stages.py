@@ -21,6 +21,11 @@ from hexloop.domain.events import AnyEvent, EpochEnded, Paused, StepEnded, Train
 from hexloop.domain.run import Run
 from hexloop.domain.state import RunState
 
+VALUES = frozenset(
+    {"tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate"}
+)
+"""The parameters of `_maybe_log_save_evaluate`."""
+
 Dispatch = Callable[[AnyEvent], None]
 Report = Callable[[dict[str, float]], None]
 
@@ -143,9 +148,9 @@ class Stages:
             hooks.finalize_training,
             "_finalize_training",
             noting(),
-            trial=self.parts.trial,
-            num_train_samples=given,
-            start_time=self.start_time,
+            self.parts.trial,
+            given,
+            self.start_time,
         )
         (last,) = ended
         yield Finalized(last.step, last.metrics, last.stopped, last.reasons, output)
@@ -157,10 +162,10 @@ class Stages:
             if isinstance(event, TrainEnded):
                 self.parts.hooks.finish_current_push()
 
-    def _carry_out(self, hook: Hook, method: str, events: Iterator[AnyEvent], **given: Any) -> Any:
+    def _carry_out(self, hook: Hook, method: str, events: Iterator[AnyEvent], *values: Any, **named: Any) -> Any:
         """Call the overridden method of a stage. Raises RunStateError if it does not go through the events."""
         self._pending[method] = events
-        result = hook(**given)
+        result = hook(*values, **named)
         if self._pending.pop(method, None) is not None:
             raise RunStateError(
                 f"The overridden {method} returned without calling super().{method}(...), which does what belongs to "
@@ -190,10 +195,7 @@ def _with_overridden_boundary(
 
     The method receives the sum of the losses since the last log, as a tensor that is set to zero in place by a log.
     """
-    method = parts.hooks.maybe_log_save_evaluate.method
-    parameters = inspect.signature(method).parameters.values()
-    takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    names = {each.name for each in parameters}
+    method = _called_with(parts.hooks.maybe_log_save_evaluate.method)
     # transformers averages this number over the processes, where hexloop adds the shares that they compute
     processes = 1 if parts.args.reproduce is not None else parts.adapters.collectives.world_size
     before = processes * undrained(parts, run.losses)
@@ -225,13 +227,39 @@ def _with_overridden_boundary(
             "start_time": start_time,
             "learning_rate": run.state.learning_rate,
         }
-        if takes_all:
-            method(*values.values())
-        else:
-            method(**{name: value for name, value in values.items() if name in names})
+        method(values)
         parts.control.set_due_actions([])
 
     return dispatch_and_call
+
+
+def _called_with(method: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function that calls `method` with values by name, in the order of transformers.
+
+    The method receives those that it has parameters for, which are fewer in earlier releases of transformers. If its
+    names are its own, they are passed by position.
+    """
+    parameters = inspect.signature(method).parameters.values()
+    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    takes_names = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    def by_name(values: Mapping[str, Any]) -> Any:
+        return method(**{name: value for name, value in values.items() if takes_names or name in named})
+
+    def in_order(values: Mapping[str, Any]) -> Any:
+        given = list(values.items())
+        count = len(given) if takes_rest else len(by_position)
+        rest = dict(given[count:])
+        if "learning_rate" in named | rest.keys() or takes_names:  # transformers passes it by name
+            count = min(count, len(given) - 1)
+            rest = dict(given[count:])
+        passed = {name: value for name, value in rest.items() if takes_names or name in named}
+        return method(*(value for _, value in given[:count]), **passed)
+
+    names_are_theirs = not takes_rest and named <= VALUES and all(each.name in named for each in by_position)
+    return by_name if names_are_theirs else in_order
 
 
 # A log

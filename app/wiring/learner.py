@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
@@ -330,6 +329,17 @@ def _with_training_step(
     return learner
 
 
+def _takes_positional(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function takes `count` arguments by position."""
+    parameters = inspect.signature(function).parameters.values()
+    by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return len(by_position) >= count or any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
+def _with_device(get: Callable[..., Any], device: Any, batches: Iterator[Any], number: int) -> Any:
+    return get(batches, number, device)
+
+
 def _with_batch_samples(
     parts: TrainerParts, inner: Learner[Any, Any], place: WindowState
 ) -> tuple[LearnerMethods, Windows]:
@@ -339,8 +349,8 @@ def _with_batch_samples(
     counts.
     """
     learner, get = LearnerMethods(inner), parts.hooks.get_batch_samples.method
-    if "device" in inspect.signature(get).parameters:
-        get = partial(get, device=parts.args.device)
+    if _takes_positional(get, 3):  # earlier releases of transformers passed no device
+        get = partial(_with_device, get, parts.args.device)
     count: object = None
 
     def windows_of_user(batches: Generator[Any, None, None], accumulation: int) -> Generator[list[Any], None, None]:
