@@ -573,3 +573,73 @@ def test_stages_change_nothing_if_they_call_the_standard_ones(tmp_path: Path) ->
     assert same_weights(weights(overridden), weights(plain))
     assert history(overridden) == history(plain)
     assert results[0].training_loss == results[1].training_loss
+
+
+# Parameters
+
+
+def test_a_boundary_may_have_parameters_of_its_own_or_of_earlier_releases(tmp_path: Path) -> None:
+    """Values come by name if the names are those of transformers, else in its order, the learning rate by name."""
+    seen: dict[str, Any] = {}
+
+    class OwnNames(Trainer):
+        def _maybe_log_save_evaluate(  # type: ignore[override]
+            self, loss: Any, norm: Any, module: Any, trial: Any, progress: Any, ignored: Any, began: Any, **rest: Any
+        ) -> None:
+            seen["own"] = float(loss) > 0, float(norm) > 0, module, progress, ignored, began > 0, set(rest)
+
+    class WithoutNorm(Trainer):
+        def _maybe_log_save_evaluate(  # type: ignore[override]
+            self, tr_loss: Any, model: Any, trial: Any, epoch: Any, ignore_keys_for_eval: Any
+        ) -> None:
+            seen["earlier"] = float(tr_loss) > 0, model, epoch
+
+    class Keywords(Trainer):
+        def _maybe_log_save_evaluate(self, **named: Any) -> None:  # type: ignore[override]
+            seen["keywords"] = set(named)
+
+    for kind in (OwnNames, WithoutNorm, Keywords):
+        trainer = small_trainer(tmp_path, kind, max_steps=1)
+        trainer.train(ignore_keys_for_eval=["logits"])
+        seen["model"] = trainer.model_wrapped
+
+        if kind is OwnNames:
+            assert seen["own"] == (True, True, seen["model"], 0.25, ["logits"], True, {"learning_rate"})
+    assert seen["earlier"][::2] == (True, 0.25)
+    assert seen["keywords"] == {
+        "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate"
+    }  # fmt: skip
+
+
+def test_batches_of_a_step_are_passed_by_position(tmp_path: Path) -> None:
+    """Under any names, with and without the device; the last step of an epoch has what is left."""
+    asked: list[int] = []
+
+    class OwnNames(Trainer):
+        def get_batch_samples(self, source: Any, number: int, place: Any) -> Any:  # type: ignore[override]
+            assert place == torch.device("cpu")
+            asked.append(number)
+            return super().get_batch_samples(source, number, place)
+
+    class WithoutDevice(Trainer):
+        def get_batch_samples(self, source: Any, number: int) -> Any:  # type: ignore[override]
+            asked.append(number)
+            return super().get_batch_samples(source, number, self.args.device)
+
+    for kind in (OwnNames, WithoutDevice):
+        asked.clear()
+        trainer = small_trainer(
+            tmp_path, kind, {"train_dataset": rows(20)}, gradient_accumulation_steps=2, num_train_epochs=2
+        )
+        trainer.train()
+        assert asked == [2, 2, 1] * 2
+
+
+def test_a_parallel_mode_is_that_of_transformers(tmp_path: Path) -> None:
+    """Functions of transformers compare it with their own."""
+    mode = small_trainer(tmp_path).args.parallel_mode
+    theirs = transformers.training_args.ParallelMode
+
+    assert mode == theirs.NOT_PARALLEL
+    assert mode != theirs.DISTRIBUTED
+    assert mode in {theirs.NOT_PARALLEL.value: 1, hexloop.ParallelMode.NOT_PARALLEL: 2}
