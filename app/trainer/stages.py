@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
 from typing import Any, NamedTuple, cast
 
 from hexloop.app.arguments import TrainingArguments
@@ -12,8 +10,9 @@ from hexloop.app.run.messages import resumed_from
 from hexloop.app.run.stages import Finalized
 from hexloop.app.trainer.internal import TrainerInternals
 from hexloop.app.wiring.parts import is_overridden, standard
+from hexloop.app.wiring.storage import as_location, storage_for
 from hexloop.domain.errors import ConfigurationError, RunStateError
-from hexloop.domain.events import AnyEvent, Paused, TrainEnded
+from hexloop.domain.events import TrainEnded
 
 
 class TrainOutput(NamedTuple):
@@ -35,10 +34,7 @@ class TrainerStages(TrainerInternals):
 
     _is_in_inner_loop: bool = False
 
-    def stream(
-        self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
-    ) -> Generator[AnyEvent, None, None]:
-        """Return the events of a run; see `Trainer.stream`."""
+    def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
         raise NotImplementedError
 
     def _prepare_through_accelerator(self, model: Any, total_steps: int) -> Any:
@@ -90,19 +86,6 @@ class TrainerStages(TrainerInternals):
         finally:
             self._is_in_inner_loop, self._resumes_from = nested, (None, None)
 
-    def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
-        """Train to the end, waiting while the run is paused."""
-        ended: TrainEnded | None = None
-        with closing(self.stream(resume_from, ignored)) as events:
-            for event in events:
-                kind = type(event)
-                if kind is Paused:
-                    self._live("train").wait_while_paused()
-                elif kind is TrainEnded or kind is Finalized:
-                    ended = event  # type: ignore[assignment]
-        assert ended is not None
-        return cast(TrainOutput, ended.output) if isinstance(ended, Finalized) else _output_of(ended)
-
     def _refuse_stream(self) -> None:
         """Raise ConfigurationError if a run by `stream` would leave out an overridden method."""
         if is_overridden(self, "_inner_training_loop") and not self._is_in_inner_loop:
@@ -117,6 +100,13 @@ class TrainerStages(TrainerInternals):
             return None
         storage = self.adapters.storage
         return resumed_from(storage, resume_from, likely_checkpoint(storage, resume_from)[1])
+
+    def _use_folder(self, folder: str) -> None:
+        """Let the next run save to `folder`."""
+        current = self.adapters.storage.capabilities
+        if as_location(folder) != as_location(current.local_folder or current.location):
+            self.adapters.storage = storage_for(folder)
+            self.state.checkpoints_folder = folder
 
     # Preparation
 
@@ -190,8 +180,11 @@ class TrainerStages(TrainerInternals):
         ended = self._live("_finalize_training").stages.proceed("_finalize_training")
         if not isinstance(ended, TrainEnded):
             raise RunStateError("The run ended without a result.")
-        return _output_of(ended)
+        return output_of(ended)
 
 
-def _output_of(ended: TrainEnded) -> TrainOutput:
+def output_of(ended: TrainEnded) -> TrainOutput:
+    """Return what `train` returns: what an overridden `_finalize_training` did, or the totals of the run."""
+    if isinstance(ended, Finalized):
+        return cast(TrainOutput, ended.output)
     return TrainOutput(ended.step, ended.metrics["train_loss"], dict(ended.metrics))

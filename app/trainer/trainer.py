@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from typing import Any, ClassVar, Unpack
 
 from hexloop.app.arguments import TrainingArguments
@@ -17,6 +18,7 @@ from hexloop.app.run.determinism import enable_full_determinism, seeded
 from hexloop.app.run.memory_metrics import measured, memory_stages_for
 from hexloop.app.run.messages import set_log_level
 from hexloop.app.run.session import Session
+from hexloop.app.run.stages import Finalized
 from hexloop.app.trainer.compatibility import (
     LegacyNames,
     log_retired_internals,
@@ -24,7 +26,7 @@ from hexloop.app.trainer.compatibility import (
     refuse_overridden_internals,
 )
 from hexloop.app.trainer.hooks import TrainerHooks
-from hexloop.app.trainer.stages import TrainOutput
+from hexloop.app.trainer.stages import TrainOutput, output_of
 from hexloop.app.wiring.adapters import Injected, choose_adapters
 from hexloop.app.wiring.combinations import log_ineffective_arguments
 from hexloop.app.wiring.data import default_collator
@@ -32,9 +34,8 @@ from hexloop.app.wiring.evaluation import EvalLoopOutput, PredictionOutput, refu
 from hexloop.app.wiring.model import default_label_names
 from hexloop.app.wiring.parts import KeptLoaders, PreparationTime, is_overridden, standard
 from hexloop.app.wiring.state import is_sharded, refuse_unprepared
-from hexloop.app.wiring.storage import as_location, storage_for
 from hexloop.domain.errors import ConfigurationError
-from hexloop.domain.events import AnyEvent
+from hexloop.domain.events import AnyEvent, Paused, TrainEnded
 from hexloop.domain.requests import Requests, SaveRequest
 from hexloop.domain.run import Evaluation
 from hexloop.ports.logger import Record
@@ -159,6 +160,18 @@ class Trainer(TrainerHooks, LegacyNames):
             return output
         return self._drain(resume_from_checkpoint, ignore_keys_for_eval)
 
+    def _drain(self, resume_from: str | bool | None, ignored: list[str] | None) -> TrainOutput:
+        ended: TrainEnded | None = None
+        with closing(self.stream(resume_from, ignored)) as events:
+            for event in events:
+                kind = type(event)
+                if kind is Paused:
+                    self._live("train").wait_while_paused()
+                elif kind is TrainEnded or kind is Finalized:
+                    ended = event  # type: ignore[assignment]
+        assert ended is not None
+        return output_of(ended)
+
     def stream(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
     ) -> Generator[AnyEvent, None, None]:
@@ -175,13 +188,6 @@ class Trainer(TrainerHooks, LegacyNames):
         if self.args.auto_find_batch_size:
             return driving.closed_at_exit(driving.find_batch_size(host, resume_from_checkpoint))
         return driving.closed_at_exit(driving.drive(host, resume_from_checkpoint))
-
-    def _use_folder(self, folder: str) -> None:
-        """Let the next run save to `folder`."""
-        current = self.adapters.storage.capabilities
-        if as_location(folder) != as_location(current.local_folder or current.location):
-            self.adapters.storage = storage_for(folder)
-            self.state.checkpoints_folder = folder
 
     # Requests to a live run, from any thread
 

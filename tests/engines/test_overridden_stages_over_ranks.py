@@ -15,11 +15,11 @@ from tests.engines.several.training import Training, distance, fresh, run
 class OwnBoundary(Trainer):
     """Logs by itself, and gathers losses with transformers' own function, as overrides of this method do."""
 
-    def _maybe_log_save_evaluate(
+    def _maybe_log_save_evaluate(  # type: ignore[override]
         self, loss: Any, norm: Any, model: Any, trial: Any, epoch: Any, ignored: Any, start: Any, learning_rate: float
     ) -> None:
         if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
-            total = nested_gather(loss, self.args.parallel_mode).mean().item()
+            total = nested_gather(loss, self.args.parallel_mode).mean().item()  # type: ignore[no-untyped-call]
             loss -= loss
             steps = self.state.global_step - self._globalstep_last_logged
             self._total_loss_scalar += total
