@@ -47,7 +47,7 @@ def test_tensors_of_whole_pages_are_aligned_to_pages() -> None:
 
 
 def test_one_tensor_at_a_time_is_in_memory() -> None:
-    """Parts are read one after the other, when the file reaches them, both in writing and in reading."""
+    """Parts of a page or more are read one after the other, when the file reaches them, in writing and in reading."""
     order: list[str] = []
 
     def watched(part: Part) -> Part:
@@ -57,7 +57,7 @@ def test_one_tensor_at_a_time_is_in_memory() -> None:
 
         return evolve(part, read=read)
 
-    parts = [watched(part_of(name, np.full(3, index, "<i4"))) for index, name in enumerate("abc")]
+    parts = [watched(part_of(name, np.full(PAGE // 4, index, "<i4"))) for index, name in enumerate("abc")]
     chunks = iter(tensor_file("a", join(parts)).chunks)
     data = bytes(next(chunks))
     assert order == []
@@ -72,9 +72,9 @@ def test_one_tensor_at_a_time_is_in_memory() -> None:
         yield from (memoryview(data)[start : start + 5] for start in range(begin, len(data), 5))
 
     read = tensor_parts(Stream(open_file), "a")
-    assert [array_of(part).tolist() for part in read] == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
+    assert [set(array_of(part).tolist()) for part in read] == [{0}, {1}, {2}]
     assert opened == 1
-    assert array_of(read[0]).tolist() == [0, 0, 0]
+    assert set(array_of(read[0]).tolist()) == {0}
     assert opened == 2
 
 

@@ -77,6 +77,7 @@ def test_a_checkpoint_contains_the_setup_of_its_run(folder: Path) -> None:
         "global_batch_size": 4,
         "batch_size": 4,
         "asked_accumulation": 1,
+        "reproduce": None,
     }
     assert [group["weight_decay"] for group in optimizer["groups"]] == [0.1, 0.0]
     assert (optimizer["class"], optimizer["by_arguments"]) == ("AdamW", True)
