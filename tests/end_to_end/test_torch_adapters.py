@@ -257,12 +257,18 @@ def test_a_transfer_moves_tensors_at_any_depth() -> None:
         ({"x": torch.zeros(3, 2)}, 3),
         ([torch.zeros(()), torch.zeros(5)], 5),
         ({"nested": {"x": (torch.zeros(2),)}}, 2),
+        ([{"x": torch.zeros(5)}, {"x": torch.zeros(5)}, {"x": torch.zeros(5)}], 3),
+        ([{"prompt": "one"}, {"prompt": "two"}], 2),
+        (["one", "two", "three"], 3),
+        ({"names": ["x", "y"], "x": torch.zeros(4)}, 4),
+        ({"prompt": ["one", "two"]}, 2),
         ({}, 0),
+        ([], 0),
         ("text", 0),
     ],
 )
-def test_rows_are_counted_by_the_first_tensor(batch: Any, rows: int) -> None:
-    """At any depth."""
+def test_rows_are_counted_by_the_first_tensor_or_the_samples_of_a_list(batch: Any, rows: int) -> None:
+    """At any depth; without tensors by the first list of strings."""
     assert row_count(batch) == rows
 
 

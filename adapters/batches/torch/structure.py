@@ -52,18 +52,35 @@ def shallow_copy(batch: Any) -> Any:
 
 
 def row_count(batch: Any) -> int:
-    """Return the length of the first dimension of the first tensor in `batch`; 0 if there is none."""
+    """Return the samples in a batch; 0 if they cannot be told.
+
+    They are the entries of a list of samples that are mappings; otherwise the length of the first dimension of the first
+    tensor; without a tensor, the length of the first list of strings.
+    """
+    return _tensor_rows(batch) or _string_rows(batch)
+
+
+def _tensor_rows(batch: Any) -> int:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 0
-    values: Iterable[Any] = ()
+    if is_list_of(Mapping, batch):
+        return len(batch)
+    return next(filter(None, map(_tensor_rows, _entries(batch))), 0)
+
+
+def _string_rows(batch: Any) -> int:
+    return len(batch) if is_list_of(str, batch) else next(filter(None, map(_string_rows, _entries(batch))), 0)
+
+
+def _entries(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
-        values = batch.values()
-    elif isinstance(batch, list | tuple):
-        values = batch
-    for value in values:
-        if rows := row_count(value):
-            return rows
-    return 0
+        return batch.values()
+    return batch if isinstance(batch, list | tuple) else ()
+
+
+def is_list_of(kind: type[Any], batch: Any) -> bool:
+    """Return whether a batch is a list of samples of this type, as a collate function returns that changes nothing."""
+    return isinstance(batch, list) and bool(batch) and all(isinstance(each, kind) for each in batch)
 
 
 def slice_rows(batch: Any, wanted: range, rows: int) -> Any:
@@ -73,7 +90,8 @@ def slice_rows(batch: Any, wanted: range, rows: int) -> Any:
     if isinstance(batch, Mapping):
         return _mapping_like(batch, {name: slice_rows(value, wanted, rows) for name, value in batch.items()})
     if isinstance(batch, list | tuple):
-        if not any(isinstance(each, Tensor | Mapping | list | tuple) for each in batch) and len(batch) == rows:
+        is_of_rows = not any(isinstance(each, Tensor | Mapping | list | tuple) for each in batch)
+        if len(batch) == rows and (is_of_rows or is_list_of(Mapping, batch)):
             return batch[wanted.start : wanted.stop]
         parts: Sequence[Any] = [slice_rows(value, wanted, rows) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)

@@ -321,9 +321,11 @@ def item_count(batch: Any, label_names: Sequence[str], shifted: bool) -> Count:
 
 
 def row_count(batch: Any) -> int:
-    """Return the length of the first dimension of the first tensor in `batch`; 0 if there is none."""
+    """Return the samples in a list of mappings, else the length of the first tensor in `batch`; 0 if there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 0
+    if isinstance(batch, list) and batch and all(isinstance(each, Mapping) for each in batch):
+        return len(batch)  # a collate function that changes nothing
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     return next(filter(None, map(row_count, values)), 0)
 
