@@ -54,8 +54,8 @@ def shallow_copy(batch: Any) -> Any:
 def row_count(batch: Any) -> int:
     """Return the samples in a batch; 0 if they cannot be told.
 
-    They are the entries of a list of samples that are mappings; otherwise the length of the first dimension of the first
-    tensor; without a tensor, the length of the first list of strings.
+    They are the entries of a list of mappings; otherwise the length of the first dimension of the first tensor; without
+    a tensor, the length of the first list of strings.
     """
     return _tensor_rows(batch) or _string_rows(batch)
 
