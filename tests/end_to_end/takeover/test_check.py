@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import hexloop
 from hexloop.app.takeover.checking import differences
 from hexloop.app.takeover.recording import OutputFolders
 from tests.end_to_end.takeover.programs import RUN, SCRIPTS, python
@@ -19,8 +18,6 @@ OPTIONS = (
     *("--logging_steps", "500", "--save_steps", "3"),
 )
 CHECK: tuple[str | Path, ...] = (*RUN, "--check", SCRIPTS / "line.py", *OPTIONS)
-
-REPRODUCES = "reproduce" in hexloop.TrainingArguments.__dataclass_fields__
 
 
 def last_line(text: str) -> str:
@@ -39,12 +36,11 @@ def test_a_script_that_agrees(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(REPRODUCES, reason="the check reproduces transformers' order")
-def test_a_script_that_differs_in_the_order_of_samples(tmp_path: Path) -> None:
-    """Samples in random order: the first step and value that differ are reported, with both values."""
+def test_a_script_with_samples_in_random_order_agrees(tmp_path: Path) -> None:
+    """The check reproduces transformers' order."""
     done = python(*CHECK, "--random_order", folder=tmp_path)
-    assert done.returncode == 1
-    assert "first differs at step 1: loss is" in last_line(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "agrees with transformers to the last bit" in last_line(done.stdout)
 
 
 DIFFERS = """
@@ -171,12 +167,10 @@ def test_two_processes(tmp_path: Path) -> None:
     """Under a launcher, the processes run both libraries together, and the first reports."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = python(*launcher, *CHECK, folder=tmp_path)
-    assert done.returncode == (0 if REPRODUCES else 1), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "trained with transformers in 2" in done.stdout
     assert "trained with hexloop in 2" in done.stdout
-    # Without reproduce, the gradients of two ranks are added in another order, which shows after two updates.
-    expected = "agrees with transformers to the last bit" if REPRODUCES else "first differs at step 3: loss is"
-    assert expected in last_line(done.stdout)
+    assert "agrees with transformers to the last bit" in last_line(done.stdout)
     assert done.stdout.count("hexloop: ") == 1
     assert list(tmp_path.iterdir()) == []
 
