@@ -264,7 +264,17 @@ def main(argv: Sequence[str]) -> int:
     recorder = Recorder(Path(folder, f"{library}.jsonl"))
     program = Program(name, folders.in_arguments(arguments), is_module)
     watch_writes(is_cache_or_device(name, Path(folder)), recorder, name)
-    return record(library, program, recorder, folders)
+    code = record(library, program, recorder, folders)
+    if code == 0:
+        _leave_group()
+    return code
+
+
+def _leave_group() -> None:
+    """Leave the process group, which programs leave open: torch sometimes aborts a process that exits with one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
