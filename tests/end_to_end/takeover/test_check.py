@@ -24,6 +24,7 @@ def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
+@pytest.mark.matrix
 def test_a_script_that_agrees(tmp_path: Path) -> None:
     """Sequential samples: every loss, rate, norm and metric and all weights agree; nothing is left in the folder."""
     done = python(*CHECK, folder=tmp_path)
@@ -62,6 +63,7 @@ line.main()
 """
 
 
+@pytest.mark.matrix
 def test_a_script_that_differs(tmp_path: Path) -> None:
     """A change of the weights after the second step with one library is found in the third step's loss."""
     (tmp_path / "differs.py").write_text(DIFFERS)
@@ -163,6 +165,7 @@ def test_output_folders_are_redirected(tmp_path: Path) -> None:
     assert folders.redirect(None) == str(tmp_path / "3-trainer_output")
 
 
+@pytest.mark.matrix
 def test_two_processes(tmp_path: Path) -> None:
     """Under a launcher, the processes run both libraries together, and the first reports."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
