@@ -1,4 +1,4 @@
-"""What a user hangs into a run: callbacks, what they see of it, and how they are called."""
+"""Callbacks: the base class, the state and control that they receive, and how they are called."""
 
 from hexloop.app.callbacks.base import EVENTS, TrainerCallback, TrainerControl
 from hexloop.app.callbacks.flow import DefaultFlowCallback, EarlyStoppingCallback

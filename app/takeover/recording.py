@@ -214,7 +214,6 @@ def _line_of(script: str) -> int | None:
 def record(library: str, program: Program, recorder: Recorder, folders: OutputFolders) -> int:
     """Run the program with a library, recording what its Trainers compute, and return its exit code."""
     classes = import_module(library)
-    reproduces = library == HEXLOOP and "reproduce" in classes.TrainingArguments.__dataclass_fields__
     numbers = count(1)
 
     def adjust(arguments: Any) -> None:
@@ -226,10 +225,10 @@ def record(library: str, program: Program, recorder: Recorder, folders: OutputFo
         callback = type("Recording", (TrainingRecord, classes.TrainerCallback), {})
         trainer.add_callback(callback(recorder, next(numbers)))
 
-    recorder.write("start", reproduces=reproduces)
+    recorder.write("start")
     with ExitStack() as undo:
         if library == HEXLOOP:
-            undo.enter_context(takeover(reproduce=TRANSFORMERS if reproduces else None))
+            undo.enter_context(takeover(reproduce=TRANSFORMERS))
         undo.callback(call_before(classes.TrainingArguments, "__post_init__", adjust))
         undo.callback(_call_after(classes.Trainer, "__init__", listen))
         undo.callback(_replace(classes.Trainer, "push_to_hub", lambda *_, **__: None))
@@ -265,7 +264,17 @@ def main(argv: Sequence[str]) -> int:
     recorder = Recorder(Path(folder, f"{library}.jsonl"))
     program = Program(name, folders.in_arguments(arguments), is_module)
     watch_writes(is_cache_or_device(name, Path(folder)), recorder, name)
-    return record(library, program, recorder, folders)
+    code = record(library, program, recorder, folders)
+    if code == 0:
+        _leave_group()
+    return code
+
+
+def _leave_group() -> None:
+    """Leave the process group, which programs leave open: torch sometimes aborts a process that exits with one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

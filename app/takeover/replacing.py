@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import hexloop
 from hexloop.app.takeover.names import FAMILY_NAMES, HOLDERS, PACKAGE, TESTED, TRACKERS, is_tested, module_name
-from hexloop.domain.errors import ConfigurationError
 
 _HOLDERS = frozenset(map(module_name, HOLDERS))
 _REPLACES_PACKAGE = module_name("processing_utils")
@@ -233,10 +232,8 @@ def takeover(reproduce: str | None = None) -> Takeover:
 
     reproduce: the value of the argument of that name where training arguments do not set it.
     Warns of modules that have already imported one of the classes, which they keep, and of a release of transformers
-    outside the tested range. Raises ConfigurationError if there is no argument `reproduce`.
+    outside the tested range. Training arguments refuse an invalid `reproduce` when they are made.
     """
-    if reproduce is not None and "reproduce" not in hexloop.TrainingArguments.__dataclass_fields__:
-        raise ConfigurationError("You chose reproduce, but TrainingArguments has no such argument; leave it out.")
     with _lock:
         started = Takeover(reproduce)
         if not _live:

@@ -19,6 +19,9 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 PATCHES = ROOT / "docs" / "how-to-add.md"
 """Its blocks change a copy of the source: `test_how_to_add.py` runs them."""
 RUNNABLE = [page for page in PAGES if page != PATCHES and any(block.language == "python" for block in blocks_of(page))]
+STARTING_PROCESSES = {"launch", "many-processes"}
+"""Pages whose code starts several processes, which takes long."""
+
 LANGUAGES = {"python", "sh", "yaml", "toml", "text", "diff"}
 SUITES = sorted((ROOT / "docs" / "examples").glob("test_*.py"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -34,7 +37,13 @@ def run_python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.matrix] if page.stem in STARTING_PROCESSES else [])
+        for page in RUNNABLE
+    ],
+)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """The blocks of a page run in order, in an empty folder, without a warning."""
     ended = run_python(tmp_path, "-W", "error", ROOT / "tests/end_to_end/pages.py", page)

@@ -35,7 +35,9 @@ def trained(name: str, folder: Path, *words: str) -> tuple[str, list[dict[str, A
     return ended.stdout, [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name", ["digits", *(pytest.param(name, marks=pytest.mark.matrix) for name in SHORT if name != "digits")]
+)
 def test_a_shortened_recipe_learns(name: str, tmp_path: Path) -> None:
     """Within a few steps the loss of every recipe falls by at least a third."""
     unsaved = UNSAVED if name != "digits" else []

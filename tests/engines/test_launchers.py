@@ -115,6 +115,7 @@ def words_of(launcher: str, *options: str) -> list[str]:
     return [sys.executable, "-m", *MODULES[launcher], *options, "train.py"]
 
 
+@pytest.mark.matrix
 def test_accelerate_launch_with_a_configuration_file(tmp_path: Path) -> None:
     """`accelerate launch --config_file` starts two processes under DistributedDataParallel, which match one process."""
     launch = Launch(tmp_path / "launch")

@@ -84,7 +84,11 @@ def errors_of(size: int, function: Callable[[Collectives], object], timeout: flo
     ("operation", "name"),
     [
         (lambda ranks: ranks.barrier("all are here"), "the barrier 'all are here'"),
-        (lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result(), "the sum of 1 numbers"),
+        pytest.param(
+            lambda ranks: ranks.start_reduction([1.0], Reduction.SUM).result(),
+            "the sum of 1 numbers",
+            marks=pytest.mark.matrix,
+        ),
     ],
 )
 def test_a_stuck_rank_is_named(operation: Callable[[Collectives], object], name: str) -> None:

@@ -214,7 +214,7 @@ def test_ranks_with_different_failures_agree(effects: tuple[Effect | None, ...],
 
 @both_ways
 @pytest.mark.parametrize("publication", list(Publication))
-@pytest.mark.parametrize("rank", range(SIZE))
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.matrix) for rank in range(1, SIZE))])
 def test_a_rank_may_die_at_any_operation(publication: Publication, rank: int, in_background: bool) -> None:
     """Whichever rank dies in a save or rotation, a complete checkpoint or none is left, and the next start resumes."""
     operation = 1
