@@ -183,7 +183,7 @@ def test_a_finished_run_has_nothing_to_train(messages: pytest.LogCaptureFixture,
     trained(tmp_path, resume=True, save_strategy="epoch")
     assert warnings_in(messages) == [
         f"Nothing is left to train: {tmp_path}/checkpoint-4 is the state after step 4, and the run has 4 steps. To "
-        "train longer, increase num_train_epochs or max_steps; to train anew, do not resume."
+        "train longer, increase num_train_epochs or max_steps; to train from the start, do not resume."
     ]
     messages.clear()
     trained(tmp_path, resume="auto", save_strategy="epoch")
