@@ -21,6 +21,7 @@ from hexloop.app.callbacks.console import (
     is_evaluation,
     is_terminal,
     size_text,
+    terminal_width,
 )
 
 CONTROL = TrainerControl()
@@ -39,8 +40,9 @@ def test_what_counts_as_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERM", "dumb")
         assert not is_terminal(terminal)
     os.close(ours)
-    monkeypatch.setenv(COPIED_TO_TERMINAL, "1")
+    monkeypatch.setenv(COPIED_TO_TERMINAL, "91")
     assert is_terminal(io.StringIO()), "the launcher copies it to its terminal"
+    assert terminal_width() == 91
 
 
 def test_a_short_run_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
