@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -164,19 +166,25 @@ class Pieces(io.StringIO):
         return len(text)
 
 
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A bar whose position does not depend on bars that other tests have left."""
+
+    monitor_interval = 0
+    _instances: ClassVar[WeakSet[Any]] = WeakSet()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_lines_above_bars_stay_in_their_order(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_above_bars_stay_in_their_order(rank: int) -> None:
     """Messages that a worker writes above its bars, one or two, stay above them, between the lines of its output."""
     pieces = Pieces()
-    monkeypatch.setattr(tqdm, "monitor_interval", 0)
-    with tqdm(total=2, file=pieces, ncols=40, mininterval=0, ascii=True) as outer:
+    with Bar(total=2, file=pieces, ncols=40, mininterval=0, ascii=True) as outer:
         for number in (1, 2):
             outer.update()
-            tqdm.write(f"message {number}", file=pieces)
+            Bar.write(f"message {number}", file=pieces)
             pieces.written.append(b"|")  # here the other stream has a line
-            with tqdm(total=1, file=pieces, ncols=40, mininterval=0, ascii=True, leave=False) as inner:
+            with Bar(total=1, file=pieces, ncols=40, mininterval=0, ascii=True, leave=False) as inner:
                 inner.update()
-                tqdm.write(f"inner {number}", file=pieces)
+                Bar.write(f"inner {number}", file=pieces)
     ours, terminal = os.openpty()
     screen = Screen(joined=True)
     bars = OutputStream(screen, terminal, rank, b"[rank %d] " % rank)
